@@ -151,7 +151,6 @@ COUNTED_NOUNS = frozenset(
 """Plurals of what the program counts in its texts."""
 
 NEVER_ONE = {
-    "appliance/common/image/signature.py: len(lines) signatures",
     "appliance/common/image/store.py: len(found) images",
     "appliance/common/keys.py: len(keys) keys",
     "appliance/gateway/console/alerts.py: count tenants",

@@ -375,6 +375,11 @@ class ApplianceConfig(_Section):
     policy: Path = Field(strict=False)
     """Policy file, or folder of policy files (*.yaml): what each tenant may do. The files in `policy.d` beside a file
     `policy.yaml` belong to it."""
+    policy_keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        default=(), max_length=32, strict=False
+    )
+    """Public keys, in hex, one of which must have signed the policy (`athanor policy sign`); a policy that none of them
+    signed changes nothing, and at a start it is an error. Empty: policies need no signature."""
     credentials: Path = Field(strict=False)
     """File of the API keys' digests (`athanor key create` writes it)."""
     pepper: Path = Field(strict=False)

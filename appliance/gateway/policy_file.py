@@ -18,6 +18,7 @@ from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
+from appliance.common.policy_signature import check_signed
 from appliance.common.status import PolicyStatus, ReloadOutcome
 from appliance.gateway.request.ledger import Ledger
 from policy.errors import PolicyError
@@ -54,8 +55,12 @@ def _no_collection() -> Iterator[None]:
 class PolicyFile:
     """The policy file with its drop-ins (or a folder of these) and the credentials beside it."""
 
-    def __init__(self, policy: Path, credentials: Path, pepper: Path, models: Collection[str]) -> None:
-        """``models``: names of the models that are served."""
+    def __init__(
+        self, policy: Path, credentials: Path, pepper: Path, models: Collection[str], signers: Collection[str] = ()
+    ) -> None:
+        """``models``: names of the models that are served. ``signers``: public keys, one of which must have signed the
+        policy; none where it needs no signature."""
+        self._signers = signers
         self._models = models
         self._policy, self._credentials, self._pepper = policy, credentials, pepper
         self._loaded_at = time.monotonic()
@@ -80,7 +85,7 @@ class PolicyFile:
 
         Raises:
             PolicyError: the policy is wrong; each problem with file, line and column.
-            ConfigError: the credentials cannot be used.
+            ConfigError: the credentials cannot be used, or the policy is not signed as it must be.
         """
         try:
             sources = read_sources(self._policy)
@@ -88,6 +93,7 @@ class PolicyFile:
         except OSError as error:
             named = error.filename or self._policy
             raise ConfigError(f"cannot read {named}: {(error.strerror or str(error)).lower()}") from error
+        check_signed(sources, self._policy, self._signers)
         for line in self.overlooked:
             log.warning("a file beside the policy is not read", said=line)
         return load_policy(sources), read_key_table(self._credentials, self._pepper)

@@ -94,9 +94,8 @@ class Gateway:
         self._config_file = ConfigFile(config, reread)
         self._alone = alone
         self._hopeless = ""
-        self._file = PolicyFile(
-            config.policy, config.credentials, config.pepper, [model.name for model in config.models]
-        )
+        names = [model.name for model in config.models]
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):

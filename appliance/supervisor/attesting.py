@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -38,10 +37,10 @@ class ServedFacts:
 class Attesting:
     """Answers questions for attestations, each some 100 us of work."""
 
-    def __init__(self, audit: AuditLog | None, policy: Path, runtime: Runtime, facts: ServedFacts) -> None:
-        """``audit`` signs; None where no log is kept. ``policy`` is the configured path."""
+    def __init__(self, audit: AuditLog | None, policy: DeclaredTenants, runtime: Runtime, facts: ServedFacts) -> None:
+        """``audit`` signs; None where no log is kept. ``policy`` reads its files."""
         self._audit = audit
-        self._policy = DeclaredTenants(policy)
+        self._policy = policy
         self._runtime = runtime
         self._facts = facts
         self._program: tuple[tuple[int, int, int], Program] | None = None

@@ -15,6 +15,7 @@ import structlog
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import ConfigError
 from appliance.common.policy_history import PolicyHistory, relative
+from appliance.common.policy_signature import signature_file
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import Source, load_policy
@@ -54,7 +55,11 @@ class PolicyKeeper:
             if load_policy(sources).digest != digest:
                 log.warning("the policy in force is not the one in its files any more; it is not kept", digest=digest)
                 return
-            kept = self._history.record(digest, *relative(sources, self._policy), time.time_ns() // 1_000_000)
+            files, named = relative(sources, self._policy)
+            signatures = signature_file(self._policy)
+            if signatures.is_file():  # going back needs them too
+                files[signatures.name] = signatures.read_text(encoding="ascii", errors="replace")
+            kept = self._history.record(digest, files, named, time.time_ns() // 1_000_000)
             self._kept = sources
         except (OSError, PolicyError, ConfigError) as error:
             log.error("the policy in force is not kept", problem=str(error).partition("\n")[0])

@@ -3,11 +3,14 @@ when a key is destroyed."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import structlog
 
+from appliance.common.errors import ConfigError
 from appliance.common.kv_shares import group_account
+from appliance.common.policy_signature import check_signed
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import Source, load_policy
@@ -26,8 +29,10 @@ class DeclaredTenants:
     """Reader of the policy file or folder, which is read again when its text has changed. A bad text changes nothing,
     as in the gateway."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, signers: Collection[str] = ()) -> None:
+        """``signers``: public keys, one of which must have signed the policy; none where it needs no signature."""
         self._path = path
+        self._signers = signers
         self._sources: list[Source] = []
         self._policy = load_policy([Source("nobody's", "version: 1\ntenants: {}\n")])
 
@@ -36,9 +41,10 @@ class DeclaredTenants:
         try:
             sources = read_sources(self._path)
             if sources != self._sources:
+                check_signed(sources, self._path, self._signers)
                 self._policy = load_policy(sources)
                 self._sources = sources
-        except (OSError, PolicyError) as error:
+        except (OSError, PolicyError, ConfigError) as error:
             problem = str(error).partition("\n")[0]
             log.warning("the policy cannot be read; the one before stays in force", problem=problem)
         return self._policy

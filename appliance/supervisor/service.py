@@ -95,8 +95,7 @@ async def supervise(config: ApplianceConfig) -> None:
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     image = config.sandbox.image_digest
-    attesting = Attesting(recorder.audit, config.policy, runtime, ServedFacts(digests, image))
-    answering = _answering(config, server, attesting)
+    answering = _answering(config, server, recorder, runtime, ServedFacts(digests, image))
     publish = watching(server.publish, recorder.record, digests, image)
     forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     for model, files in served.values():
@@ -178,7 +177,7 @@ def _residents(
         lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
         runtime,
         publish,
-        DeclaredTenants(config.policy).read,
+        DeclaredTenants(config.policy, config.policy_keys).read,
         forms,
     )
 
@@ -186,7 +185,7 @@ def _residents(
 def _operator_socket(
     config: ApplianceConfig, vault: Vault | None, server: ControlServer, recorder: Recorder
 ) -> OperatorSocket:
-    policy = DeclaredTenants(config.policy)
+    policy = DeclaredTenants(config.policy, config.policy_keys)
     return OperatorSocket(
         config.run_dir / OPERATOR_SOCKET,
         vault,
@@ -263,8 +262,11 @@ async def _keep_account(
     await asyncio.gather(metering.run(), keeper.run())
 
 
-def _answering(config: ApplianceConfig, server: ControlServer, attesting: Attesting) -> Answering:
+def _answering(
+    config: ApplianceConfig, server: ControlServer, recorder: Recorder, runtime: Runtime, facts: ServedFacts
+) -> Answering:
     """Answer what the gateway asks for its tenants."""
+    attesting = Attesting(recorder.audit, DeclaredTenants(config.policy, config.policy_keys), runtime, facts)
     usage = UsageAnswers(config.audit.directory if config.audit is not None else None)
     found = Answering(server.publish, {Attest: attesting, UsageQuery: usage})
     server.on_question = found.take

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import shlex
+import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
+import yaml
 
-from tests.system.conftest import ATHANOR, Appliance
+from tests.system.conftest import ATHANOR, PLAIN, Appliance
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(120)]
+
+START_S = 60.0
+"""Seconds for a start, and for an end."""
 
 KEPT_S = 10.0
 """Seconds within which a policy that came into force is kept."""
@@ -53,7 +62,7 @@ def test_a_policy_is_applied_kept_and_rolled_back(battered: Appliance, root: Pat
         battered.openai().completions.create(model="athanor-mini", prompt="Hello", max_tokens=2)
     assert refused.value.status_code in (403, 404)
     assert versions(battered, first + 1)[:2] == [first + 1, first]
-    section = (root / "docs/policy.md").read_text().partition("## Put in force")[2]
+    section = (root / "docs/policy.md").read_text().partition("## Put in force")[2].partition("\n## ")[0]
     commands = [
         line.partition("#")[0]
         for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
@@ -71,3 +80,42 @@ def test_a_policy_is_applied_kept_and_rolled_back(battered: Appliance, root: Pat
     assert battered.openai().completions.create(model="athanor-mini", prompt="Hello", max_tokens=2).choices
     assert versions(battered, first + 2)[0] == first + 2
     assert "in force" in athanor(battered, "policy", "rollback", str(first))
+
+
+@pytest.fixture
+def signed(own_appliance: Appliance, root: Path) -> Iterator[tuple[Appliance, list[str]]]:
+    """An appliance whose configuration asks for signed policies, started again by `athanor serve`; and the
+    document's command, which signs its policy."""
+    state = own_appliance.state
+    text = (root / "docs" / "policy.md").read_text().partition("## Signed policies")[2].partition("```sh\n")[2]
+    program, *words = shlex.split(text.partition("\n")[0].partition("#")[0])
+    places = {"athanor": ATHANOR, "policy.yaml": str(state / "policy.yaml"), "policy.key": str(state / "policy.key")}
+    sign = [places.get(word, word) for word in (program, *words)]
+    public = subprocess.run(sign, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    own_appliance.stop()
+    config = state / "athanor.yaml"
+    config.write_text(json.dumps(yaml.safe_load(config.read_text()) | {"policy_keys": [public]}))
+    process = subprocess.Popen(
+        [ATHANOR, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=own_appliance.log.open("ab")
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline() if select.select([process.stdout], [], [], START_S)[0] else b""
+        assert line, own_appliance.tail()
+        yield replace(own_appliance, process=process, ready=json.loads(line)), sign
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+
+
+def test_an_unsigned_policy_changes_nothing_on_a_real_appliance(signed: tuple[Appliance, list[str]]) -> None:
+    """An edited policy is refused by a reload that says so, and the one in force goes on; signed, it is in force."""
+    appliance, sign = signed
+    policy, before = appliance.state / "policy.yaml", appliance.status()["policy"]["digest"]
+    policy.write_text(policy.read_text().replace("  alpha:\n", "  alpha:\n    weight: 3\n"))
+    refused = httpx.post(appliance.ready["admin"] + "/reload", timeout=10, verify=PLAIN)
+    assert (refused.status_code, "not signed as it is now" in refused.json()["problems"][0]) == (409, True)
+    assert appliance.status()["policy"]["digest"] == before
+    subprocess.run(sign, capture_output=True, check=True, timeout=60)
+    taken = httpx.post(appliance.ready["admin"] + "/reload", timeout=10, verify=PLAIN)
+    assert (taken.status_code, taken.json()["digest"] != before) == (200, True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.common.errors import ConfigError, os_errors_as, reason_of
-from appliance.common.image.signature import MAX_BYTES, check_signed, signers
+from appliance.common.image.signature import check_signed, signers
 from appliance.common.lock import exclusive
+from appliance.common.signature_lines import MAX_BYTES as MAX_SIGNATURE_BYTES
 from isolation.errors import ImageError
 from isolation.image.manifest import (
     DIGEST,
@@ -165,7 +166,7 @@ def remove(store: Path, digest: str) -> None:
 
 
 def _copy(image: Path, draft: Path, manifest: Manifest, data: bytes) -> None:
-    limits = {SBOM: MAX_SBOM_BYTES, SIGNATURES: MAX_BYTES}
+    limits = {SBOM: MAX_SBOM_BYTES, SIGNATURES: MAX_SIGNATURE_BYTES}
     limits |= {list_place(image, name).name: MAX_LIST_BYTES for name in manifest.roles}
     assert len(data) <= MAX_MANIFEST_BYTES, "it was read bounded"
     _write(draft / MANIFEST, data)

@@ -14,6 +14,7 @@ from appliance.operator.cli.policy_sources import read, refuse
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
+    from appliance.common.config import ApplianceConfig
     from policy.errors import Problem
     from policy.loader import Source
     from policy.model import PolicySet
@@ -95,7 +96,21 @@ def _compare(
     now = datetime.now(UTC)
     whole = given is not None or loaded.policy.resolve() in {path.resolve() for path in paths}
     models, keys = [model.name for model in loaded.models], [name for name, one in records.items() if one.holds(now)]
-    return located(dangling(policy, models, keys, whole=whole), sources, str(loaded.credentials))
+    loose = located(dangling(policy, models, keys, whole=whole), sources, str(loaded.credentials))
+    return [*_unsigned(loaded, sources), *loose] if whole and len(paths) == 1 else loose
+
+
+def _unsigned(config: ApplianceConfig, sources: list[Source]) -> list[Problem]:
+    """What the appliance will say of the signatures of its own policy."""
+    from appliance.common.errors import ConfigError
+    from appliance.common.policy_signature import check_signed
+    from policy.errors import Problem
+
+    try:
+        check_signed(sources, config.policy, config.policy_keys)
+    except ConfigError as error:
+        return [Problem(str(config.policy), 0, 0, "", error.message)]
+    return []
 
 
 def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], output_format: Format) -> None:

@@ -90,8 +90,8 @@ def apply(
     """Replace the policy by another, and put it in force.
 
     Checks the new policy together with the drop-ins that stay, tells what it changes, asks, writes
-    the file with the owner and mode of the old one, and waits until it is in force. If it is
-    refused, or nothing can be written, everything is as before.
+    the file with the owner and mode of the old one, and waits until it is in force. Signatures
+    beside the new one go with it. If it is refused, or nothing can be written, all is as before.
     """
     loaded = _load(config)
     _change(loaded, _given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
@@ -162,9 +162,17 @@ def _given(new: Path, policy: Path) -> NewPolicy:
     # A problem is told at the file that was given.
     sources = [replace(one, name=str(new)) if one.name == policy.name else one for one in sources_of(files, named)]
     try:
-        return NewPolicy(written, load_policy(sources), gone)
+        return NewPolicy(written | _signatures(new, policy), load_policy(sources), gone)
     except PolicyError as error:
         refuse(error, sources, Format.TABLE)
+
+
+def _signatures(new: Path, policy: Path) -> dict[str, str]:
+    """The signatures beside a new policy, as the file beside the configured one; without any that one stays."""
+    from appliance.common.policy_signature import signature_file
+
+    path = signature_file(new)
+    return {signature_file(policy).name: _text(path)} if path.exists() else {}
 
 
 def _text(new: Path) -> str:

@@ -10,6 +10,7 @@ from appliance.common.catalog import find_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ConfigError
 from appliance.common.paths import CONTROL_SOCKET
+from appliance.common.policy_signature import signature_file
 from appliance.operator.doctor.facts import ServiceUnit
 from appliance.operator.doctor.try_access import Use
 from policy.files import PUBLIC_FOLDER, drop_ins
@@ -47,6 +48,8 @@ def _policy(config: ApplianceConfig) -> Iterator[PathNeed]:
     for place in dict.fromkeys((config.policy, folder)):
         yield PathNeed("policy", place, Use.READ)
     yield from (PathNeed("policy", file, Use.READ) for file in sorted(folder.glob("*.yaml")))
+    if config.policy_keys:
+        yield PathNeed("policy's signatures", signature_file(config.policy), Use.READ)
     for beside in dict.fromkeys((config.policy.parent, folder)):
         texts = sorted((beside / PUBLIC_FOLDER).glob("*"))
         yield from (PathNeed("public prefixes", file, Use.READ) for file in texts if file.suffix in (".txt", ".json"))

@@ -17,6 +17,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig, listens_on_loo
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account
 from appliance.operator.doctor.certificate import read_certificate
@@ -270,10 +271,14 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
 
     where = str(config.policy)
     try:
-        loaded = load_policy(read_sources(config.policy))
+        sources = read_sources(config.policy)
+        loaded = load_policy(sources)
+        check_signed(sources, config.policy, config.policy_keys)
         beside = tuple(overlooked(config.policy))
     except PolicyError as error:
         return Policy(path=where, problems=tuple(map(str, error.problems)))
+    except ConfigError as error:
+        return Policy(path=where, problems=(error.message,))
     except OSError as error:
         return Policy(path=where, problems=(f"cannot read {error.filename or where}: {reason_of(error)}",))
     pepper = pepper_of(config)

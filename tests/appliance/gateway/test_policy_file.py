@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from appliance.common.errors import ConfigError
+from appliance.common.policy_signature import sign_policy
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.ledger import Ledger
+from isolation.keys.signing import load_or_make
 from policy.errors import PolicyError
+from policy.files import read_sources
 from policy.model import PolicySet
 from tests.policy.broken_policies import broken_policies
 
@@ -171,3 +175,24 @@ async def test_nothing_is_collected_while_a_policy_is_read(
     assert gc.isenabled()
     assert (await files.reload(ledger, fetch_nothing, nothing_wrong)).ok is right
     assert seen == [False] and gc.isenabled()
+
+
+async def test_an_unsigned_policy_changes_nothing(tmp_path: Path) -> None:
+    """With keys to sign by, a start with a policy that none of them signed is refused, and a reload leaves the one in
+    force; signed, it comes into force."""
+    for name, content in (("policy.yaml", POLICY), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    path, key = tmp_path / "policy.yaml", load_or_make(tmp_path / "key")[0]
+    files = PolicyFile(path, tmp_path / "credentials.json", tmp_path / "pepper", ["m"], [key.public.hex()])
+    with pytest.raises(ConfigError, match="not signed as it is now"):
+        files.load()
+    sign_policy(read_sources(path), path, key)
+    ledger = Ledger(files.load(), {})
+    path.write_text(POLICY.replace("alpha: {", "beta: {weight: 2, "))
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert (outcome.ok, list(ledger.policy.tenants)) == (False, ["alpha"])
+    assert "athanor policy sign" in outcome.problems[0]
+    sign_policy(read_sources(path), path, key)
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert (outcome.ok, list(ledger.policy.tenants)) == (True, ["beta"])

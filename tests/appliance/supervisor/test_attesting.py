@@ -11,10 +11,13 @@ from appliance.common.audit.attestation import Attestation, read_attestation
 from appliance.common.audit.log import AuditLog, open_log
 from appliance.common.control import Attest, Attested
 from appliance.common.errors import ControlError
+from appliance.common.policy_signature import sign_policy
 from appliance.supervisor.attesting import Attesting, ServedFacts
+from appliance.supervisor.policy_reader import DeclaredTenants
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import find_runsc
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
+from isolation.keys.signing import load_or_make
 from policy.files import read_sources
 from policy.loader import load_policy
 
@@ -48,7 +51,7 @@ def make(tmp_path: Path, audit: AuditLog | None, runtime) -> Attesting:
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     facts = ServedFacts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, "44" * 32)
-    return Attesting(audit, path, runtime, facts)
+    return Attesting(audit, DeclaredTenants(path), runtime, facts)
 
 
 def read(answer: Attested, audit: AuditLog) -> Attestation:
@@ -88,6 +91,20 @@ def test_an_edited_policy_is_attested_anew(tmp_path: Path, audit: AuditLog, runt
     second = read(asked.answer(Attest("req_1", "alpha", "small", NONCE)), audit)
     assert first.policy != second.policy
     assert (first.isolation_class, second.isolation_class) == ("dedicated", "shared")
+
+
+def test_an_unsigned_policy_grants_nothing(tmp_path: Path, audit: AuditLog, runtime) -> None:
+    """Where policies must be signed the supervisor reads no other, as the gateway does: it keeps the one before, at the
+    begin none. Control: without keys it follows the file."""
+    key, path = load_or_make(tmp_path / "key")[0], tmp_path / "policy.yaml"
+    make(tmp_path, audit, runtime)
+    declared = DeclaredTenants(path, [key.public.hex()])
+    assert not declared.read().tenants
+    sign_policy(read_sources(path), path, key)
+    assert set(declared.read().tenants) == {"alpha", "beta"}
+    path.write_text(POLICY.replace("beta:", "gamma:"))
+    assert set(declared.read().tenants) == {"alpha", "beta"}
+    assert set(DeclaredTenants(path).read().tenants) == {"alpha", "gamma"}
 
 
 def test_without_an_audit_log_nothing_is_signed(tmp_path: Path, runtime) -> None:

@@ -21,7 +21,7 @@ def report(digest: str, outcome: str = "ok") -> Entry:
 
 async def test_each_policy_in_force_is_kept_once(tmp_path: Path) -> None:
     """A start keeps the policy, the same digest again does not, an edit does; a failed reload, another digest than that
-    of the files and files with problems keep nothing, and the keeper goes on."""
+    of the files and files with problems keep nothing, and the keeper goes on. Signatures are kept with their policy."""
     path, history = tmp_path / "policy.yaml", PolicyHistory(tmp_path)
     keeper = PolicyKeeper(path, history)
     task = asyncio.create_task(keeper.run())
@@ -49,5 +49,8 @@ async def test_each_policy_in_force_is_kept_once(tmp_path: Path) -> None:
     assert await told("version: 2", two) == [1]
     assert await told(second, two) == [2, 1]
     assert history.read(2).files == {"policy.yaml": second}
+    (tmp_path / "policy.yaml.sig").write_text("ed25519 ...\n")
+    assert await told(first, one) == [3, 2, 1]
+    assert history.read(3).files == {"policy.yaml": first, "policy.yaml.sig": "ed25519 ...\n"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.policy_history import PolicyHistory, relative
+from appliance.common.policy_signature import check_signed
 from appliance.common.status import ReloadOutcome
 from appliance.operator.placement import ASIDE, Placement
 from policy.files import read_sources
@@ -227,3 +228,31 @@ def test_a_disk_that_takes_no_more_leaves_everything_as_it_was(place: Place, mon
     with pytest.raises(Exception, match="cannot write the policy"):
         placing.put()
     assert place.texts() == before
+
+
+def test_a_policy_is_signed_checked_and_applied(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """`sign` prints the public key and writes the signature beside the policy; `check` warns of what the appliance will
+    refuse; `apply` takes the signature along, and a folder of a policy with mistakes is not signed."""
+    key = place.folder / "policy.key"
+    done = run("policy", "sign", str(place.policy), "--key", str(key))
+    public = done.stdout.strip()
+    assert (done.exit_code, len(public), key.stat().st_mode & 0o777) == (0, 64, 0o600)
+    values = json.loads(place.config.read_text()) | {"policy_keys": [public]}
+    place.config.write_text(json.dumps(values))
+    (place.folder / "keys").write_text('{"keys": {}}')
+    (place.folder / "keys").chmod(0o600)
+    check = ("policy", "check", str(place.policy), "--config", str(place.config))
+    assert "not signed" not in run(*check, columns=200).stdout
+    place.write("a", 7)
+    assert "not signed as it is now" in " ".join(run(*check, columns=200).stdout.split())
+    drafts = place.folder / "drafts"
+    (drafts / "new.d").mkdir(parents=True)
+    (drafts / "new.d" / "b.yaml").write_text((place.folder / "policy.d" / "b.yaml").read_text())
+    new = place.write("a", 9, "drafts/new.yaml")
+    found = json.loads(run("policy", "sign", str(new), "--key", str(key), "-o", "json").stdout)
+    assert (found["signed_by"], found["public_key"]) == ([public], public)
+    told = run("policy", "apply", str(new), "--config", str(place.config), "--admin", appliance.url, "--yes")
+    assert told.exit_code == 0, told.stdout
+    check_signed(read_sources(place.policy), place.policy, [public])
+    new.write_text("version: 2\n")
+    assert run("policy", "sign", str(new), "--key", str(key)).exit_code == 1
