@@ -55,6 +55,27 @@ def read_sources(path: Path) -> list[Source]:
     return [*first, *(_read(folder / name, beside) for name in files)]
 
 
+def shadow_file(path: Path) -> Path:
+    """Return where the shadow of a policy is looked for: ``policy.shadow.yaml`` beside ``policy.yaml``, and a folder
+    ``policy.shadow.d`` beside a folder."""
+    return path.with_name(f"{path.stem}.shadow{path.suffix}")
+
+
+def read_shadow(path: Path) -> list[Source] | None:
+    """Read the shadow of the policy at ``path``, None where there is none. A file takes the place of the policy's file,
+    and its drop-ins stay; a folder takes the place of the whole folder.
+
+    Raises:
+        OSError, PolicySyntaxError: as ``read_sources``.
+    """
+    shadow = shadow_file(path)
+    if not shadow.exists():
+        return None
+    if path.is_dir() or shadow.is_dir():
+        return read_sources(shadow)
+    return [_read(shadow, _beside(shadow.parent)), *read_sources(path)[1:]]
+
+
 def overlooked(path: Path) -> list[str]:
     """Return a line for each entry in a policy's folder of drop-ins that is no part of the policy, such as
     ``10-a.yml``. Hidden files are editors' own and are not told.

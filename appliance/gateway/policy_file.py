@@ -19,10 +19,11 @@ from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
 from appliance.common.policy_signature import check_signed
-from appliance.common.status import PolicyStatus, ReloadOutcome
+from appliance.common.status import PolicyStatus, ReloadOutcome, ShadowStatus
 from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.shadow import Shadow
 from policy.errors import PolicyError
-from policy.files import overlooked, read_sources
+from policy.files import overlooked, read_shadow, read_sources, shadow_file
 from policy.loader import load_policy
 from policy.model import PolicySet
 from policy.references import dangling
@@ -66,6 +67,9 @@ class PolicyFile:
         self._loaded_at = time.monotonic()
         self._last_error: str | None = None
         self._last_attempt_at = self._loaded_at
+        self.shadow: PolicySet | None = None
+        """Policy that shall decide beside the one in force, as of the last look."""
+        self._shadow_problems: tuple[str, ...] = ()
         self.keys = KeyTable(b"", {})
         """API keys in force."""
         self.overlooked: tuple[str, ...] = ()
@@ -78,6 +82,7 @@ class PolicyFile:
             PolicyError, ConfigError: as ``read``.
         """
         policy, self.keys = self.read()
+        self.shadow, self._shadow_problems = self._read_shadow()
         return policy
 
     def read(self) -> tuple[PolicySet, KeyTable]:
@@ -122,7 +127,7 @@ class PolicyFile:
         result: the reader calls the parser for a few bytes at a time, so the event loop gets its turn.
         """
         try:
-            policy, keys, warnings = await asyncio.to_thread(self._read_and_compare)
+            policy, keys, warnings, shadow = await asyncio.to_thread(self._read_and_compare)
             if found := await prepare(policy):
                 raise ConfigError("\n".join(found))
             namespaces = await fetch(account_names(policy))
@@ -130,6 +135,7 @@ class PolicyFile:
             return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
         ledger.replace(policy, namespaces)
         self.keys = keys
+        self.shadow, self._shadow_problems = shadow
         self._loaded_at = self._last_attempt_at = time.monotonic()
         self._last_error = None
         log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
@@ -137,18 +143,35 @@ class PolicyFile:
             ok=True,
             digest=policy.digest,
             message=f"policy {policy.digest[:12]} with {counted(len(policy.tenants), 'tenant')} is in force",
-            warnings=warnings,
+            warnings=(*(f"shadow policy: {line}" for line in self._shadow_problems), *warnings),
         )
 
-    def _read_and_compare(self) -> tuple[PolicySet, KeyTable, tuple[str, ...]]:
-        """Return policy, API keys and warnings; runs in a thread.
+    def shadow_status(self, shadow: Shadow | None) -> ShadowStatus:
+        """Return what the shadow policy would have decided, or that there is none."""
+        file = str(shadow_file(self._policy))
+        return ShadowStatus(file=file, problems=self._shadow_problems) if shadow is None else shadow.status(file)
+
+    def _read_shadow(self) -> tuple[PolicySet | None, tuple[str, ...]]:
+        """Return the shadow policy, or why what is there is none. It is no reason to refuse anything."""
+        try:
+            sources = read_shadow(self._policy)
+            return (None if sources is None else load_policy(sources)), ()
+        except (OSError, PolicyError) as error:
+            problems = tuple(str(error).splitlines())[:MAX_WARNINGS]
+            log.warning("the shadow policy is not taken", problems=problems)
+            return None, problems
+
+    def _read_and_compare(
+        self,
+    ) -> tuple[PolicySet, KeyTable, tuple[str, ...], tuple[PolicySet | None, tuple[str, ...]]]:
+        """Return policy, API keys, warnings, and the shadow policy with its problems; runs in a thread.
 
         Raises:
             PolicyError, ConfigError: as ``read``.
         """
         with _no_collection():
             policy, keys = self.read()
-            return policy, keys, self._warnings(policy, keys)
+            return policy, keys, self._warnings(policy, keys), self._read_shadow()
 
     def _warnings(self, policy: PolicySet, keys: KeyTable) -> tuple[str, ...]:
         """What is worth a look in a policy, a line each, and no more than ``MAX_WARNINGS``."""

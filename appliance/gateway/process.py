@@ -42,6 +42,7 @@ from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
+from appliance.gateway.request.spend import Spends
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
@@ -108,12 +109,13 @@ class Gateway:
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
         tenant_sandboxes.reconsider(policy)
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
-        ledger = Ledger(policy, {})
-        self._spend = SpendRecords(supervisor.tell, ledger.spends.take)
+        ledger = Ledger(policy, {}, spends=(spends := Spends()))
+        self._spend = SpendRecords(supervisor.tell, spends.take)
         questions = SupervisorQuestions.to(supervisor.tell)
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
+        self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks = SpillGauges(), Disks()
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
@@ -253,6 +255,7 @@ class Gateway:
             self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
             self._audit_policy(verdict, outcome.digest)
             if outcome.ok:
+                self._service.shadows.use(self._file.shadow)
                 await self._follow_policy()
             if self._announced:
                 notify.ready(outcome.summary)

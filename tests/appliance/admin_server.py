@@ -22,6 +22,7 @@ from appliance.common.status import (
     Readiness,
     ReloadOutcome,
     SandboxStatus,
+    ShadowStatus,
     TenantStatus,
     TenantTable,
     TenantUse,
@@ -146,6 +147,7 @@ class FakeAppliance:
         self.tenants = TENANTS
         self.not_ready = ""
         self.reloads = 0
+        self.shadow = ShadowStatus(file="/etc/athanor/policy.shadow.yaml")
         self.outcome = ReloadOutcome(ok=True, digest="9f86d081884c7d65", message="2 tenants")
 
     def parts(self) -> AdminParts:
@@ -158,6 +160,7 @@ class FakeAppliance:
             tenants=lambda: self.tenants,
             ready=lambda: Readiness(ready=not self.not_ready, reason=self.not_ready),
             reload=self._reload,
+            shadow=lambda: self.shadow,
         )
 
     def break_policy(self, message: str) -> None:

@@ -82,6 +82,25 @@ def test_a_policy_is_applied_kept_and_rolled_back(battered: Appliance, root: Pat
     assert "in force" in athanor(battered, "policy", "rollback", str(first))
 
 
+def test_a_shadow_decides_without_effect(own_appliance: Appliance, root: Path, tmp_path: Path) -> None:
+    """A policy that takes the model away is tried: the request is served, the table says by which rule it would not
+    have been, and the metric counts it. With `--off` nothing is tried any more."""
+    appliance, new = own_appliance, tmp_path / "new.yaml"
+    text = (appliance.state / "policy.yaml").read_text()
+    new.write_text(text.replace('models: ["*"]', 'models: ["nothing-here"]', 1))
+    admin = ["--admin", appliance.ready["admin"]]
+    athanor(appliance, "policy", "shadow", str(new), *admin)
+    assert appliance.openai().completions.create(model="athanor-mini", prompt="Hello", max_tokens=2).choices
+    found = json.loads(athanor(appliance, "policy", "shadow", *admin, "-o", "json"))
+    (row,) = found["rows"]
+    assert (row["tenant"], row["verdict"], row["requests"]) == ("alpha", "refuses", 1)
+    assert row["rule"] == "tenants.alpha.models"
+    metrics = httpx.get(appliance.ready["admin"] + "/metrics", timeout=10, verify=PLAIN).text
+    assert re.search(r'athanor_policy_shadow_decisions_total\{[a-z_]*verdict="refuses"\} 1.0', metrics)
+    assert "no policy is tried" in athanor(appliance, "policy", "shadow", "--off", *admin)
+    assert json.loads(athanor(appliance, "policy", "shadow", *admin, "-o", "json"))["digest"] == ""
+
+
 @pytest.fixture
 def signed(own_appliance: Appliance, root: Path) -> Iterator[tuple[Appliance, list[str]]]:
     """An appliance whose configuration asks for signed policies, started again by `athanor serve`; and the

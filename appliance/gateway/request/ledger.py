@@ -18,7 +18,7 @@ from appliance.gateway.generate_request import RateState
 from appliance.gateway.request.accounts import Account, AccountRates
 from appliance.gateway.request.denials import denial
 from appliance.gateway.request.limit_states import limit_states
-from appliance.gateway.request.spend import Spends
+from appliance.gateway.request.spend import SpendAccounts, Spends
 from appliance.gateway.request.waiting import Lines
 from appliance.gateway.tenant_account import TenantLimits
 from policy.decision import Decision, Effect, Obligations
@@ -60,12 +60,12 @@ class Ledger:
     def __init__(
         self,
         policy: PolicySet,
-        namespaces: dict[str, bytes],
+        namespaces: Mapping[str, bytes],
         clock: Callable[[], float] = time.monotonic,
-        spends: Spends | None = None,
+        spends: SpendAccounts | None = None,
     ) -> None:
         self._policy = policy
-        self.spends = spends or Spends()
+        self.spends: SpendAccounts = spends or Spends()
         """What tenants have spent."""
         self._namespaces = namespaces
         self._clock = clock

@@ -36,6 +36,7 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
+from appliance.gateway.request.shadow import NO_SHADOW, NoShadow, ShadowRequest
 from appliance.gateway.request.suspects import Standing, Suspects
 from appliance.gateway.request.tenant_counts import TenantCounts, Tokens
 from appliance.gateway.request.turns import Turns
@@ -104,9 +105,15 @@ class Lifecycle:
     """Carries one request from its admission to its settlement, as a context manager."""
 
     def __init__(
-        self, dependencies: SessionDependencies, principal: Principal, request: AnyRequest, trace: RequestTrace
+        self,
+        dependencies: SessionDependencies,
+        principal: Principal,
+        request: AnyRequest,
+        trace: RequestTrace,
+        shadow: ShadowRequest | NoShadow = NO_SHADOW,
     ) -> None:
         """The request is not kept: it holds the prompt's text."""
+        self._shadow = shadow
         self.dependencies = dependencies
         self._call = Call(request.request_id, request.model, request.operation.value, request.alias)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
@@ -161,7 +168,8 @@ class Lifecycle:
             self._reservation = found
             return found.decision
 
-        await self._turns.take(Gate.ADMISSION, attempt, self.until, self.waiting)
+        with self._shadow.admission(access):
+            await self._turns.take(Gate.ADMISSION, attempt, self.until, self.waiting)
         reservation = self._reservation
         assert reservation is not None, "an attempt that passes has admitted it"
         decision = reservation.decision
@@ -181,7 +189,8 @@ class Lifecycle:
         def attempt(takes: bool, queued: int) -> Decision:
             return reservation.try_reserve(input_tokens, asked, room, longest=longest, queued=queued, takes=takes)
 
-        await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
+        with self._shadow.reserving(input_tokens, asked, room, longest):
+            await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
 
     def place(self, reservation: Reservation) -> None:
         """Choose the sandboxes that the tenant's class asks for. To be called once the policy has agreed, so that
@@ -198,17 +207,11 @@ class Lifecycle:
     @property
     def admitted(self) -> Admitted | None:
         """What the request was admitted with; None before that."""
-        reservation = self._reservation
-        if reservation is None:
+        one = self._reservation
+        if one is None:
             return None
-        return Admitted(
-            self.principal,
-            self.model.name,
-            reservation.obligations,
-            reservation.namespace,
-            reservation.group,
-            self._call.alias,
-        )
+        alias = self._call.alias
+        return Admitted(self.principal, self.model.name, one.obligations, one.namespace, one.group, alias)
 
     @property
     def tokens(self) -> Tokens:
@@ -359,8 +362,7 @@ class Lifecycle:
 
     def left_us(self) -> int:
         """Return the microseconds until the deadline, as the engine takes them."""
-        left = int((self.until - time.monotonic()) * 1e6)
-        return min(max(1, left), wire.MAX_DEADLINE_US)
+        return left_us(self.until)
 
     def _end(self, error: ApplianceError | None) -> None:
         """Settle with everybody who was told of the request."""
@@ -387,6 +389,8 @@ class Lifecycle:
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
             if price:
                 self.trace.annotate(usage_cost=price)
+        if differs := self._shadow.end(tokens.input, tokens.output, tokens.cached):
+            self.trace.annotate(policy_shadow=differs)
         self.trace.finish(
             error=error,
             input_tokens=tokens.input,
@@ -410,6 +414,11 @@ def _names(request: AnyRequest) -> dict[str, str]:
     elif request.grammar is not None:
         names["grammar"] = request.grammar.param
     return names
+
+
+def left_us(until: float) -> int:
+    """Return the microseconds until a deadline in monotonic seconds, as the engine takes them."""
+    return min(max(1, int((until - time.monotonic()) * 1e6)), wire.MAX_DEADLINE_US)
 
 
 def _nothing(_streams: Sequence[TokenStream]) -> None:

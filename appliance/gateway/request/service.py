@@ -40,6 +40,7 @@ from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
 from appliance.gateway.request.routing import Routing
 from appliance.gateway.request.session import Session
+from appliance.gateway.request.shadow import Shadows
 from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tenant_use import TenantUses
@@ -101,6 +102,8 @@ class GatewayService:
         self._telemetry = telemetry
         self._suspects = {name: Suspects() for name in model_sandboxes}
         self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
+        self.shadows = Shadows(ledger.spends, telemetry.count)
+        """Policy that is tried, if any."""
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
         self._audited_calls = AuditedCalls(self.audit, model_sandboxes)
         self._dependencies = SessionDependencies(
@@ -180,9 +183,10 @@ class GatewayService:
             call = Call(request.request_id, request.model, request.operation.value, alias)
             self._audited_calls.denied(principal, call, policy.digest if error.rule else "", error)
             self.tenant_counts.add(Tokens(principal.tenant, request.model), error)
+            self.shadows.refused(principal, request, context, error)
             trace.finish(error=error)
             raise
-        return Lifecycle(self._dependencies, principal, request, trace)
+        return Lifecycle(self._dependencies, principal, request, trace, self.shadows.request(principal, context))
 
     def _check_model(self, principal: Principal, request: AnyRequest, *, embeds: bool | None) -> None:
         """``embeds``: whether a model of vectors is needed, or one of text; None: any."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from appliance.common.control import Spent
 from appliance.common.usage.periods import SECONDS_PER_DAY, Period, period_of
@@ -37,6 +38,27 @@ class _Spent:
         self.day = self.orphaned = 0
         if self.period.month != before.month:
             self.month = 0
+
+
+class SpendAccounts(Protocol):
+    """What a ledger asks of the account of spend."""
+
+    @property
+    def now(self) -> float:
+        """Unix time of the account."""
+        ...
+
+    def of(self, tenant: str) -> Spend:
+        """Return a tenant's spend now."""
+        ...
+
+    def reserve(self, tenant: str, cost: int) -> None:
+        """Take a request's largest cost."""
+        ...
+
+    def settle(self, tenant: str, reserved: int, cost: int) -> None:
+        """Replace what was reserved for a request by its cost."""
+        ...
 
 
 class Spends:

@@ -8,6 +8,7 @@ loopback too, so a request must name a loopback host (else a DNS name that was r
 GET  /metrics                 Prometheus text
 GET  /status                  ``ApplianceStatus``
 GET  /tenants                 ``TenantTable``
+GET  /policy/shadow           ``ShadowStatus``
 GET  /traces?limit=N          ``TraceList``, newest first
 GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID names several
 GET  /health/live             200 while the process answers
@@ -31,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
-from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome, TenantTable
+from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
@@ -56,6 +57,7 @@ class AdminParts:
     tenants: Callable[[], TenantTable]
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
+    shadow: Callable[[], ShadowStatus]
 
 
 def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
@@ -80,6 +82,9 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     async def live(_: Request) -> Response:
         return JSONResponse({"live": True})
 
+    async def shadow(_: Request) -> Response:
+        return JSONResponse(encode(parts.shadow()))
+
     async def reload(request: Request) -> Response:
         if "origin" in request.headers:
             return problem(403, "a reload is not taken from a web page")
@@ -90,6 +95,7 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
         Route("/metrics", metrics_endpoint(parts.metrics, parts.refresh)),
         Route("/status", status),
         Route("/tenants", tenants),
+        Route("/policy/shadow", shadow),
         Route("/traces", traces),
         Route("/traces/{wanted}", trace),
         Route("/health/live", live),

@@ -146,6 +146,7 @@ SANDBOX_HANGS = "athanor.sandbox.hangs"
 HAND_OVER_CUTS = "athanor.sandbox.hand_over_cuts"
 OWN_SANDBOXES = "athanor.sandbox.own"
 REPLAYS = "athanor.replays"
+SHADOW_DECISIONS = "athanor.policy.shadow_decisions"
 ROUTE_CHOICES = "athanor.route_choices"
 SUSPECTS = "athanor.suspects"
 QUARANTINED = "athanor.quarantined"
@@ -281,6 +282,12 @@ COUNTERS = {
         "Requests for routes by the model that was chosen and the reason: weight, cheapest, unready and busy (state of "
         "the model before it), none_ready (no model of the route could serve).",
         frozenset({"route", "model", "reason"}),
+    ),
+    SHADOW_DECISIONS: Instrument(
+        "{request}",
+        "Requests by what the shadow policy would have done: agrees, refuses (they were served), serves (they were "
+        "refused), waits, other_model.",
+        frozenset({"verdict"}),
     ),
     DROPPED_SPANS: Instrument(
         "{span}", "Spans that did not reach the collector: queue_full, export_failed, shutdown.", frozenset({"reason"})

@@ -40,6 +40,7 @@ async def serve_admin(
         tenants=telemetry.metrics.tenants,
         ready=state.readiness,
         reload=reload,
+        shadow=state.shadow,
     )
     app = admin_app(parts, [*console_routes(state.look, telemetry.store), runbooks_route()])
     async with serving(app, bound, LIMITS) as shown:

@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections import Counter
 
 from appliance.common.clocks import Clocks
-from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
+from appliance.common.status import (
+    Alert,
+    ApplianceLoad,
+    ApplianceStatus,
+    Latency,
+    ModelView,
+    Point,
+    Readiness,
+    ShadowStatus,
+)
 from appliance.common.version import VERSION
 from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
 from appliance.gateway.console.latency import WINDOW_S, latency
@@ -65,6 +74,10 @@ class ApplianceState:
                 restarts=now.restarts,
             )
         )
+
+    def shadow(self) -> ShadowStatus:
+        """Return what the shadow policy would have decided."""
+        return self._policy.shadow_status(self._service.shadows.running)
 
     def readiness(self) -> Readiness:
         """Return whether a request would be taken now."""

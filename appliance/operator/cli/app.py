@@ -32,6 +32,7 @@ from appliance.operator.cli import (
     policy_diff,
     policy_explain,
     policy_init,
+    policy_shadow,
     policy_sign,
     policy_versions,
     reload,
@@ -129,6 +130,7 @@ _add("Commands", "diff", policy_diff.diff, policy_diff.EXAMPLES, _policy)
 _add("Commands", "explain", policy_explain.explain, policy_explain.EXAMPLES, _policy)
 _add("Commands", "test", policy_cases.run, policy_cases.EXAMPLES, _policy)
 _add("Commands", "schema", policy_init.schema, policy_init.SCHEMA_EXAMPLES, _policy)
+_add("Commands", "shadow", policy_shadow.shadow, policy_shadow.EXAMPLES, _policy)
 _add("Commands", "sign", policy_sign.sign, policy_sign.SIGN_EXAMPLES, _policy)
 _add("Commands", "apply", policy_versions.apply, policy_versions.APPLY_EXAMPLES, _policy)
 _add("Commands", "history", policy_versions.history, policy_versions.HISTORY_EXAMPLES, _policy)

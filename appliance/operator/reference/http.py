@@ -55,6 +55,7 @@ ADMIN_ROUTES = {
     "GET /metrics": "Metrics in Prometheus' text format (metrics.md).",
     "GET /status": "State of sandboxes, tenants and policy as JSON.",
     "GET /tenants": "Requests by outcome and tokens of every tenant since the start, exactly, as JSON.",
+    "GET /policy/shadow": "What the policy that is tried would have decided differently, as JSON.",
     "GET /traces": "Summaries of the last requests as JSON.",
     "GET /traces/{wanted}": "One request's trace, by the beginning of its trace id or request id.",
     "GET /health/live": "200 as long as the process answers.",

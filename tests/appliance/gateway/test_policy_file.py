@@ -16,7 +16,7 @@ from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.ledger import Ledger
 from isolation.keys.signing import load_or_make
 from policy.errors import PolicyError
-from policy.files import read_sources
+from policy.files import read_sources, shadow_file
 from policy.model import PolicySet
 from tests.policy.broken_policies import broken_policies
 
@@ -196,3 +196,30 @@ async def test_an_unsigned_policy_changes_nothing(tmp_path: Path) -> None:
     sign_policy(read_sources(path), path, key)
     outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
     assert (outcome.ok, list(ledger.policy.tenants)) == (True, ["beta"])
+
+
+async def test_a_shadow_is_read_with_the_drop_ins_and_never_stops_a_reload(tmp_path: Path) -> None:
+    """The file beside the policy is the shadow's, with the policy's own drop-ins; its mistakes are warnings and end the
+    trial, not the reload; without the file there is none."""
+    for name, content in (("policy.yaml", POLICY), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "policy.d").mkdir()
+    (tmp_path / "policy.d" / "b.yaml").write_text(POLICY.replace("alpha", "beta"))
+    files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper", ["m"])
+    ledger = Ledger(files.load(), {})
+    assert (files.shadow, files.shadow_status(None).digest) == (None, "")
+    shadow = shadow_file(tmp_path / "policy.yaml")
+    assert shadow.name == "policy.shadow.yaml"
+    shadow.write_text(POLICY.replace("alpha: {", "alpha: {weight: 3, "))
+    assert (await files.reload(ledger, fetch_nothing, nothing_wrong)).ok
+    assert files.shadow is not None
+    assert (sorted(files.shadow.tenants), files.shadow.tenants["alpha"].weight) == (["alpha", "beta"], 3)
+    assert ledger.policy.tenants["alpha"].weight == 1
+    shadow.write_text("version: 2")
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert (outcome.ok, files.shadow) == (True, None)
+    assert outcome.warnings[0].startswith("shadow policy: ")
+    assert files.shadow_status(None).problems
+    shadow.unlink()
+    assert "shadow" not in "".join((await files.reload(ledger, fetch_nothing, nothing_wrong)).warnings)

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.common.policy_history import PolicyHistory, relative
 from appliance.common.policy_signature import check_signed
-from appliance.common.status import ReloadOutcome
+from appliance.common.status import ReloadOutcome, ShadowRow, ShadowStatus
 from appliance.operator.placement import ASIDE, Placement
 from policy.files import read_sources
 from policy.loader import load_policy
@@ -256,3 +256,30 @@ def test_a_policy_is_signed_checked_and_applied(run: Run, place: Place, applianc
     check_signed(read_sources(place.policy), place.policy, [public])
     new.write_text("version: 2\n")
     assert run("policy", "sign", str(new), "--key", str(key)).exit_code == 1
+
+
+def test_a_policy_is_tried_without_effect(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """Checked, written beside the policy with its mode, reloaded, shown; a policy with problems is not written; `--off`
+    removes it. The table names tenants, what would be done and the rule."""
+    arguments = ("--config", str(place.config), "--admin", appliance.url)
+    new, shadow = place.write("a", 9, "new.yaml"), place.folder / "policy.shadow.yaml"
+    row = ShadowRow("a", "refuses", "tenants.a.models", 7)
+    appliance.shadow = ShadowStatus(
+        file=str(shadow), digest="ab" * 32, since=1_790_000_000.0, verdicts={"agrees": 3, "refuses": 7}, rows=(row,)
+    )
+    told = run("policy", "shadow", str(new), *arguments, columns=100)
+    assert (told.exit_code, appliance.reloads, shadow.read_text()) == (0, 1, new.read_text()), told.stdout
+    assert "it agrees on 3 of 10 requests" in " ".join(told.stdout.split())
+    assert "would be refused by tenants.a.models" in told.stdout
+    assert json.loads(run("policy", "shadow", *arguments, "-o", "json").stdout)["rows"][0]["requests"] == 7
+    new.write_text("version: 2\n")
+    assert run("policy", "shadow", str(new), *arguments).exit_code == 1
+    assert shadow.read_text() == TENANT % ("a", "a", 9)
+    assert run("policy", "shadow", str(new), "--off", *arguments).exit_code == 2
+    done = run("policy", "shadow", "--off", *arguments)
+    assert (done.exit_code, shadow.exists(), appliance.reloads) == (0, False, 2)
+    appliance.shadow = ShadowStatus(file=str(shadow), problems=("policy.shadow.yaml:1:1: version: no",))
+    broken = run("policy", "shadow", *arguments)
+    assert (broken.exit_code, "has problems" in broken.stdout) == (1, True)
+    appliance.shadow = ShadowStatus(file=str(shadow))
+    assert "no policy is tried" in run("policy", "shadow", *arguments).stdout
