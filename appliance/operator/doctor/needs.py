@@ -70,7 +70,7 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
     sandbox = config.sandbox
     yield PathNeed("run directory", config.run_dir, Use.FILL)
     for model in config.models:
-        yield from (PathNeed(f"model {model.name}", place, Use.READ) for place in (model.path, *_files(model)))
+        yield from (PathNeed(f"model {model.name}", place, Use.READ) for place in (model.folder, *_files(model)))
     reads = [("kernels", sandbox.kernels), ("kernels", sandbox.gpu_kernels), ("image", sandbox.image)]
     reads += [("image", sandbox.image_store), ("image", sandbox.image_pin), ("state", config.state)]
     yield from (PathNeed(purpose, place, Use.READ) for purpose, place in reads if place is not None)
@@ -95,7 +95,7 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
 def _files(model: ModelConfig) -> tuple[Path, ...]:
     """Files of a model; none where it cannot be served, which its own check tells."""
     try:
-        engine, text = find_files(model.name, model.path)
+        engine, text = find_files(model.name, model.folder)
     except (ConfigError, OSError):
         return ()
     return tuple(path for _, path in (*engine, *text))
