@@ -243,7 +243,7 @@ class ModelCache:
             if not self.has(manifest.digest):
                 draft.rename(target)
                 sync_folder(target.parent)
-            self._discard(key)
+            self._discard(key, ("partial",))
         self.empty_trash()
         return self._look(manifest.digest)
 
@@ -302,15 +302,15 @@ class ModelCache:
         for part in self.partials():
             yield Occupant(part.key, part.size, part.used, kept=part.running)
 
-    def _discard(self, key: str) -> None:
-        """Take a model and its part out of sight. The caller holds the lock."""
-        for kind in ("models", "partial"):
+    def _discard(self, key: str, kinds: tuple[str, ...] = ("models", "partial")) -> None:
+        """Take a model, its part, or both out of sight. The caller holds the lock."""
+        for kind in kinds:
             place = self.folder / kind / key
             if place.exists():
                 place.rename(self.folder / "trash" / f"{kind}-{key}-{time.time_ns()}")
                 sync_folder(place.parent)
-                if kind == "models":
-                    (self.folder / "notes" / f"{key}.json").unlink(missing_ok=True)
+        if "models" in kinds:
+            (self.folder / "notes" / f"{key}.json").unlink(missing_ok=True)
 
     def _names(self, kind: str, pattern: re.Pattern[str]) -> list[str]:
         with _cache_errors(f"cannot read {self.folder}"):
