@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ JOBS = 8
 """Ranges that are asked for at once; with a chunk of 1 MiB in hand each they hold some 16 MiB."""
 
 MAX_TRIES = 8
-"""Times that one piece is asked for, with the pauses about two minutes."""
+"""Times that one piece is asked for; with the pauses that is about a minute."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds before the second try of a piece, and most seconds between two; doubled in between, and drawn from the upper
@@ -85,9 +85,7 @@ class Download:
                 await self._fetch(opened.part, piece)
                 opened.part.finish(piece)
                 opened.left -= 1
-                if opened.left:
-                    await _in_thread(opened.part.record)
-                else:
+                if not opened.left:
                     await self._complete(opened.part)
         except OSError as error:
             raise ModelCacheError(
@@ -107,30 +105,28 @@ class Download:
             missing = part.missing()
             opened = _Open(part, len(missing))
             self._pieces = iter([(opened, piece) for piece in missing])
-            there = part.file.size - sum(end - start for start, end in map(part.extent, missing))
+            there = part.file.size - sum(end - start for start, end in map(part.rest, missing))
             self._count(there)
             if not missing:
                 await self._complete(part)
 
     async def _fetch(self, part: PartialFile, piece: int) -> None:
         """Get one piece, from where it broke off."""
-        at, end = part.extent(piece)
-        for number in range(1, MAX_TRIES + 1):
-            try:
-                async with aclosing(self._source.stream(part.file, at, end)) as chunks:
-                    async for chunk in chunks:
-                        part.write(chunk, at)
-                        at += len(chunk)
-                        self.num_fetched += len(chunk)
-                        self._count(len(chunk))
-                        await self._pace.spend(len(chunk))
+
+        async def go_on() -> None:
+            at, end = part.rest(piece)
+            if at == end:  # all of it had come, and the record was written before the piece was counted as whole
                 return
-            except SourceUnavailableError as error:
-                if number == MAX_TRIES:
-                    raise SourceUnavailableError(
-                        f"{error.message}; tried {MAX_TRIES} times. What has come is kept: pull again to go on"
-                    ) from error
-                await asyncio.sleep(pause(number))
+            async with aclosing(self._source.stream(part.file, at, end)) as chunks:
+                async for chunk in chunks:
+                    part.write(piece, chunk, at)
+                    at += len(chunk)
+                    self.num_fetched += len(chunk)
+                    self._count(len(chunk))
+                    await _in_thread(part.record)
+                    await self._pace.spend(len(chunk))
+
+        await persist(go_on)
 
     async def _complete(self, part: PartialFile) -> None:
         """Flush a file whose pieces are all there, and compare its digest."""
@@ -149,6 +145,25 @@ class Download:
     def _count(self, count: int) -> None:
         self._done += count
         self._report("downloading", self._done, self._manifest.size)
+
+
+async def persist(call: Callable[[], Awaitable[T]]) -> T:
+    """Call until it succeeds, with pauses, ``MAX_TRIES`` times at most.
+
+    Raises:
+        SourceUnavailableError: it failed so often.
+    """
+    for number in range(1, MAX_TRIES):
+        try:
+            return await call()
+        except SourceUnavailableError:
+            await asyncio.sleep(pause(number))
+    try:
+        return await call()
+    except SourceUnavailableError as error:
+        raise SourceUnavailableError(
+            f"{error.message}; tried {MAX_TRIES} times. What has come is kept: pull again to go on"
+        ) from error
 
 
 def pause(number: int, draw: Callable[[], float] = random.random) -> float:

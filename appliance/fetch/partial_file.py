@@ -1,7 +1,7 @@
-"""File that is being downloaded: allocated whole, filled in any order, with a record of the pieces that are on disk.
+"""File that is being downloaded: allocated whole, filled in any order, with a record of what is on disk.
 
-The record is written after the bytes were flushed, so it never says more than the disk has, whenever the power goes. A
-piece is thrown away only where the record does not know it yet.
+A piece is filled from its first byte on, so the record has one number for each piece that is not whole. It is written
+after the bytes were flushed, so it never says more than the disk has, whenever the power goes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from appliance.common.model_cache.manifest import ManifestFile
 from isolation.host.atomic_file import write_whole
 
 PIECE_BYTES = 8 << 20
-"""Bytes of a piece; what a crash may lose of each running download, and what one request asks for."""
+"""Most bytes that one request asks for."""
 
 RECORD_EVERY_S = 1.0
 """Seconds between two records; a flush in between would cost more than the bytes that a crash may lose."""
@@ -42,6 +42,7 @@ class PartialFile:
         self._record = folder / "records" / file.name.replace("/", "%")
         self._identity = [VERSION, file.size, PIECE_BYTES, file.sha256, file.tag]
         self._recorded_at = time.monotonic()
+        self._reached: dict[int, int] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._record.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,7 @@ class PartialFile:
             self._done = self._read_record()
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
-                self._done = bytearray(len(self._done))
+                self._done, self._reached = bytearray(len(self._done)), {}
                 os.ftruncate(self._fd, 0)
                 if file.size:
                     os.posix_fallocate(self._fd, 0, file.size)
@@ -65,12 +66,13 @@ class PartialFile:
         """Pieces that are not there yet."""
         return [piece for piece in range(self.num_pieces) if not self._done[piece]]
 
-    def extent(self, piece: int) -> tuple[int, int]:
-        """First byte of a piece, and the byte behind its last."""
-        return piece * PIECE_BYTES, min(self.file.size, (piece + 1) * PIECE_BYTES)
+    def rest(self, piece: int) -> tuple[int, int]:
+        """First byte of a piece that is missing, and the byte behind its last."""
+        start, end = piece * PIECE_BYTES, min(self.file.size, (piece + 1) * PIECE_BYTES)
+        return (end if self._done[piece] else start + self._reached.get(piece, 0)), end
 
-    def write(self, data: bytes, offset: int) -> None:
-        """Write bytes at their place.
+    def write(self, piece: int, data: bytes, offset: int) -> None:
+        """Write the next bytes of a piece.
 
         Raises:
             OSError: they cannot be written.
@@ -79,10 +81,12 @@ class PartialFile:
         while view:
             count = os.pwrite(self._fd, view, offset)
             view, offset = view[count:], offset + count
+        self._reached[piece] = offset - piece * PIECE_BYTES
 
     def finish(self, piece: int) -> None:
-        """Count a piece as there; it is in the record at the next ``record``."""
+        """Count a piece as whole; it is in the record at the next ``record``."""
         self._done[piece] = 1
+        self._reached.pop(piece, None)
 
     def record(self, *, now: bool = False) -> None:
         """Flush the bytes, then write the record, if the last one is ``RECORD_EVERY_S`` old.
@@ -92,11 +96,10 @@ class PartialFile:
         """
         if not now and time.monotonic() - self._recorded_at < RECORD_EVERY_S:
             return
-        there = bytes(self._done)
-        os.fdatasync(self._fd)
-        text = json.dumps({"of": self._identity, "there": _packed(there)})
-        write_whole(self._record, text.encode())
         self._recorded_at = time.monotonic()
+        there = {"whole": _packed(bytes(self._done)), "begun": list(self._reached.items())}
+        os.fdatasync(self._fd)
+        write_whole(self._record, json.dumps({"of": self._identity, **there}).encode())
 
     def close(self) -> None:
         """Close the file; what is there stays."""
@@ -115,9 +118,16 @@ class PartialFile:
                 values = json.loads(file.read(MAX_RECORD_BYTES))
             if values["of"] != self._identity:
                 return none
-            return _unpacked(str(values["there"]), self.num_pieces)
+            self._reached = {piece: _within(piece, reached, self.num_pieces) for piece, reached in values["begun"]}
+            return _unpacked(str(values["whole"]), self.num_pieces)
         except (OSError, ValueError, LookupError, TypeError):
             return none
+
+
+def _within(piece: int, reached: int, num_pieces: int) -> int:
+    if not (0 <= piece < num_pieces and 0 <= reached <= PIECE_BYTES):
+        raise ValueError("no place in the file")
+    return reached
 
 
 def _packed(there: bytes) -> str:

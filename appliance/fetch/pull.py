@@ -19,7 +19,7 @@ from appliance.common.model_cache.manifest import (
 from appliance.common.model_cache.store import ModelCache, Notes
 from appliance.fetch.access import access_for, read_access
 from appliance.fetch.address import Address, parse_address
-from appliance.fetch.download import Download, Report, needs_digest
+from appliance.fetch.download import Download, Report, needs_digest, persist
 from appliance.fetch.hub import open_hub
 from appliance.fetch.objects import open_store
 from appliance.fetch.pace import Pace
@@ -143,7 +143,7 @@ def open_source(address: Address, sources: Path | None) -> Source:
 
 async def _manifest(source: Source, address: Address, order: PullOrder) -> ModelManifest:
     """What is to come: by the source's manifest, or by its list of files."""
-    data = await source.read(MANIFEST, MAX_MANIFEST_BYTES + 1)
+    data = await persist(lambda: source.read(MANIFEST, MAX_MANIFEST_BYTES + 1))
     if data is not None:
         manifest = read_manifest(data, address.text)
         if order.digest and manifest.digest != order.digest:
@@ -151,7 +151,7 @@ async def _manifest(source: Source, address: Address, order: PullOrder) -> Model
                 f"{address.text} has the model {manifest.digest}, not {order.digest}; nothing was downloaded"
             )
         return manifest
-    manifest = choose_files(await source.files(), address.text)
+    manifest = choose_files(await persist(source.files), address.text)
     if needs_digest(manifest) and not order.digest and not order.unverified:
         raise ModelSourceError(
             f"{address.text} has no {MANIFEST}, so nothing says what its weights are; put one there (athanor model "

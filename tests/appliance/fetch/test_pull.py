@@ -143,7 +143,7 @@ def test_a_server_that_is_gone_is_told_after_a_bounded_number_of_tries(
     """No server on the port: a typed error after the tries, and it says that nothing is lost."""
     monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.001)
     digest = make_model(tmp_path / "model", (100,))
-    with pytest.raises(SourceUnavailableError, match="http://127"):
+    with pytest.raises(SourceUnavailableError, match="tried 8 times"):
         pull(tmp_path / "cache", PullOrder(f"http://127.0.0.1:{free_ports(1)[0]}/m"))
     assert digest
 
