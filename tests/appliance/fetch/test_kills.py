@@ -66,7 +66,7 @@ def run_kills(s3: S3Server, sources: Path, folder: Path, *, sizes: tuple[int, ..
     digest = make_model(folder / "model", sizes)
     address = s3.upload(folder / "model", f"kills/{kills}")
     config = configuration(folder, sources, rate)
-    longest_s = sum(sizes) / rate * 0.5 + 3
+    longest_s = 1.2 * sum(sizes) / rate / kills  # together about 0.6 of the model
     assert kill_at_random_moments(config, address, kills, longest_s, random.Random(kills)) == [0] * kills
     process = start(config, address)
     out, err = process.communicate(timeout=600)
