@@ -264,7 +264,8 @@ class ModelCacheConfig(_Section):
     """File of endpoints and credentials of sources (docs/model-cache.md); under systemd a credential. Left out: what
     the providers' own environment variables say."""
     socket: Path | None = Field(default=None, strict=False)
-    """Socket of athanor-fetch.service. Left out: `athanor model pull` starts a downloader for itself."""
+    """Socket of athanor-fetch.service. Left out: `fetch.sock` in run_dir while `athanor serve` runs, and otherwise
+    `athanor model pull` starts a downloader for itself."""
 
 
 class SpillConfig(_Section):

@@ -51,6 +51,7 @@ class Download:
         self._pace, self._report = pace, report
         self._waiting = deque(manifest.files)
         self._pieces: Iterator[tuple[_Open, int]] = iter(())
+        self._opening = asyncio.Lock()
         self._opened: list[PartialFile] = []
         self._digests: dict[str, str] = {}
         self._done = 0
@@ -95,20 +96,23 @@ class Download:
     async def _next(self) -> tuple[_Open, int] | None:
         """The next missing piece, of the next file where this one has none."""
         while True:
-            found = next(self._pieces, None)
-            if found is not None:
-                return found
-            if not self._waiting:
-                return None
-            part = PartialFile(self._folder, self._waiting.popleft())
-            self._opened.append(part)
-            missing = part.missing()
-            opened = _Open(part, len(missing))
-            self._pieces = iter([(opened, piece) for piece in missing])
-            there = part.file.size - sum(end - start for start, end in map(part.rest, missing))
-            self._count(there)
+            async with self._opening:
+                found = next(self._pieces, None)
+                if found is not None or not self._waiting:
+                    return found
+                # To allocate a large file takes long on some file systems.
+                part = await _in_thread(self._open)
+                missing = part.missing()
+                opened = _Open(part, len(missing))
+                self._pieces = iter([(opened, piece) for piece in missing])
+                self._count(part.file.size - sum(end - start for start, end in map(part.rest, missing)))
             if not missing:
                 await self._complete(part)
+
+    def _open(self) -> PartialFile:
+        part = PartialFile(self._folder, self._waiting.popleft())
+        self._opened.append(part)
+        return part
 
     async def _fetch(self, part: PartialFile, piece: int) -> None:
         """Get one piece, from where it broke off."""

@@ -103,13 +103,14 @@ class Puller:
                 if folder is not None:
                     if manifest.digest and self._cache.has(manifest.digest):
                         continue
-                    evicted = self._cache.make_room(key, address.text, manifest.size, limit, kept)
+                    wanted = (key, address.text, manifest.size, limit, kept)
+                    evicted = await asyncio.to_thread(self._cache.make_room, *wanted)
                     download = Download(source, manifest, folder, self._pace, report)
                     whole = await download.run()
                     _check(whole, order, address)
                     notes = Notes(order.name or address.label, address.text, time.time(), time.time(), order.pin)
                     report("putting it into the cache", manifest.size, manifest.size)
-                    model = self._cache.commit(key, whole, notes)
+                    model = await asyncio.to_thread(self._cache.commit, key, whole, notes)
                     spent = time.monotonic() - began
                     done = (download.num_fetched, spent, False, evicted)
                     return Pulled(model.digest, notes.name, str(model.folder), model.size, *done)

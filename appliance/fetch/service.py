@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import struct
 from collections.abc import Callable
@@ -19,13 +20,15 @@ from typing import Any
 
 import structlog
 
-from appliance.common.errors import ApplianceError, ModelCacheError
+from appliance.common import notify
+from appliance.common.config import ApplianceConfig
+from appliance.common.errors import ApplianceError, ModelCacheError, reason_of
 from appliance.common.model_cache.store import ModelCache
 from appliance.fetch.download import Report
 from appliance.fetch.pace import Pace
 from appliance.fetch.protocol import MAX_LINE_BYTES, FetchOrder, check_order, read_order
 from appliance.fetch.pull import Puller
-from appliance.fetch.settings import FetchSettings
+from appliance.fetch.settings import FetchSettings, fetch_socket, settings_of
 
 log = structlog.get_logger()
 
@@ -127,6 +130,44 @@ class FetchService:
             cache.note(order.model, lambda notes: replace(notes, pinned=order.do == "pin"))
         log.info("changed the cache of models", what=order.do, model=order.model)
         return {"model": order.model}
+
+
+async def run_service(load: Callable[[], ApplianceConfig]) -> None:
+    """Serve orders on the configuration's socket until SIGTERM. Without a cache in the configuration there is nothing
+    to do, and the service ends at once, which is no failure.
+
+    Args:
+        load: gives the configuration, again and again: what it names may have changed.
+
+    Raises:
+        ModelCacheError: the cache or the socket cannot be used.
+    """
+    config = load()
+    if config.model_cache is None:
+        notify.ready("the configuration has no model_cache: nothing to do")
+        return
+    settings = settings_of(config)
+    ModelCache(settings.directory).prepare()
+    path = fetch_socket(config)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    service = FetchService(lambda: settings_of(load()))
+    try:
+        server = await service.listen(path)
+    except OSError as error:
+        raise ModelCacheError(f"cannot listen on {path}: {reason_of(error)}") from error
+    notify.ready(f"pulls into {settings.directory}")
+    log.info("the downloader takes orders", socket=str(path), cache=str(settings.directory))
+    interval = notify.watchdog_interval_s()
+    while not stop.is_set():
+        notify.watchdog()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), interval)
+    notify.stopping()
+    server.close()
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 class _Reporter:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.errors import ModelCacheError
+from appliance.common.paths import FETCH_SOCKET
 
 
 class FetchSettings(BaseModel):
@@ -42,6 +43,12 @@ def settings_of(config: ApplianceConfig) -> FetchSettings:
         sources=cache.sources,
         kept=tuple(sorted(served_digests(config))),
     )
+
+
+def fetch_socket(config: ApplianceConfig) -> Path:
+    """Socket of the downloader's service: the configuration's, else the one of the launcher's child."""
+    named = None if config.model_cache is None else config.model_cache.socket
+    return config.run_dir / FETCH_SOCKET if named is None else named
 
 
 def served_digests(config: ApplianceConfig) -> frozenset[str]:

@@ -240,7 +240,7 @@ class _Chosen:
         from appliance.common.config_loader import load_config
         from appliance.common.errors import ApplianceError
         from appliance.common.model_cache.store import ModelCache
-        from appliance.fetch.settings import FetchSettings, settings_of
+        from appliance.fetch.settings import FetchSettings, fetch_socket, settings_of
 
         self.service: Path | None = None
         if folder is not None:
@@ -253,8 +253,9 @@ class _Chosen:
                 fail(
                     exits.REFUSED, error.message, "--config FILE names another athanor.yaml, --cache DIR a folder alone"
                 )
-            assert found.model_cache is not None, "settings_of has seen to it"
-            self.service = found.model_cache.socket
+            socket = fetch_socket(found)
+            named = found.model_cache is not None and found.model_cache.socket is not None
+            self.service = socket if named or socket.exists() else None
         self.cache: ModelCache = ModelCache(self.settings.directory)
         self.served = frozenset(self.settings.kept)
 

@@ -28,17 +28,20 @@ class PathNeed:
 
 
 def needs_of(role: str, config: ApplianceConfig, path: Path, devices: tuple[str, ...] = ()) -> list[PathNeed]:
-    """Return the paths that the gateway or the supervisor uses, of a configuration at ``path``; credentials are left
+    """Return the paths that a service uses, of a configuration at ``path``; credentials are left
     out, which systemd reads (``named_credentials``).
 
     Args:
-        role: gateway or supervisor.
+        role: gateway, supervisor or fetch.
         config: the configuration.
         path: its file.
         devices: nodes of the GPUs that its models are given.
     """
-    found = [PathNeed("configuration", path, Use.READ), *_policy(config)]
-    found += _gateway(config) if role == "gateway" else _supervisor(config, devices)
+    if role == "fetch":
+        found = list(_fetch(config))
+    else:
+        found = [PathNeed("configuration", path, Use.READ), *_policy(config)]
+        found += _gateway(config) if role == "gateway" else _supervisor(config, devices)
     return [one for one in found if not str(one.path).startswith(SERVICE_CREDENTIALS)]
 
 
@@ -92,6 +95,16 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
     yield from (PathNeed("GPU", Path(node), Use.DEVICE) for node in devices)
 
 
+def _fetch(config: ApplianceConfig) -> Iterator[PathNeed]:
+    if config.model_cache is None:
+        return
+    yield PathNeed("cache of models", config.model_cache.directory, Use.FILL)
+    if config.model_cache.sources is not None:
+        yield PathNeed("sources of models", config.model_cache.sources, Use.READ)
+    if config.model_cache.socket is not None:
+        yield PathNeed("downloader's socket", config.model_cache.socket, Use.BIND)
+
+
 def _files(model: ModelConfig) -> tuple[Path, ...]:
     """Files of a model; none where it cannot be served, which its own check tells."""
     try:
@@ -108,6 +121,8 @@ def named_credentials(config: ApplianceConfig) -> Iterator[tuple[str, str, str]]
         named.append(("audit key", config.audit.key))
     if config.keys is not None:
         named.append(("root key", config.keys.root_key))
+    if config.model_cache is not None and config.model_cache.sources is not None:
+        named.append(("sources of models", config.model_cache.sources))
     for purpose, path in named:
         if str(path).startswith(SERVICE_CREDENTIALS):
             unit, _, name = str(path).removeprefix(SERVICE_CREDENTIALS).partition("/")
