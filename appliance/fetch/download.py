@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -73,10 +73,16 @@ class Download:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         finally:
-            for part in self._opened:
-                part.close()
+            await _in_thread(self._close)
         files = (replace(file, sha256=self._digests[file.name], tag="") for file in self._manifest.files)
         return ModelManifest(tuple(files))
+
+    def _close(self) -> None:
+        """Keep what has come of files that are not whole."""
+        for part in self._opened:
+            with suppress(OSError):
+                part.record(now=True)
+            part.close()
 
     async def _work(self) -> None:
         """Take pieces until there is none; what the disk refuses ends the download."""

@@ -71,11 +71,11 @@ Cache = Annotated[
 def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, s3://, gs://, az://, https:// or hf://.")],
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name in the cache; else the source's last part.")
-    ] = "",
+        str | None, typer.Option("--name", metavar="NAME", help="Name in the cache; else the source's last part.")
+    ] = None,
     digest: Annotated[
-        str, typer.Option("--digest", metavar="HEX|any", help="Digest that it must have; any: whatever comes.")
-    ] = "",
+        str | None, typer.Option("--digest", metavar="HEX|any", help="Digest that it must have; any: whatever comes.")
+    ] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Pin it: no later pull removes it.")] = False,
     config: Config = DEFAULT_CONFIG,
     cache: Cache = None,
@@ -91,7 +91,8 @@ def pull(
 
     chosen = _Chosen(config, cache)
     place = source if "://" in source else str(Path(source).absolute())
-    order = FetchOrder("pull", PullOrder(place, name, "" if digest == ANY else digest, pin, digest == ANY))
+    must = None if digest == ANY else digest
+    order = FetchOrder("pull", PullOrder(place, name or "", must or "", pin, digest == ANY))
     with ExitStack() as stack:
         done = chosen.send(order, _progress(stack))
     done.pop("event", None)

@@ -208,6 +208,8 @@ def _disks(config: ApplianceConfig) -> Iterator[Disk]:
         places.append((config.sandbox.spill.directory, "spilled KV"))
     caches = [path.parent for path in (config.digest_cache, config.sandbox.form_cache) if path is not None]
     places += [(folder, "cache of digests and forms") for folder in caches[:1]]
+    if config.model_cache is not None:
+        places.append((config.model_cache.directory, "cache of models"))
     places += [(model.folder, f"model {model.name}") for model in config.models]
     found: dict[int, tuple[Path, list[str]]] = {}
     for path, purpose in places:
