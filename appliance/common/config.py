@@ -222,6 +222,8 @@ class ModelConfig(_Section):
 
     @model_validator(mode="after")
     def _placed(self) -> Self:
+        if self.path is None and not self.digest:
+            raise ValueError("a model needs a path, or the digest of a model of the cache")
         if self.gpu == ():
             raise ValueError("gpu is an empty list; say off for none")
         if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
@@ -435,8 +437,8 @@ class ApplianceConfig(_Section):
     @model_validator(mode="after")
     def _found(self) -> Self:
         for model in self.models:
-            if model.path is None and (self.model_cache is None or not model.digest):
-                raise ValueError(f"model {model.name} needs a path, or a digest and the section model_cache")
+            if model.path is None and self.model_cache is None:
+                raise ValueError(f"model {model.name} has no path, and without the section model_cache there is no cache")
         return self
 
     def anchored(self, folder: Path) -> Self:

@@ -8,7 +8,7 @@
 
 A model is renamed into its place after all of its files were flushed to disk and compared with its manifest. So a
 crash at any moment leaves a part below ``partial``, where the next pull goes on, or a whole model. The host hashes
-files and never interprets them. Whoever may write here decides what is served, up to the digests in athanor.yaml.
+files and never interprets them. A user who may write here decides what is served, up to the digests in athanor.yaml.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ModelCache:
         ]
         if len(found) == 1:
             return found[0]
-        many = f"{len(found)} models of the cache are called {text}; name one by its digest"
+        many = f"several models of the cache are called {text}; name one by its digest"
         raise ModelCacheError(
             many if found else f"there is no model {text} in the cache; `athanor model list` shows all"
         )

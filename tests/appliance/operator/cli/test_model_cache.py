@@ -88,7 +88,7 @@ def test_a_model_of_the_cache_needs_no_path(run: Run, place: Path) -> None:
     assert run("model", "remove", "served", "-c", "athanor.yaml").exit_code == 1
     (place / "athanor.yaml").write_text(FILE % "")
     refused = run("model", "list", "-c", "athanor.yaml")
-    assert "needs a path, or a digest and the section model_cache" in refused.output
+    assert "athanor.yaml:1:10: models[0]: a model needs a path, or the digest of a model of the cache" in refused.output
 
 
 def test_verify_names_the_file_that_differs(run: Run, place: Path) -> None:
