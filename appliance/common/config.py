@@ -438,7 +438,7 @@ class ApplianceConfig(_Section):
     def _found(self) -> Self:
         for model in self.models:
             if model.path is None and self.model_cache is None:
-                raise ValueError(f"model {model.name} has no path, and without the section model_cache there is no cache")
+                raise ValueError(f"model {model.name} has no path, and there is no section model_cache to find it in")
         return self
 
     def anchored(self, folder: Path) -> Self:

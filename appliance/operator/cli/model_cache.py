@@ -42,7 +42,7 @@ athanor model verify | every model of the cache
 """
 
 PIN_EXAMPLES = """
-athanor model pin llama-3.1-8b | no pull makes room by removing it
+athanor model pin llama-3.1-8b | until it is unpinned
 """
 
 UNPIN_EXAMPLES = """
@@ -186,12 +186,12 @@ def verify(
 
 
 def pin(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
-    """Pin a model: no pull makes room by removing it."""
+    """Keep a model in the cache: no pull makes room by removing it."""
     _change("pin", "pinned", model, config, cache)
 
 
 def unpin(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
-    """Unpin a model; it stays until a pull needs its room."""
+    """End the pin of a model; it stays in the cache until a pull needs its room."""
     _change("unpin", "unpinned", model, config, cache)
 
 

@@ -87,4 +87,4 @@ def test_a_killed_pull_goes_on(s3: S3Server, sources: Path, tmp_path: Path) -> N
 @pytest.mark.full
 def test_twenty_kills_of_two_gigabytes(s3: S3Server, sources: Path, tmp_path: Path) -> None:
     """The bar: 2 GB, killed at 20 random moments, ends with the right digests."""
-    run_kills(s3, sources, tmp_path, sizes=(700_000_000, 700_000_000, 600_000_001), kills=20, rate=48 * MIB)
+    run_kills(s3, sources, tmp_path, sizes=(700_000_000, 700_000_000, 600_000_001), kills=20, rate=24 * MIB)
