@@ -80,6 +80,14 @@ def parse_address(text: str) -> Address:
     return Address(f"{scheme}://{host}/{path}".rstrip("/"), scheme, host, path)
 
 
+def without_credentials(text: str) -> str:
+    """An address as it may be recorded, whether it is one or not: what it may have of credentials is left out."""
+    try:
+        return parse_address(text).text
+    except ModelSourceError:
+        return text.partition("://")[0][:16] if "://" in text else text[:MAX_ADDRESS]
+
+
 def _hub(text: str) -> Address:
     name, at, revision = text.removeprefix("hf://").partition("@")
     if not _REPOSITORY.fullmatch(name) or (at and not _REVISION.fullmatch(revision)):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.common.errors import ModelCacheError
+from appliance.common.paths import OPERATOR_SOCKET
 from appliance.fetch.access import ENVIRONMENT
 from appliance.fetch.protocol import MAX_LINE_BYTES, FetchOrder
 from appliance.fetch.settings import FetchSettings
@@ -119,6 +120,18 @@ def _messages(connection: socket.socket) -> Iterator[dict[str, Any]]:
             if not isinstance(message, dict):
                 raise ModelCacheError("the downloader says no JSON; is another release of it running?")
             yield message
+
+
+def tell_supervisor(run_dir: Path, fields: Mapping[str, str | int]) -> bool:
+    """Have a running supervisor write into its audit log what was done to the cache; False where none runs."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(END_S)
+        try:
+            connection.connect(str(run_dir / OPERATOR_SOCKET))
+            connection.sendall(json.dumps({"do": "record", **fields}).encode() + b"\n")
+            return b'"ok": true' in connection.recv(MAX_LINE_BYTES)
+        except OSError:
+            return False
 
 
 def own_environment() -> dict[str, str]:

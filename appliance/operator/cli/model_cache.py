@@ -244,6 +244,7 @@ class _Chosen:
         from appliance.fetch.settings import FetchSettings, fetch_socket, settings_of
 
         self.service: Path | None = None
+        self.run_dir: Path | None = None
         if folder is not None:
             self.settings: FetchSettings = FetchSettings(directory=folder.absolute())
         else:
@@ -254,6 +255,7 @@ class _Chosen:
                 fail(
                     exits.REFUSED, error.message, "--config FILE names another athanor.yaml, --cache DIR a folder alone"
                 )
+            self.run_dir = found.run_dir
             socket = fetch_socket(found)
             named = found.model_cache is not None and found.model_cache.socket is not None
             self.service = socket if named or socket.exists() else None
@@ -261,10 +263,29 @@ class _Chosen:
         self.served = frozenset(self.settings.kept)
 
     def send(self, order: FetchOrder, progress: Progress) -> dict[str, Any]:
-        """Have the downloader carry out an order."""
+        """Have the downloader carry out an order; a running appliance has it in its audit log."""
+        from appliance.common.errors import ModelCacheError
         from appliance.operator.fetch_client import own_environment, send_order
 
-        return send_order(order, self.settings, self.service, progress, own_environment())
+        try:
+            done = send_order(order, self.settings, self.service, progress, own_environment())
+        except ModelCacheError:
+            self._record(order, {}, "FAILED")
+            raise
+        self._record(order, done, "OK")
+        return done
+
+    def _record(self, order: FetchOrder, done: dict[str, Any], outcome: str) -> None:
+        from appliance.fetch.address import without_credentials
+        from appliance.operator.fetch_client import tell_supervisor
+
+        if self.run_dir is None or order.do not in ("pull", "remove"):
+            return
+        source = "" if order.pull is None else without_credentials(order.pull.source)
+        digest = str(done.get("digest", "")) or (order.model if order.pull is None else order.pull.digest)
+        named = {"model": str(done.get("name", "")), "model_digest": digest, "source": source}
+        count = int(done.get("fetched", 0))
+        tell_supervisor(self.run_dir, {"what": order.do, **named, "outcome": outcome, "count": count})
 
 
 def _change(do: str, done: str, model: str, config: Path, folder: Path | None) -> None:
