@@ -19,7 +19,7 @@ from appliance.fetch.partial_file import PartialFile
 from appliance.fetch.source import Source
 
 JOBS = 8
-"""Ranges that are asked for at once; with a chunk of 1 MiB in hand each they hold some 16 MiB."""
+"""Ranges that are asked for at once; each holds a chunk of 1 MiB or two, and what the connection has read ahead."""
 
 MAX_TRIES = 8
 """Times that one piece is asked for; with the pauses that is about a minute."""

@@ -84,6 +84,8 @@ class FetchService:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 line = await reader.readline()
+            if not line:  # a command that looked whether there is a service
+                return
             working = asyncio.create_task(self._answer(line, _Reporter(writer)))
             ended = asyncio.create_task(reader.read(1))
             await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)

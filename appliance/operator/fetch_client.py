@@ -122,6 +122,16 @@ def _messages(connection: socket.socket) -> Iterator[dict[str, Any]]:
             yield message
 
 
+def is_served(path: Path) -> bool:
+    """Whether a downloader takes orders on a socket; a socket that a killed one has left does not count."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
 def tell_supervisor(run_dir: Path, fields: Mapping[str, str | int]) -> bool:
     """Have a running supervisor write into its audit log what was done to the cache; False where none runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:

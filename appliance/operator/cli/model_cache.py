@@ -242,6 +242,7 @@ class _Chosen:
         from appliance.common.errors import ApplianceError
         from appliance.common.model_cache.store import ModelCache
         from appliance.fetch.settings import FetchSettings, fetch_socket, settings_of
+        from appliance.operator.fetch_client import is_served
 
         self.service: Path | None = None
         self.run_dir: Path | None = None
@@ -258,7 +259,7 @@ class _Chosen:
             self.run_dir = found.run_dir
             socket = fetch_socket(found)
             named = found.model_cache is not None and found.model_cache.socket is not None
-            self.service = socket if named or socket.exists() else None
+            self.service = socket if named or is_served(socket) else None
         self.cache: ModelCache = ModelCache(self.settings.directory)
         self.served = frozenset(self.settings.kept)
 

@@ -81,7 +81,8 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
         "-ip.bind=127.0.0.1",
     ]
     argv += ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=512", "-volume.max=64"]
-    argv += ["-master.telemetry=false", *flags]
+    # Fixed ports of services that nothing here uses: a second server on the machine would end.
+    argv += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", *flags]
     endpoint = f"http://127.0.0.1:{ports['s3']}"
     with (folder / "log").open("wb") as log, closing(httpx.Client()) as client:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log)

@@ -23,7 +23,7 @@ from appliance.common.model_cache.store import ModelCache
 from appliance.fetch import download
 from appliance.fetch.pace import Pace
 from appliance.fetch.pull import Pulled, Puller, PullOrder
-from tests.appliance.fetch.s3_server import S3Server, free_ports
+from tests.appliance.fetch.s3_server import SECRET, USER, S3Server, free_ports
 from tests.appliance.fetch.sample import make_model
 
 MIB = 1 << 20
@@ -123,6 +123,24 @@ def test_credentials_are_needed_and_never_shown(
     shown = f"{caught.value}{''.join(capfd.readouterr())}"
     assert secret not in shown
     assert "private" in shown, "positive control: the address is shown"
+
+
+def test_credentials_come_from_the_providers_variables(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file of sources has an endpoint alone; control: without the variables the source refuses."""
+    digest = make_model(tmp_path / "model", (100,))
+    address = s3.upload(tmp_path / "model", "variables/m")
+    sources = tmp_path / "sources.yaml"
+    entry = {"prefix": "s3://", "endpoint": s3.endpoint, "anonymous": True}
+    sources.write_text(json.dumps({"sources": [entry]}))
+    sources.chmod(0o600)
+    with pytest.raises(ModelSourceError, match="refuses the credentials"):
+        pull(tmp_path / "cache", PullOrder(address), sources)
+    sources.write_text(json.dumps({"sources": [{**entry, "anonymous": False}]}))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", USER)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    assert pull(tmp_path / "cache", PullOrder(address), sources).digest == digest
 
 
 def test_a_file_of_sources_that_others_read_is_refused(s3: S3Server, sources: Path, tmp_path: Path) -> None:
