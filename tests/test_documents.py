@@ -38,6 +38,7 @@ DOCUMENTS = (
     "docs/observability.md",
     "docs/coming-from.md",
     "docs/models.md",
+    "docs/model-cache.md",
     "docs/kv-quotas.md",
     "docs/policy.md",
     "docs/classes.md",

@@ -68,6 +68,11 @@ BREACHES = {
         "engine/backends/cuda/runtime/runner.py",
         "import engine.backends.cuda.kernels.norm",
     ),
+    "The downloader has no tenant's keys, no sandboxes and no program to start": (
+        "appliance/fetch/download.py",
+        "import isolation.host.process",
+    ),
+    "Only the downloader speaks to stores": ("appliance/operator/fetch_client.py", "import obstore"),
     "Only the GPU's kernels know Triton": ("engine/serve.py", "import triton"),
     "The engine parses no text": ("engine/serve.py", "import jinja2"),
     "The host has no tensors and no tokenizers": ("appliance/gateway/process.py", "import numpy"),

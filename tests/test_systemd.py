@@ -16,7 +16,7 @@ UNITS = Path(__file__).resolve().parents[1] / "systemd"
 NAMES = sorted(path.name for path in UNITS.iterdir() if path.suffix in {".service", ".slice", ".target"})
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 
-EXPOSURE_BARS = {"athanor-gateway.service": 1.2, "athanor-supervisor.service": 2.5}
+EXPOSURE_BARS = {"athanor-fetch.service": 1.2, "athanor-gateway.service": 1.2, "athanor-supervisor.service": 2.5}
 """Of ``systemd-analyze security``: 0 is safest; a unit without settings has 9.6, container daemons do too."""
 
 
@@ -105,16 +105,38 @@ def test_neither_service_is_root_and_only_one_has_a_network():
     assert "LoadCredential" not in supervisor, "the pepper is the gateway's alone"
 
 
+def test_the_downloader_has_a_network_and_its_own_folder_alone():
+    """Its user, group and folders are its own; what the others have is hidden; systemd reads the configuration."""
+    config = load_config(UNITS / "athanor.yaml")
+    fetch, supervisor, gateway = (
+        read_unit(f"athanor-{role}.service")["Service"] for role in ("fetch", "supervisor", "gateway")
+    )
+    assert fetch["CapabilityBoundingSet"] == fetch["AmbientCapabilities"] == ""
+    assert "athanor" not in (fetch["User"], fetch["Group"], fetch.get("SupplementaryGroups", ""))
+    assert fetch["User"] not in (supervisor["User"], gateway["User"])
+    hidden = {path.lstrip("-") for path in fetch["InaccessiblePaths"].split()}
+    made = {f"/run/{one['RuntimeDirectory']}" for one in (supervisor, gateway)}
+    assert hidden >= made | {f"/var/lib/{supervisor['StateDirectory']}", "/var/lib/athanor"}
+    name, _, source = fetch["LoadCredential"].partition(":")
+    assert fetch["ExecStart"].endswith(f"--role fetch --config /run/credentials/athanor-fetch.service/{name}")
+    assert source == "/etc/athanor/athanor.yaml"
+    assert config.model_cache is not None
+    assert str(config.model_cache.directory) == f"/var/lib/{fetch['StateDirectory']}"
+    assert str(config.model_cache.socket).startswith(f"/run/{fetch['RuntimeDirectory']}/")
+    assert str(config.model_cache.directory) in gateway["InaccessiblePaths"]
+
+
 def test_users_and_directories(tmp_path):
-    """Both users and their group are made, and the directories' owners are among them."""
+    """The users and their group are made, and the directories' owners are among them; the downloader is in no group of
+    the others."""
     (tmp_path / "etc").mkdir()
     argv = [tool("systemd-sysusers"), f"--root={tmp_path}", str(UNITS / "athanor.sysusers.conf")]
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
     users = {line.split(":")[0]: line.split(":") for line in (tmp_path / "etc/passwd").read_text().splitlines()}
     groups = {line.split(":")[0]: line.split(":")[3] for line in (tmp_path / "etc/group").read_text().splitlines()}
-    assert set(users) == {"athanor-supervisor", "athanor-gateway"}
+    assert set(users) == {"athanor-supervisor", "athanor-gateway", "athanor-fetch"}
     assert all(user[6].endswith("nologin") for user in users.values())
-    assert set(groups["athanor"].split(",")) == set(users)
+    assert set(groups["athanor"].split(",")) == {"athanor-supervisor", "athanor-gateway"}
     named = set()
     for line in (UNITS / "athanor.tmpfiles.conf").read_text().splitlines():
         if line and not line.startswith("#"):

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 DOCUMENT, UPGRADE = ROOT / "docs/install.md", ROOT / "docs/upgrade.md"
 ADMIN = "unix:/run/athanor/admin.sock"
 POLICY = "/etc/athanor/policy.yaml"
-EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5}
+EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5, "athanor-fetch": 1.2}
 """The most that systemd's own analysis may say of each unit, of 10."""
 
 RESTARTS = 4
@@ -84,8 +84,11 @@ def test_installing_again_does_nothing(container):
 
 
 def test_systemd_finds_the_units_sound(container):
-    """Nothing to say against any of them as they are loaded, and little exposure of both services."""
-    units = [f"athanor{name}" for name in ("-gateway.service", "-supervisor.service", ".target", "-sandboxes.slice")]
+    """Nothing to say against any of them as they are loaded, and little exposure of each service."""
+    units = [
+        f"athanor{name}"
+        for name in ("-gateway.service", "-supervisor.service", "-fetch.service", ".target", "-sandboxes.slice")
+    ]
     assert container.run("systemd-analyze", "verify", *units) == ""
     for unit, most in EXPOSURE.items():
         said = container.run("systemd-analyze", "security", "--no-pager", unit)
@@ -139,8 +142,8 @@ def test_reload_waits_for_its_outcome(container):
 
 def test_the_doctor_tries_as_the_services_users(container):
     """A policy that root reads and the services do not: told with the users, and the command that is told mends it.
-    Control: before and after, both users can use everything."""
-    fine = "athanor-gateway, athanor-supervisor can use the"
+    Control: before and after, all users can use everything."""
+    fine = "athanor-gateway, athanor-supervisor, athanor-fetch can use the"
     assert fine in container.run("athanor", "doctor")
     container.run("chown", "root:root", POLICY)
     container.run("chmod", "0600", POLICY)

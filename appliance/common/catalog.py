@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from appliance.common.model_digests import DigestCache, HashedFile, identity_of
 
 EMBEDDED_MODEL = "athanor-mini"
 """Name and folder of the model that comes with the project."""
+
+SAFETENSORS = ".safetensors"
+"""Ending of weight files."""
 
 GGUF = ".gguf"
 CONVERTED = "is GGUF, which is converted once and not served as it is; athanor model convert"
@@ -85,7 +89,7 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
         raise ConfigError(f"model {name}: {folder} {CONVERTED} {folder} DIR")
     if not folder.is_dir():
         raise ConfigError(f"model {name}: {folder} is not a directory")
-    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    weights = sorted(path.name for path in folder.glob(f"*{SAFETENSORS}"))
     if not weights and (packed := sorted(folder.glob(f"*{GGUF}"))):
         raise ConfigError(f"model {name}: {packed[0]} {CONVERTED} {packed[0]} DIR")
     if not weights:
@@ -98,8 +102,28 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
         if not (folder / needed).is_file():
             raise ConfigError(f"model {name}: {needed} is missing in {folder}")
     engine = _real_files(name, folder, (*ENGINE_FILES, *weights, POOLING_FILE[0]))
-    renamed = tuple((POOLING_FILE[1] if inside == POOLING_FILE[0] else inside, path) for inside, path in engine)
+    renamed = tuple((_inside(place), path) for place, path in engine)
     return renamed, _real_files(name, folder, TEXT_FILES)
+
+
+def served_names(present: Collection[str]) -> tuple[str, ...]:
+    """Those of a folder's names that sandboxes get, in the order in which the digest has them."""
+    weights = sorted(name for name in present if name.endswith(SAFETENSORS) and "/" not in name)
+    return tuple(name for name in (*ENGINE_FILES, *weights, POOLING_FILE[0], *TEXT_FILES) if name in present)
+
+
+def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
+    """A model's digest in hex, from names inside its folder and SHA-256 digests, in the order of ``served_names``."""
+    total = hashlib.sha256(b"athanor model v1\0")
+    for place, digest in files:
+        name = _inside(place).encode()
+        total.update(len(name).to_bytes(4, "little") + name + digest)
+    return total.hexdigest()
+
+
+def _inside(place: str) -> str:
+    """Name in the sandbox of a file of the model's folder."""
+    return POOLING_FILE[1] if place == POOLING_FILE[0] else place
 
 
 def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
@@ -157,11 +181,9 @@ def check_files(files: ModelFiles, pinned: str) -> None:
 
 
 def _digest(model: str, files: NamedFiles, cache: DigestCache) -> tuple[str, tuple[HashedFile, ...]]:
-    total = hashlib.sha256(b"athanor model v1\0")
     hashed = []
-    for name, path in files:
+    for _, path in files:
         with os_errors_as(f"model {model}: cannot read {path}"):
-            one = cache.hash(path)
-        total.update(len(name).to_bytes(4, "little") + name.encode() + one.digest)
-        hashed.append(one)
-    return total.hexdigest(), tuple(hashed)
+            hashed.append(cache.hash(path))
+    names = (name for name, _ in files)
+    return digest_of((name, one.digest) for name, one in zip(names, hashed, strict=True)), tuple(hashed)

@@ -35,7 +35,8 @@ CardNumber = Annotated[int, Field(ge=0, le=999)]
 """Number of a GPU: the N of /dev/nvidiaN."""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host, by its number or as localhost, is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -48,7 +49,7 @@ def listens_on_loopback(address: str) -> bool:
     Raises:
         ValueError: as ``split_address``.
     """
-    return address.startswith("unix:") or _is_loopback(split_address(address)[0])
+    return address.startswith("unix:") or is_loopback(split_address(address)[0])
 
 
 def _collide(one: str, other: str) -> bool:
@@ -177,8 +178,9 @@ class ModelConfig(_Section):
 
     name: str = Field(pattern=MODEL_NAME)
     """Name of the model in requests, policies, paths and logs. It is unique in the list."""
-    path: Path = Field(strict=False)
-    """Folder with the model's files: weights in safetensors, config.json, tokenizer."""
+    path: Path | None = Field(default=None, strict=False)
+    """Folder with the model's files: weights in safetensors, config.json, tokenizer. Left out: the model of the cache
+    that has `digest`."""
     digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """SHA-256 digest of the model's files in hex (`athanor model digest` prints it). Other files are refused. Empty:
     the files are not pinned."""
@@ -220,6 +222,8 @@ class ModelConfig(_Section):
 
     @model_validator(mode="after")
     def _placed(self) -> Self:
+        if self.path is None and not self.digest:
+            raise ValueError("a model needs a path, or the digest of a model of the cache")
         if self.gpu == ():
             raise ValueError("gpu is an empty list; say off for none")
         if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
@@ -227,6 +231,12 @@ class ModelConfig(_Section):
         if self.gpu_share and self.gpu == "off":
             raise ValueError("gpu_share is a share of a GPU, and gpu is off")
         return self
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the model's files, once relative paths and the cache are resolved (``anchored``)."""
+        assert self.path is not None, "an anchored configuration has a path for each model"
+        return self.path
 
     @property
     def engine_backend(self) -> str:
@@ -240,6 +250,24 @@ class ModelConfig(_Section):
         if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
             raise ValueError("pooling and truncates are for runner: embed")
         return self
+
+
+class ModelCacheConfig(_Section):
+    """Cache of models that were pulled (`athanor model pull`), each under its digest."""
+
+    directory: Path = Field(strict=False)
+    """Folder of the cache. It belongs to the downloader's user and is readable for all with access."""
+    max_bytes: Annotated[int, Field(ge=0), BYTES] = 0
+    """Most bytes of models in the cache. A pull that needs room removes models that are neither pinned nor named here,
+    the least recently used first. 0: as many as the disk takes."""
+    max_rate: Annotated[int, Field(ge=0), Unit("bytes per second")] = 0
+    """Bandwidth of all pulls together. 0: no limit."""
+    sources: Path | None = Field(default=None, strict=False)
+    """File of endpoints and credentials of sources (docs/model-cache.md); under systemd a credential. Left out: what
+    the providers' own environment variables say."""
+    socket: Path | None = Field(default=None, strict=False)
+    """Socket of athanor-fetch.service. Left out: `fetch.sock` in run_dir while `athanor serve` runs, and otherwise
+    `athanor model pull` starts a downloader for itself."""
 
 
 class SpillConfig(_Section):
@@ -372,6 +400,8 @@ class ApplianceConfig(_Section):
     """Addresses on which the appliance listens."""
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
     """Models to serve."""
+    model_cache: ModelCacheConfig | None = None
+    """Cache of pulled models. Without this section each model has a path."""
     policy: Path = Field(strict=False)
     """Policy file, or folder of policy files (*.yaml): what each tenant may do. The files in `policy.d` beside a file
     `policy.yaml` belong to it."""
@@ -408,6 +438,24 @@ class ApplianceConfig(_Section):
         if self.sandbox.spill is not None and self.keys is None:
             raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
         return self
+
+    @model_validator(mode="after")
+    def _found(self) -> Self:
+        for model in self.models:
+            if model.path is None and self.model_cache is None:
+                raise ValueError(f"model {model.name} has no path, and there is no section model_cache to find it in")
+        return self
+
+    def anchored(self, folder: Path) -> Self:
+        """Copy with every relative path taken from ``folder``, and the paths of models of the cache."""
+        moved = super().anchored(folder)
+        if moved.model_cache is None:
+            return moved
+        place = moved.model_cache.directory / "models"
+        models = tuple(
+            one if one.path is not None else one.model_copy(update={"path": place / one.digest}) for one in moved.models
+        )
+        return moved.model_copy(update={"models": models})
 
     @field_validator("models")
     @classmethod

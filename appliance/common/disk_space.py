@@ -17,6 +17,7 @@ PLACES = {
     "checkpoints": "checkpoints",
     "cache": "cache of digests and forms",
     "keyring": "keyring",
+    "models": "cache of models",
     "run": "sockets and bundles",
 }
 """Watched folders, as metrics name them, and what lies there."""

@@ -97,6 +97,18 @@ class ModelDigestError(ConfigError):
     """The files of a model are not those that were pinned, or not those that were there at the start."""
 
 
+class ModelSourceError(ConfigError):
+    """A model cannot be taken from its source as it is: address, credentials, manifest; the message says what to do."""
+
+
+class SourceUnavailableError(ModelSourceError):
+    """The source of a model does not answer, or breaks off; what has come is kept, and pulled again it is completed."""
+
+
+class ModelCacheError(ConfigError):
+    """The cache of models cannot do what was asked: no such model, no room, in use; the message says what to do."""
+
+
 class InvalidRequestError(ApplianceError):
     """The request is malformed or a value is out of range."""
 

@@ -11,6 +11,9 @@ CONTROL_SOCKET = "control.sock"
 OPERATOR_SOCKET = "operator.sock"
 """Socket for the operator's commands about tenants' keys; the gateway cannot open it."""
 
+FETCH_SOCKET = "fetch.sock"
+"""Socket for orders to the downloader, where the launcher runs it and the configuration names no other."""
+
 MEND_S = 2.0
 """How often the supervisor looks whether its sockets can still be found."""
 

@@ -1,4 +1,4 @@
-"""One host process, supervisor or gateway: for ``serve --role``, and as the launcher's child.
+"""One host process, supervisor, gateway or downloader: for ``serve --role``, and as the launcher's child.
 
 The launcher starts ``python -m appliance.operator.child ROLE CONFIG PARENT DESCRIPTOR``. The configuration comes
 resolved through the descriptor, so that no child starts with another than the launcher read. CONFIG names the process
@@ -81,6 +81,21 @@ def run_supervisor(load: Callable[[], ApplianceConfig]) -> None:
     asyncio.run(supervise(config))
 
 
+def run_fetch(load: Callable[[], ApplianceConfig]) -> None:
+    """Run the downloader in this process until SIGTERM. ``load`` gives the configuration, each time anew.
+
+    Raises:
+        ApplianceError: it cannot start.
+    """
+    from appliance.fetch.service import run_service
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # The memory holds credentials of sources.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    asyncio.run(run_service(load))
+
+
 def return_large_pieces() -> None:
     """Have the C library return each piece of ``RETURNED_BYTES`` or more to the system when it is freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -105,7 +120,7 @@ def run_role(
     """Run one role; gives the exit status.
 
     Args:
-        role: supervisor or gateway.
+        role: supervisor, gateway or fetch.
         load: gives the configuration.
         parent: process of the launcher, whose end ends this one; None without a launcher.
         reread: reads the configuration again; None: ``load`` can be called again.
@@ -131,6 +146,9 @@ def run_role(
     try:
         if role == "gateway":
             run_gateway(load, reread or load, alone=parent is None)
+        elif role == "fetch":
+            load()  # the launcher's descriptor says with what the file is read again
+            run_fetch(reread or load)
         else:
             run_supervisor(load)
     except (ApplianceError, IsolationError, PolicyError) as error:

@@ -264,6 +264,7 @@ def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> 
     saved = options.checkpoints or state / "checkpoints"
     ports = choose_ports((options.http_port, options.grpc_port, options.admin_port))
     config = {**base_config(state, ports, options.kernels), "models": models, "audit": {"directory": "audit"}}
+    config["model_cache"] = {"directory": "models"}
     config["sandbox"] |= {
         "unsafe_no_sandbox": options.unsafe_no_sandbox,
         "checkpoints": None if options.no_checkpoints else str(saved.resolve()),

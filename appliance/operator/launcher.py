@@ -1,8 +1,9 @@
-"""Runs both host processes from one command: a service manager of two children, with systemd's own words between them.
+"""Runs the host processes from one command: a service manager of two children, with systemd's own words between them.
 
 Each child reports over a notification socket (sd_notify(3)) as it would to systemd. A child that ends before it was
 ready ends the start; one that ends later is started again, after a growing delay. SIGTERM drains the gateway first,
-then the supervisor cleans up; SIGHUP goes to the gateway.
+then the supervisor cleans up; SIGHUP goes to the gateway. A downloader, where there is one, is started when the others
+are ready; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Launcher:
         resolved: int,
         *,
         environments: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType({}),
+        beside: tuple[str, ...] = (),
     ) -> None:
         """Prepare; starts nothing.
 
@@ -87,12 +89,14 @@ class Launcher:
             on_ready: called once, with the addresses.
             resolved: descriptor of the configuration that the children read (``config_handover.sealed``).
             environments: further variables of each child.
+            beside: roles that are started when both are ready.
         """
         self._config = config
         self._run_dir = run_dir
         self._on_ready = on_ready
         self._resolved = resolved
         self._environments = environments
+        self._beside = beside
         self._stop = asyncio.Event()
         self._children: dict[str, Child] = {}
         self._served: set[int] = set()
@@ -114,6 +118,7 @@ class Launcher:
             tasks = [asyncio.create_task(self._keep(role)) for role in ("supervisor", "gateway")]
             try:
                 await self._wait_ready(tasks)
+                tasks += [asyncio.create_task(self._keep(role)) for role in self._beside if not self._stop.is_set()]
                 await self._stop.wait()
             finally:
                 notify.stopping()
@@ -176,7 +181,7 @@ class Launcher:
     async def _end_all(self, tasks: list[asyncio.Task[None]]) -> None:
         """Gateway first, so that it can drain into living sandboxes; then the supervisor."""
         self._stop.set()
-        for role in ("gateway", "supervisor"):
+        for role in (*self._beside, "gateway", "supervisor"):
             child = self._children.get(role)
             if child is not None:
                 await asyncio.to_thread(child.end, END_GRACE_S)

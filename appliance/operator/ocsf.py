@@ -139,6 +139,18 @@ def _order(values: Values) -> _Event:
     return _Event(3004, activity, message, SUCCESS if good else FAILURE, LOW, attributes)
 
 
+def _model(values: Values) -> _Event:
+    good = str(values["outcome"]).upper() == SERVED
+    attributes = {
+        "entity": {"name": str(values["model"]) or "a model", "type": "model", "uid": values["model_digest"] or "none"},
+        "actor": {"user": {"uid": str(values["user"])}},
+        "status_code": values["outcome"],
+    }
+    activity = DELETE if values["what"] == "remove" else CREATE
+    message = f"cache of models: {values['what']}"
+    return _Event(3004, activity, message, SUCCESS if good else FAILURE, LOW, attributes)
+
+
 def _sandbox(values: Values) -> _Event:
     state = str(values["state"])
     attributes = {"app": {"name": f"{values['role']} sandbox of {values['model']}", "vendor_name": SERVICE}}
@@ -172,6 +184,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "sandbox": _sandbox,
     "keys": _keys,
     "order": _order,
+    "model": _model,
     "gap": _gap,
     "log": _log,
 }

@@ -19,7 +19,7 @@ from isolation.gvisor.environment import WIPING, WIPING_LATER
 LOCK = "launcher.lock"
 """Name of the lock in the run directory."""
 
-ROLES = ("both", "supervisor", "gateway")
+ROLES = ("both", "supervisor", "gateway", "fetch")
 
 
 def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> int:
@@ -41,10 +41,17 @@ def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Se
     config = load_config(config_path, options)
     handed = Handover(config=config, options=tuple(options), environment=own_variables())
     environments = {"supervisor": WIPING, "gateway": WIPING_LATER} if config.wipe_memory else {}
+    beside = ("fetch",) if config.model_cache is not None else ()
+    if beside:
+        from appliance.operator.fetch_client import own_environment
+
+        environments["fetch"] = tuple(own_environment().items())
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"), sealed(handed) as resolved:
-            launcher = Launcher(config_path, config.run_dir, on_ready, resolved, environments=environments)
+            launcher = Launcher(
+                config_path, config.run_dir, on_ready, resolved, environments=environments, beside=beside
+            )
             asyncio.run(launcher.run())
     except OSError as error:
         raise ConfigError(f"cannot use the run directory {config.run_dir}: {error.strerror or error}") from error

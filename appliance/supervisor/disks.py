@@ -18,6 +18,7 @@ def watched(config: ApplianceConfig) -> dict[str, Path]:
         "checkpoints": sandbox.checkpoints,
         "cache": caches[0] if caches else None,
         "keyring": None if config.keys is None else config.keys.keyring,
+        "models": None if config.model_cache is None else config.model_cache.directory,
         "run": config.run_dir,
     }
     return {place: path for place, path in found.items() if path is not None}

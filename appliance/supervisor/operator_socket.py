@@ -6,7 +6,8 @@ own user. (In a demo both host processes have one user, and there this wall is n
 
 A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``, ``{"do": "rotate", "tenant": "alpha"}`` or
 ``{"do": "rewrap", "root": HEX}``; the answer is one line, with ``ok`` and either what was done or ``problem``. Whatever
-was understood is in the audit log, whether it could be done or not.
+was understood is in the audit log, whether it could be done or not. ``{"do": "record", "what": "pull", ...}`` makes an
+entry and nothing else: the command tells what it had the downloader do.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _UCRED = struct.Struct("3i")
 
 _FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
 """What an order is about."""
+
+_RECORDED = {"what": str, "model": str, "model_digest": str, "source": str, "outcome": str, "count": int}
+"""Fields of an order of which only an entry is made, and their types."""
 
 
 class OperatorSocket:
@@ -119,6 +123,8 @@ class OperatorSocket:
         except (ValueError, RecursionError):
             wish = None
         what = wish.get("do") if isinstance(wish, dict) else None
+        if isinstance(wish, dict) and what == "record":
+            return self._record_model(wish, user)
         if not isinstance(what, str) or what not in _FIELDS or wish.keys() != {"do", _FIELDS[what]}:
             return {"ok": False, "problem": "not a command of this release"}
         value = wish[_FIELDS[what]]
@@ -139,6 +145,16 @@ class OperatorSocket:
         log.warning("an order about keys was carried out", what=what, tenant=tenant, count=count)
         self._record(entry("order", what=what, tenant=tenant, user=user, outcome="OK", count=count))
         return {"ok": True, **answer}
+
+    def _record_model(self, wish: dict[str, Any], user: int) -> dict[str, Any]:
+        fields = {name: value for name, value in wish.items() if name != "do"}
+        kinds = _RECORDED.items()
+        if fields.keys() != _RECORDED.keys() or not all(type(fields[name]) is kind for name, kind in kinds):
+            return {"ok": False, "problem": "not a command of this release"}
+        if fields["what"] not in ("pull", "remove"):
+            return {"ok": False, "problem": "not a command of this release"}
+        self._record(entry("model", user=user, **fields))
+        return {"ok": True}
 
     async def _do(self, vault: Vault, what: str, value: str) -> dict[str, Any]:
         """Carry out an order.

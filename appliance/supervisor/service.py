@@ -198,7 +198,7 @@ def _operator_socket(
 def _read_models(config: ApplianceConfig) -> dict[str, tuple[ModelConfig, ModelFiles]]:
     """Name to configuration and hashed files of every model; the pinned digest is compared at each boot."""
     cache = DigestCache.load(config.digest_cache)
-    found = {model.name: (model, read_model(model.name, model.path, cache)) for model in config.models}
+    found = {model.name: (model, read_model(model.name, model.folder, cache)) for model in config.models}
     cache.save()
     return found
 

@@ -25,7 +25,18 @@ from isolation.ipc.sampling import PARAMETERS
 
 OURS = ("appliance", "engine", "isolation", "policy")
 OBJECTS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle")
-FETCHERS = ("urllib.request", "http.client", "requests", "httpx", "aiohttp", "urllib3", "ftplib", "smtplib", "xmlrpc")
+FETCHERS = (
+    "urllib.request",
+    "http.client",
+    "requests",
+    "httpx",
+    "aiohttp",
+    "urllib3",
+    "ftplib",
+    "smtplib",
+    "xmlrpc",
+    "obstore",
+)
 STAMP = Stamp("req", None, 1)
 
 

@@ -67,6 +67,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
+    "model": {"what": _T, "model": _T, "model_digest": _T, "source": _T, "user": _N, "outcome": _T, "count": _N},
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -85,6 +86,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``keys``: keys were made, or given to the gateway;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;
+* ``model``: what the operator had done to the cache of models (pull, remove), as which user id, with the model's name,
+  digest and source, and the bytes that came; told by the command, after the downloader had done it or failed;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

@@ -26,6 +26,7 @@ from appliance.operator.cli import (
     key,
     logs,
     model,
+    model_cache,
     package,
     policy,
     policy_cases,
@@ -172,9 +173,17 @@ _add("Commands", "restore", state.restore, state.RESTORE_EXAMPLES, _state)
 _kernels = _group("kernels", "Compile the engine's kernels, for this machine or for GPUs.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _add("Commands", "gpu", kernels.gpu, kernels.GPU_EXAMPLES, _kernels)
-_model = _group("model", "Convert and pin models.", MORE)
+_model = _group("model", "Pull, convert, verify and pin models.", MORE)
 _add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
 _add("Commands", "digest", model.digest, model.DIGEST_EXAMPLES, _model)
+_add("Commands", "manifest", model_cache.manifest, model_cache.MANIFEST_EXAMPLES, _model)
+_add("Commands", "pull", model_cache.pull, model_cache.PULL_EXAMPLES, _model)
+_add("Commands", "list", model_cache.list_models, model_cache.LIST_EXAMPLES, _model)
+_add("Commands", "show", model_cache.show, model_cache.SHOW_EXAMPLES, _model)
+_add("Commands", "verify", model_cache.verify, model_cache.VERIFY_EXAMPLES, _model)
+_add("Commands", "pin", model_cache.pin, model_cache.PIN_EXAMPLES, _model)
+_add("Commands", "unpin", model_cache.unpin, model_cache.UNPIN_EXAMPLES, _model)
+_add("Commands", "remove", model_cache.remove, model_cache.REMOVE_EXAMPLES, _model)
 _add(MORE, "version", version.version, "")
 
 

@@ -24,11 +24,12 @@ class Role(StrEnum):
     BOTH = "both"
     SUPERVISOR = "supervisor"
     GATEWAY = "gateway"
+    FETCH = "fetch"
 
 
 def serve(
     config: Config = DEFAULT_CONFIG,
-    role: Annotated[Role, typer.Option(metavar="ROLE", help="both, supervisor or gateway.")] = Role.BOTH,
+    role: Annotated[Role, typer.Option(metavar="ROLE", help="both, supervisor, gateway or fetch.")] = Role.BOTH,
     settings: Settings = None,
 ) -> None:
     """Serve what a configuration says, until SIGTERM.

@@ -32,12 +32,12 @@ def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig) -> GpuKerne
         found = config
     place = gpu_kernels(found)
     try:
-        description = folder.description_digest(model.path)
+        description = folder.description_digest(model.folder)
     except OSError:
         description = ""
     facts = GpuKernelFacts(
         model=model.name,
-        model_path=str(model.path),
+        model_path=str(model.folder),
         path="" if place is None else str(place),
         needed=model.gpu != "auto",
         dtype="" if model.dtype == "auto" else model.dtype,

@@ -29,17 +29,20 @@ class PathNeed:
 
 
 def needs_of(role: str, config: ApplianceConfig, path: Path, devices: tuple[str, ...] = ()) -> list[PathNeed]:
-    """Return the paths that the gateway or the supervisor uses, of a configuration at ``path``; credentials are left
+    """Return the paths that a service uses, of a configuration at ``path``; credentials are left
     out, which systemd reads (``named_credentials``).
 
     Args:
-        role: gateway or supervisor.
+        role: gateway, supervisor or fetch.
         config: the configuration.
         path: its file.
         devices: nodes of the GPUs that its models are given.
     """
-    found = [PathNeed("configuration", path, Use.READ), *_policy(config)]
-    found += _gateway(config) if role == "gateway" else _supervisor(config, devices)
+    if role == "fetch":
+        found = list(_fetch(config))
+    else:
+        found = [PathNeed("configuration", path, Use.READ), *_policy(config)]
+        found += _gateway(config) if role == "gateway" else _supervisor(config, devices)
     return [one for one in found if not str(one.path).startswith(SERVICE_CREDENTIALS)]
 
 
@@ -73,7 +76,7 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
     sandbox = config.sandbox
     yield PathNeed("run directory", config.run_dir, Use.FILL)
     for model in config.models:
-        yield from (PathNeed(f"model {model.name}", place, Use.READ) for place in (model.path, *_files(model)))
+        yield from (PathNeed(f"model {model.name}", place, Use.READ) for place in (model.folder, *_files(model)))
     reads = [("kernels", sandbox.kernels), ("kernels", sandbox.gpu_kernels), ("image", sandbox.image)]
     reads += [("image", sandbox.image_store), ("image", sandbox.image_pin), ("state", config.state)]
     yield from (PathNeed(purpose, place, Use.READ) for purpose, place in reads if place is not None)
@@ -95,10 +98,20 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
     yield from (PathNeed("GPU", Path(node), Use.DEVICE) for node in devices)
 
 
+def _fetch(config: ApplianceConfig) -> Iterator[PathNeed]:
+    if config.model_cache is None:
+        return
+    yield PathNeed("cache of models", config.model_cache.directory, Use.FILL)
+    if config.model_cache.sources is not None:
+        yield PathNeed("sources of models", config.model_cache.sources, Use.READ)
+    if config.model_cache.socket is not None:
+        yield PathNeed("downloader's socket", config.model_cache.socket, Use.BIND)
+
+
 def _files(model: ModelConfig) -> tuple[Path, ...]:
     """Files of a model; none where it cannot be served, which its own check tells."""
     try:
-        engine, text = find_files(model.name, model.path)
+        engine, text = find_files(model.name, model.folder)
     except (ConfigError, OSError):
         return ()
     return tuple(path for _, path in (*engine, *text))
@@ -111,6 +124,8 @@ def named_credentials(config: ApplianceConfig) -> Iterator[tuple[str, str, str]]
         named.append(("audit key", config.audit.key))
     if config.keys is not None:
         named.append(("root key", config.keys.root_key))
+    if config.model_cache is not None and config.model_cache.sources is not None:
+        named.append(("sources of models", config.model_cache.sources))
     for purpose, path in named:
         if str(path).startswith(SERVICE_CREDENTIALS):
             unit, _, name = str(path).removeprefix(SERVICE_CREDENTIALS).partition("/")

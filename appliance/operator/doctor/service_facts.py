@@ -209,7 +209,9 @@ def _disks(config: ApplianceConfig) -> Iterator[Disk]:
         places.append((config.sandbox.spill.directory, "spilled KV"))
     caches = [path.parent for path in (config.digest_cache, config.sandbox.form_cache) if path is not None]
     places += [(folder, "cache of digests and forms") for folder in caches[:1]]
-    places += [(model.path, f"model {model.name}") for model in config.models]
+    if config.model_cache is not None:
+        places.append((config.model_cache.directory, "cache of models"))
+    places += [(model.folder, f"model {model.name}") for model in config.models]
     found: dict[int, tuple[Path, list[str]]] = {}
     for path, purpose in places:
         # Not Path.exists, which raises where a folder on the way is closed to us.
@@ -239,7 +241,7 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
         yield _mode(token, "token of the metrics listener", secret=True)
     if config.listen.tls is not None:
         yield _mode(config.listen.tls.key, "private key", secret=True)
-    folders = [(model.path, f"model {model.name}") for model in config.models]
+    folders = [(model.folder, f"model {model.name}") for model in config.models]
     folders += [
         (place, name) for place, name in ((config.sandbox.kernels, "kernels"), (config.sandbox.image, "image")) if place
     ]
@@ -305,9 +307,9 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
 def _model(model: ModelConfig) -> Model:
     null = model.runner == "null"
     try:
-        engine, _ = find_files(model.name, model.path)
+        engine, _ = find_files(model.name, model.folder)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
-        digest = read_model(model.name, model.path).digest if model.digest else ""
+        digest = read_model(model.name, model.folder).digest if model.digest else ""
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
@@ -318,7 +320,7 @@ def _model(model: ModelConfig) -> Model:
         kv_bytes=model.kv_bytes,
         int8=model.weights == "int8",
         null=null,
-        path=str(model.path),
+        path=str(model.folder),
         pinned=model.digest,
         digest=digest,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import PurePath
 
 from appliance.common.figures import counted
 from appliance.operator.doctor.facts import Refusal, ServiceFacts, ServiceUnit
@@ -123,7 +124,8 @@ def settings_beyond(
     for unit in units:
         words = [part for word in unit.command for part in (word.split("=", 1) if word[:2] == "--" else (word,))]
         named = [value for word, value in pairwise(words) if word in ("--config", "-c")]
-        if words and named[-1:] != [config]:
+        loaded = named[-1:] == [f"/run/credentials/{unit.name}/{PurePath(config).name}"]
+        if words and named[-1:] != [config] and not loaded:
             found.append(f"{unit.name} starts with {' '.join(named[-1:]) or 'no --config'}, looked at was {config}")
         chosen = [value for word, value in pairwise(words) if word == "--set"]
         if keys := [one.partition("=")[0] for one in chosen if one not in options]:

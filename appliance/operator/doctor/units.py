@@ -164,5 +164,5 @@ def environment_of(unit: ServiceUnit) -> dict[str, str]:
 
 
 def role_of(unit: ServiceUnit) -> str:
-    """``gateway`` or ``supervisor``."""
+    """``gateway``, ``supervisor`` or ``fetch``."""
     return unit.name.removeprefix("athanor-").partition(".")[0]

@@ -247,7 +247,7 @@ if [ "$1" = configure ]; then
     systemd-sysusers athanor.conf
     /usr/bin/athanor install --systemd
     if [ -d /run/systemd/system ] && [ -n "$2" ]; then
-        systemctl try-restart athanor-supervisor.service athanor-gateway.service
+        systemctl try-restart athanor-supervisor.service athanor-gateway.service athanor-fetch.service
     fi
 fi
 """,
@@ -255,15 +255,15 @@ fi
 #!/bin/sh
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now athanor.target athanor-gateway.service athanor-supervisor.service
+    systemctl disable --now athanor.target athanor-gateway.service athanor-supervisor.service athanor-fetch.service
 fi
 """,
     "postrm": """\
 #!/bin/sh
 set -e
 if [ "$1" = purge ]; then
-    rm -rf /etc/athanor /var/lib/athanor /var/lib/athanor-supervisor
-    for user in athanor-gateway athanor-supervisor; do
+    rm -rf /etc/athanor /var/lib/athanor /var/lib/athanor-supervisor /var/lib/athanor-fetch
+    for user in athanor-gateway athanor-supervisor athanor-fetch; do
         if getent passwd "$user" >/dev/null; then userdel "$user"; fi
     done
     if getent group athanor >/dev/null; then groupdel athanor; fi

@@ -29,7 +29,7 @@ GATEWAY_UNIT = "athanor-gateway.service"
 
 RENAMED = {"athanor.sysusers.conf": "sysusers.d/athanor.conf", "athanor.tmpfiles.conf": "tmpfiles.d/athanor.conf"}
 
-SERVICES = ("athanor-gateway.service", "athanor-supervisor.service")
+SERVICES = ("athanor-gateway.service", "athanor-supervisor.service", "athanor-fetch.service")
 TARGET = "athanor.target"
 
 HIDDEN_FROM_UNITS = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - named, not written to

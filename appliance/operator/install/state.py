@@ -19,7 +19,10 @@ ETC, VAR = Path("etc/athanor"), Path("var/lib/athanor")
 AUDIT = Path("var/lib/athanor-supervisor")
 """The supervisor's own state: the audit log."""
 
-RUN = (Path("run/athanor"), Path("run/athanor-supervisor"))
+FETCHED = Path("var/lib/athanor-fetch")
+"""The downloader's own state: the cache of models."""
+
+RUN = (Path("run/athanor"), Path("run/athanor-supervisor"), Path("run/athanor-fetch"))
 
 FIRST_FILES = ("athanor.yaml", "policy.yaml", "credentials.json", "pepper")
 
@@ -83,7 +86,7 @@ def _copy_model(target: Path) -> None:
 def leftovers(root: Path) -> tuple[Path, ...]:
     """What a purge removes: the operator's files, state, drop-ins and links of enabled units."""
     units = root / ADMIN_PLACE / UNITS
-    candidates = [root / ETC, root / VAR, root / AUDIT, *(root / path for path in RUN)]
+    candidates = [root / ETC, root / VAR, root / AUDIT, root / FETCHED, *(root / path for path in RUN)]
     candidates += [units / f"{name}.d" for name in (*SERVICES, TARGET)]
     return tuple(path for path in candidates if path.exists())
 

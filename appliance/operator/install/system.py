@@ -17,7 +17,7 @@ PATIENCE_S = 120.0
 START_S = 1_000.0
 """Longest that a start may take: the units' own limit, and a little."""
 
-USERS = ("athanor-gateway", "athanor-supervisor")
+USERS = ("athanor-gateway", "athanor-supervisor", "athanor-fetch")
 GROUP = "athanor"
 
 

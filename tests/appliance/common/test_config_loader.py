@@ -114,7 +114,7 @@ def test_relative_paths_of_every_source_are_taken_from_the_files_folder(tmp_path
         ([], {"ATHANOR_SANDBOX__CORES": "[1"}, "ATHANOR_SANDBOX__CORES: '[1' is not YAML"),
         ([], {"ATHANOR_SANDBOX": "{coers: 2}"}, "ATHANOR_SANDBOX: sandbox.coers: unknown key; did you mean 'cores'"),
         ([], {"ATHANOR_MODELS__5__NAME": "x"}, "ATHANOR_MODELS__5__NAME: there is no entry 5"),
-        ([], {"ATHANOR_MODELS__1__NAME": "x"}, "ATHANOR_MODELS__1__NAME: models[1].path: this key is required"),
+        ([], {"ATHANOR_MODELS__1__NAME": "x"}, "ATHANOR_MODELS__1__NAME: models[1]: a model needs a path"),
         ([], {"ATHANOR_AUDIT__KEY": "x"}, "ATHANOR_AUDIT__KEY: audit.directory: this key is required"),
         ([], {"ATHANOR_LISTEN__HTTP": "x"}, "ATHANOR_LISTEN__HTTP: listen.http: 'x' is not HOST:PORT"),
         ([], {"ATHANOR_SANDBOX__IMAGE": "x"}, "ATHANOR_SANDBOX__IMAGE: sandbox: image and image_digest go together"),

@@ -45,6 +45,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "sandbox": [{"state": state} for state in ("up", "down", "frozen", "thawed", "refused")],
     "keys": [{}],
     "order": [{"what": "shred", "outcome": "OK"}, {"what": "rotate", "outcome": "FAILED", "tenant": ""}],
+    "model": [{"what": "pull", "outcome": "OK"}, {"what": "remove", "outcome": "FAILED", "model": ""}],
     "gap": [{}],
     "log": [{"event": "opened"}, {"event": "damaged"}],
 }

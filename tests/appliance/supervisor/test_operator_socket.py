@@ -145,6 +145,19 @@ async def test_a_rotation_gives_another_key_at_once(desk: Desk) -> None:
     assert [(one.kind, one.fields["what"], one.fields["count"]) for one in desk.recorded] == [("order", "rotate", 1)]
 
 
+async def test_what_was_pulled_is_on_record(desk: Desk) -> None:
+    """A command tells what it had the downloader do; with another field, a wrong type or for another deed nothing is
+    recorded."""
+    told = {"do": "record", "what": "pull", "model": "m", "model_digest": "9f86", "source": "s3://b/m", "outcome": "OK"}
+    assert await desk.say(json.dumps({**told, "count": 7}).encode() + b"\n") == {"ok": True}
+    (recorded,) = desk.recorded
+    assert (recorded.kind, recorded.fields["count"], recorded.fields["user"]) == ("model", 7, os.geteuid())
+    for wrong in ({}, {"count": "7"}, {"count": True}, {"count": 7, "more": 1}, {"count": 7, "what": "shred"}):
+        answer = await desk.say(json.dumps({**told, **wrong}).encode() + b"\n")
+        assert answer == {"ok": False, "problem": "not a command of this release"}
+    assert len(desk.recorded) == 1
+
+
 async def test_keys_are_wrapped_anew_and_open_what_they_sealed(desk: Desk) -> None:
     """Sealed objects open as before, the keyring opens with the new root key, and no longer with another; an order
     with a wrong key is refused, changes nothing, and is on record too."""

@@ -67,6 +67,8 @@ COMMANDS = [
     ("model",),
     ("model", "convert"),
     ("model", "digest"),
+    ("model", "pull"),
+    ("model", "list"),
     ("version",),
 ]
 

@@ -1,0 +1,365 @@
+"""``athanor model pull | list | show | verify | pin | unpin | remove | manifest``: the cache of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from appliance.operator.cli import exits
+from appliance.operator.cli.long_work import LongWork, of_bytes
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
+from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from appliance.common.model_cache.store import CachedModel, ModelCache, PartialModel
+    from appliance.fetch.protocol import FetchOrder
+    from appliance.fetch.settings import FetchSettings
+    from appliance.operator.fetch_client import Progress
+
+PULL_EXAMPLES = """
+athanor model pull s3://models/llama-3.1-8b --pin | resumes where an earlier pull broke off
+athanor model pull hf://OWNER/MODEL@main --digest 9f86... | refused if it is another model
+athanor model pull /mnt/usb/llama --cache /srv/models | without an athanor.yaml
+"""
+
+LIST_EXAMPLES = """
+athanor model list | models and broken pulls, the most recently used first
+"""
+
+SHOW_EXAMPLES = """
+athanor model show llama-3.1-8b | its files, and the lines for athanor.yaml
+"""
+
+VERIFY_EXAMPLES = """
+athanor model verify llama-3.1-8b | reads all of it; exit code 1 when a byte differs
+athanor model verify | every model of the cache
+"""
+
+PIN_EXAMPLES = """
+athanor model pin llama-3.1-8b | until it is unpinned
+"""
+
+UNPIN_EXAMPLES = """
+athanor model unpin 9f86d081 | the first digits of the digest are enough
+"""
+
+REMOVE_EXAMPLES = """
+athanor model remove llama-3.1-8b | one that athanor.yaml does not name
+"""
+
+MANIFEST_EXAMPLES = """
+athanor model manifest models/llama | writes athanor-model.json, to be uploaded with the folder
+"""
+
+ANY = "any"
+"""Value of ``--digest`` with which weights may come for which nothing says a digest."""
+
+Named = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Its name in the cache, or the first digits of its digest.")
+]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", metavar="DIR", help="Folder of the cache, in place of a configuration.")
+]
+
+
+def pull(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, s3://, gs://, az://, https:// or hf://.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name in the cache; else the source's last part.")
+    ] = None,
+    digest: Annotated[
+        str | None, typer.Option("--digest", metavar="HEX|any", help="Digest that it must have; any: whatever comes.")
+    ] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Pin it: no later pull removes it.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    cache: Cache = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Download a model into the cache and print its digest.
+
+    Its manifest, athanor-model.json beside the files, says what must come; every byte is compared.
+    A pull that broke off goes on where it was, and a model that is in the cache is not downloaded again.
+    """
+    from appliance.fetch.protocol import FetchOrder
+    from appliance.fetch.pull import PullOrder
+
+    chosen = _Chosen(config, cache)
+    place = source if "://" in source else str(Path(source).absolute())
+    must = None if digest == ANY else digest
+    order = FetchOrder("pull", PullOrder(place, name or "", must or "", pin, digest == ANY))
+    with ExitStack() as stack:
+        done = chosen.send(order, _progress(stack))
+    done.pop("event", None)
+    if print_data(done, output_format):
+        return
+    from appliance.common.figures import duration, printable, size
+
+    console = errors()
+    came = "in the cache" if done["hit"] else f"{size(done['fetched'])} in {duration(done['seconds'])}"
+    console.print(printable(f"{done['name']}: {size(done['size'])}, {came}"), markup=False, soft_wrap=True)
+    for gone in done["evicted"]:
+        console.print(f"removed to make room: {gone}", markup=False, soft_wrap=True)
+    output().print(f"digest: {done['digest']}", soft_wrap=True, markup=False)
+
+
+def list_models(config: Config = DEFAULT_CONFIG, cache: Cache = None, output_format: Output = Format.TABLE) -> None:
+    """Show the models of the cache, and what broken pulls have left of others."""
+    chosen = _Chosen(config, cache)
+    models = sorted(chosen.cache.models(), key=lambda one: (-one.notes.used, one.digest))
+    parts = chosen.cache.partials()
+    rows = [_facts(one, chosen.served) for one in models]
+    partials = [{"key": one.key, "source": one.source, "bytes": one.size, "running": one.running} for one in parts]
+    data = {"cache": str(chosen.cache.folder), "models": rows, "partial": partials}
+    if not print_data(data, output_format):
+        empty = "the cache is empty: athanor model pull SOURCE"
+        output().print(_table(models, parts, chosen.served) if models or parts else empty)
+
+
+def show(
+    model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None, output_format: Output = Format.TABLE
+) -> None:
+    """Show a model's files, and the lines with which athanor.yaml serves it."""
+    from appliance.common.figures import printable, size
+
+    chosen = _Chosen(config, cache)
+    found = chosen.cache.find(model)
+    files = [] if found.manifest is None else found.manifest.files
+    facts = _facts(found, chosen.served)
+    facts["folder"] = str(found.folder)
+    facts["files"] = [{"name": one.name, "bytes": one.size, "sha256": one.sha256} for one in files]
+    if print_data(facts, output_format):
+        return
+    lines = [
+        f"name    {found.notes.name}",
+        f"digest  {found.digest}",
+        f"source  {found.notes.source}",
+        f"state   {_state(found, chosen.served) or 'in the cache'}",
+        f"folder  {found.folder}",
+        *(f"file    {one.name} ({size(one.size)})" for one in files),
+        "",
+        "models:",
+        f"  - name: {found.notes.name or 'NAME'}",
+        f"    digest: {found.digest}",
+    ]
+    for line in lines:
+        output().print(printable(line), soft_wrap=True, markup=False)
+
+
+def verify(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="One model; else all.", show_default=False)] = "",
+    config: Config = DEFAULT_CONFIG,
+    cache: Cache = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Read the files of models and compare every byte with what was pulled."""
+    from appliance.common.errors import ModelDigestError
+
+    chosen = _Chosen(config, cache)
+    models = (chosen.cache.find(model),) if model else chosen.cache.models()
+    total, done = sum(one.size for one in models), 0
+    problems: dict[str, str] = {}
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        work.reach(done, total)
+
+    with LongWork("reading models", of_bytes) as work:
+        for one in models:
+            try:
+                chosen.cache.verify(one, read)
+            except ModelDigestError as error:
+                problems[one.digest] = error.message
+    rows = [{"digest": one.digest, "name": one.notes.name, "problem": problems.get(one.digest, "")} for one in models]
+    if not print_data({"models": rows}, output_format):
+        for row in rows:
+            word = "broken" if row["problem"] else "whole"
+            output().print(f"{row['digest'][:16]} {word}  {row['name']}", soft_wrap=True, markup=False)
+    if problems:
+        fail(exits.REFUSED, "\n".join(problems.values()))
+
+
+def pin(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
+    """Keep a model in the cache: no pull makes room by removing it."""
+    _change("pin", "pinned", model, config, cache)
+
+
+def unpin(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
+    """End the pin of a model; it stays in the cache until a pull needs its room."""
+    _change("unpin", "unpinned", model, config, cache)
+
+
+def remove(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
+    """Remove a model from the cache, or what a broken pull has left; one that athanor.yaml names stays."""
+    _change("remove", "removed", model, config, cache)
+
+
+def manifest(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the model.")],
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Write a model's manifest, athanor-model.json, into its folder and print the model's digest.
+
+    Put it beside the files wherever the model is pulled from: a pull compares every byte with it.
+    """
+    from appliance.common.catalog import read_model
+    from appliance.common.errors import os_errors_as
+    from appliance.common.model_cache.manifest import MANIFEST, ManifestFile, ModelManifest
+    from appliance.common.model_digests import DigestCache
+    from isolation.host.atomic_file import write_whole
+
+    name, done = folder.resolve().name, 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        work.reach(done, 0)
+
+    with LongWork("reading the model", of_bytes) as work:
+        files = read_model(name, folder, DigestCache(on_read=read))
+    homes = {one.path: one for one in files.hashed}
+    names = _names_of(folder, homes.keys())
+    rows = [ManifestFile(names[path], one.identity[2], one.digest.hex()) for path, one in homes.items()]
+    made = ModelManifest(tuple(rows))
+    assert made.digest == files.digest, "the manifest has the files that the digest covers, in its order"
+    with os_errors_as(f"cannot write into {folder}"):
+        write_whole(folder / MANIFEST, made.text(), 0o644)
+    if not print_data({"digest": made.digest, "file": str(folder / MANIFEST)}, output_format):
+        output().print(f"digest: {made.digest}", soft_wrap=True, markup=False)
+
+
+class _Chosen:
+    """The cache that a command is about: of a configuration, or of a folder."""
+
+    def __init__(self, config: Path, folder: Path | None) -> None:
+        from appliance.common.config_loader import load_config
+        from appliance.common.errors import ApplianceError
+        from appliance.common.model_cache.store import ModelCache
+        from appliance.fetch.settings import FetchSettings, fetch_socket, settings_of
+        from appliance.operator.fetch_client import is_served
+
+        self.service: Path | None = None
+        self.run_dir: Path | None = None
+        if folder is not None:
+            self.settings: FetchSettings = FetchSettings(directory=folder.absolute())
+        else:
+            try:
+                found = load_config(config)
+                self.settings = settings_of(found)
+            except ApplianceError as error:
+                fail(
+                    exits.REFUSED, error.message, "--config FILE names another athanor.yaml, --cache DIR a folder alone"
+                )
+            self.run_dir = found.run_dir
+            socket = fetch_socket(found)
+            named = found.model_cache is not None and found.model_cache.socket is not None
+            self.service = socket if named or is_served(socket) else None
+        self.cache: ModelCache = ModelCache(self.settings.directory)
+        self.served = frozenset(self.settings.kept)
+
+    def send(self, order: FetchOrder, progress: Progress) -> dict[str, Any]:
+        """Have the downloader carry out an order; a running appliance has it in its audit log."""
+        from appliance.common.errors import ModelCacheError
+        from appliance.operator.fetch_client import own_environment, send_order
+
+        try:
+            done = send_order(order, self.settings, self.service, progress, own_environment())
+        except ModelCacheError:
+            self._record(order, {}, "FAILED")
+            raise
+        self._record(order, done, "OK")
+        return done
+
+    def _record(self, order: FetchOrder, done: dict[str, Any], outcome: str) -> None:
+        from appliance.fetch.address import without_credentials
+        from appliance.operator.fetch_client import tell_supervisor
+
+        if self.run_dir is None or order.do not in ("pull", "remove"):
+            return
+        source = "" if order.pull is None else without_credentials(order.pull.source)
+        digest = str(done.get("digest", "")) or (order.model if order.pull is None else order.pull.digest)
+        named = {"model": str(done.get("name", "")), "model_digest": digest, "source": source}
+        count = int(done.get("fetched", 0))
+        tell_supervisor(self.run_dir, {"what": order.do, **named, "outcome": outcome, "count": count})
+
+
+def _change(do: str, done: str, model: str, config: Path, folder: Path | None) -> None:
+    from appliance.fetch.protocol import FetchOrder
+
+    chosen = _Chosen(config, folder)
+    parts = [
+        one.key for one in chosen.cache.partials() if do == "remove" and len(model) >= 6 and one.key.startswith(model)
+    ]
+    key = parts[0] if len(parts) == 1 else chosen.cache.find(model).digest
+    chosen.send(FetchOrder(do, model=key), lambda doing, reached, total: None)
+    output().print(f"{done} {key}", soft_wrap=True)
+
+
+def _names_of(folder: Path, paths: Any) -> dict[Path, str]:
+    """Name in the folder of each real file that a link there, or a file, leads to."""
+    from appliance.common.catalog import served_names
+
+    there = {str(path.relative_to(folder)): path for path in (*folder.glob("*"), *folder.glob("*/*"))}
+    return {there[name].resolve(): name for name in served_names(there.keys()) if there[name].resolve() in paths}
+
+
+def _progress(stack: ExitStack) -> Progress:
+    """A bar on standard error where a person watches, else a line now and then."""
+    console = errors()
+    if not console.is_terminal:
+        work = stack.enter_context(LongWork("pulling", of_bytes))
+        return lambda doing, done, total: work.reach(done, total, doing)
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = stack.enter_context(Progress(*columns, TimeRemainingColumn(), console=console, transient=True))
+    task = bar.add_task("pulling", total=None)
+    show: Callable[..., None] = bar.update
+    return lambda doing, done, total: show(task, description=doing, completed=done, total=total or None)
+
+
+def _facts(model: CachedModel, served: frozenset[str]) -> dict[str, Any]:
+    return {
+        "digest": model.digest,
+        "name": model.notes.name,
+        "source": model.notes.source,
+        "bytes": model.size,
+        "pinned": model.notes.pinned,
+        "served": model.digest in served,
+        "pulled": round(model.notes.pulled),
+        "used": round(model.notes.used),
+        "problem": model.problem,
+    }
+
+
+def _state(model: CachedModel, served: frozenset[str]) -> str:
+    words = ["served"] if model.digest in served else []
+    return ", ".join([*words, *(["pinned"] if model.notes.pinned else [])])
+
+
+def _table(models: list[CachedModel], parts: tuple[PartialModel, ...], served: frozenset[str]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from appliance.common.figures import clock, printable, size
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in ("digest", "name", "size", "state", "used", "source"):
+        table.add_column(name, no_wrap=True)
+    for one in models:
+        state = Text("broken", "red") if one.problem else Text(_state(one, served), "green")
+        used = clock(int(one.notes.used * 1e9), date=True) if one.notes.used else "-"
+        table.add_row(
+            one.digest[:16], printable(one.notes.name), size(one.size), state, used, printable(one.notes.source)
+        )
+    for part in parts:
+        state = Text("being pulled" if part.running else "partial", "yellow")
+        used = clock(int(part.used * 1e9), date=True) if part.used else "-"
+        table.add_row(part.key[:16], "", size(part.size), state, used, printable(part.source))
+    return table
