@@ -40,6 +40,7 @@ DOCUMENTS = (
     "docs/models.md",
     "docs/kv-quotas.md",
     "docs/policy.md",
+    "docs/identity.md",
     "docs/classes.md",
     "docs/images.md",
     "docs/upgrade.md",

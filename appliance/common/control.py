@@ -5,8 +5,9 @@ says ``Attach``; from then on the supervisor pushes what happens to sandboxes, a
 handed whether it has it. It may ask for exactly seven things: namespace keys, what tenants have spent, attestations,
 the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of the sandboxes that the
 policy grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside
-of engines, reserves what requests may cost, and reports what belongs into the audit log. There is no message that names
-a program or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+of engines, reserves what requests may cost, and reports what belongs into the audit log and when keys were used.
+There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains nothing
+here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -27,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 11
+CONTROL_VERSION = 12
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -212,6 +213,14 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysUsed:
+    """Gateway, every few seconds: last uses of API keys, as Unix seconds by secret
+    (``appliance.common.keys.secret_name``)."""
+
+    used: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class SpendQuery:
     """Gateway: asks what these tenants have spent."""
 
@@ -302,6 +311,7 @@ FromGateway = (
     | Want
     | Release
     | Audited
+    | KeysUsed
     | SpendQuery
     | ReserveSpend
     | Attest

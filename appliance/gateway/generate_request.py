@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from appliance.common.scopes import Scope
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import Thinking
@@ -25,6 +26,10 @@ class Principal:
     tenant: str
     credential: str
     """As the policy spells it: ``key:ID`` or a SPIFFE URI."""
+    scopes: frozenset[Scope] | None = field(default=None, compare=False)
+    """Operations that the credential is limited to; None: to what its tenant may do."""
+    secret: str = field(default="", compare=False)
+    """Name of the secret that an API key was proved with (``appliance.common.keys.secret_name``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +478,7 @@ class Service(Protocol):
         tenant's credentials are not taken from this address."""
         ...
 
-    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+    def record_refusal(self, context: CallContext, error: Exception, caller: Principal | None) -> str:
         """Make the trace, metric and log line of a call that ended before a session began (bad body, no
         credential); gives its request id."""
         ...

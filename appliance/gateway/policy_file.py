@@ -13,12 +13,12 @@ from pathlib import Path
 import structlog
 
 from appliance.common.clocks import Clocks
-from appliance.common.credentials import read_key_table
 from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
-from appliance.common.status import PolicyStatus, ReloadOutcome
+from appliance.common.status import KeysStatus, PolicyStatus, ReloadOutcome
+from appliance.gateway.front.key_file import KeyFile, KeyRead
 from appliance.gateway.request.ledger import Ledger
 from policy.errors import PolicyError
 from policy.files import overlooked, read_sources
@@ -61,8 +61,8 @@ class PolicyFile:
         self._loaded_at = time.monotonic()
         self._last_error: str | None = None
         self._last_attempt_at = self._loaded_at
-        self.keys = KeyTable(b"", {})
-        """API keys in force."""
+        self.key_file = KeyFile(credentials, pepper)
+        """API keys in force, and their files."""
         self.overlooked: tuple[str, ...] = ()
         """A line for each file among the drop-ins that is no part of the policy, as of the last look."""
 
@@ -72,10 +72,16 @@ class PolicyFile:
         Raises:
             PolicyError, ConfigError: as ``read``.
         """
-        policy, self.keys = self.read()
+        policy, keys = self.read()
+        self.key_file.adopt(keys)
         return policy
 
-    def read(self) -> tuple[PolicySet, KeyTable]:
+    @property
+    def keys(self) -> KeyTable:
+        """API keys in force."""
+        return self.key_file.keys
+
+    def read(self) -> tuple[PolicySet, KeyRead]:
         """Return policy and API keys, checked.
 
         Raises:
@@ -90,7 +96,7 @@ class PolicyFile:
             raise ConfigError(f"cannot read {named}: {(error.strerror or str(error)).lower()}") from error
         for line in self.overlooked:
             log.warning("a file beside the policy is not read", said=line)
-        return load_policy(sources), read_key_table(self._credentials, self._pepper)
+        return load_policy(sources), self.key_file.read(self._credentials, self._pepper)
 
     def use(self, credentials: Path, pepper: Path) -> None:
         """Read the keys from these files from now on."""
@@ -123,7 +129,7 @@ class PolicyFile:
         except (PolicyError, ApplianceError) as error:
             return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
         ledger.replace(policy, namespaces)
-        self.keys = keys
+        self.key_file.adopt(keys)
         self._loaded_at = self._last_attempt_at = time.monotonic()
         self._last_error = None
         log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
@@ -134,7 +140,7 @@ class PolicyFile:
             warnings=warnings,
         )
 
-    def _read_and_compare(self) -> tuple[PolicySet, KeyTable, tuple[str, ...]]:
+    def _read_and_compare(self) -> tuple[PolicySet, KeyRead, tuple[str, ...]]:
         """Return policy, API keys and warnings; runs in a thread.
 
         Raises:
@@ -142,7 +148,7 @@ class PolicyFile:
         """
         with _no_collection():
             policy, keys = self.read()
-            return policy, keys, self._warnings(policy, keys)
+            return policy, keys, self._warnings(policy, keys.table)
 
     def _warnings(self, policy: PolicySet, keys: KeyTable) -> tuple[str, ...]:
         """What is worth a look in a policy, a line each, and no more than ``MAX_WARNINGS``."""
@@ -150,6 +156,17 @@ class PolicyFile:
         told = (*self.overlooked, *map(str, loose))
         rest = len(told) - MAX_WARNINGS
         return (*told[:MAX_WARNINGS], *((f"and {rest} more: athanor policy check {self._policy}",) if rest > 0 else ()))
+
+    def keys_status(self, clocks: Clocks) -> KeysStatus:
+        """Return the state of the API keys."""
+        found = self.key_file
+        return KeysStatus(
+            file=str(self._credentials),
+            digest=found.keys.digest,
+            keys=len(found.keys.records),
+            loaded_at=clocks.unix(found.since),
+            problem=found.problem,
+        )
 
     def status(self, policy: PolicySet, clocks: Clocks) -> PolicyStatus:
         """Return the state of the policy for status."""

@@ -8,6 +8,7 @@ loopback too, so a request must name a loopback host (else a DNS name that was r
 GET  /metrics                 Prometheus text
 GET  /status                  ``ApplianceStatus``
 GET  /tenants                 ``TenantTable``
+GET  /keys                    ``KeysStatus``
 GET  /traces?limit=N          ``TraceList``, newest first
 GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID names several
 GET  /health/live             200 while the process answers
@@ -31,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
-from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome, TenantTable
+from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
@@ -54,6 +55,7 @@ class AdminParts:
     """Sets gauges and counters as of now."""
     status: Callable[[], ApplianceStatus]
     tenants: Callable[[], TenantTable]
+    keys: Callable[[], KeysStatus]
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
 
@@ -67,6 +69,9 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     async def tenants(_: Request) -> Response:
         # A policy may name thousands: the table is made here, where requests are counted, its text elsewhere.
         return await run_in_threadpool(lambda table: JSONResponse(encode(table)), parts.tenants())
+
+    async def keys(_: Request) -> Response:
+        return JSONResponse(encode(parts.keys()))
 
     async def traces(request: Request) -> Response:
         text = request.query_params.get("limit", str(DEFAULT_LIMIT))
@@ -90,6 +95,7 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
         Route("/metrics", metrics_endpoint(parts.metrics, parts.refresh)),
         Route("/status", status),
         Route("/tenants", tenants),
+        Route("/keys", keys),
         Route("/traces", traces),
         Route("/traces/{wanted}", trace),
         Route("/health/live", live),

@@ -38,6 +38,7 @@ async def serve_admin(
         refresh=gauges.refresh,
         status=state.status,
         tenants=telemetry.metrics.tenants,
+        keys=state.keys,
         ready=state.readiness,
         reload=reload,
     )

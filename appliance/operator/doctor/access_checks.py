@@ -121,6 +121,13 @@ def _keys(policy: Policy) -> Iterator[Finding]:
             means="whoever should call with it is refused",
             mend=f"athanor key create TENANT --id {policy.missing_keys[0].removeprefix('key:')} --credentials FILE",
         )
+    elif policy.expiring_keys:
+        first = policy.expiring_keys[0].partition(" ")[0].removeprefix("key:")
+        yield Subject(Area.ACCESS, "keys").warning(
+            f"soon to expire: {_some(policy.expiring_keys)}",
+            means="whoever calls with such a key is refused then",
+            mend=f"athanor key rotate {first} --credentials FILE --pepper FILE",
+        )
     elif policy.unused_keys:
         yield Subject(Area.ACCESS, "keys").note(
             f"no tenant has {_some(policy.unused_keys)}", means="calls with such a key are refused"
