@@ -80,6 +80,10 @@ class _Section(BaseModel):
         return self.model_copy(update={name: _anchored(value, folder) for name, value in self})
 
 
+ClientCertificates = Literal["off", "optional", "required"]
+"""Whether a port asks its callers for certificates."""
+
+
 class TlsConfig(_Section):
     """Certificates of the HTTP and the gRPC listener."""
 
@@ -88,7 +92,19 @@ class TlsConfig(_Section):
     key: Path = Field(strict=False)
     """PEM file of the certificate's private key."""
     client_ca: Path | None = Field(default=None, strict=False)
-    """PEM file of the authorities that sign client certificates. With it gRPC demands a client certificate."""
+    """PEM file of the authorities that sign client certificates, which grpc_clients and http_clients ask for."""
+    grpc_clients: ClientCertificates = "required"
+    """Client certificates over gRPC, where there is client_ca. required: of every caller, in the handshake. optional:
+    callers without one need a key or a token. off: none is asked for."""
+    http_clients: ClientCertificates = "off"
+    """Client certificates over HTTP, where there is client_ca. required: callers without one are refused, but for
+    /health. optional: callers without one need a key or a token. off: none is asked for."""
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.http_clients != "off" and self.client_ca is None:
+            raise ValueError("http_clients asks for client certificates, and no client_ca says who signs them")
+        return self
 
 
 class ListenConfig(_Section):

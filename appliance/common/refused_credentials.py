@@ -20,6 +20,8 @@ class CredentialRefusal(StrEnum):
     KEY_REVOKED = "key_revoked"
     CERTIFICATE = "certificate"
     """A client certificate without exactly one well-formed SPIFFE id."""
+    CERTIFICATE_ABSENT = "certificate_absent"
+    """No client certificate at a port that demands one."""
     NO_TENANT = "no_tenant"
     """It holds, and the policy names it for no tenant, or its tenant is not called from this address."""
     DISAGREE = "disagree"

@@ -38,6 +38,7 @@ from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
+from appliance.gateway.front.tls_files import CertificateDates
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -50,7 +51,7 @@ from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
-from appliance.gateway.servers import FrontEnds, FrontEndSettings, certificate_dates, serve_front_ends
+from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
@@ -132,7 +133,7 @@ class Gateway:
             Frozen: self._freezer.take,
         }
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
-        self._certificate = certificate_dates(config.listen.tls)
+        self._certificate = CertificateDates(config.listen.tls)
         self._state = ApplianceState(
             self._service,
             self._sandboxes,
@@ -230,8 +231,9 @@ class Gateway:
     async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
         listen = self._config.listen
         resolver = self._credentials.resolver(self._service)
+        settings = FrontEndSettings.of(listen, self._certificate)
         async with (
-            serve_front_ends(self._service, resolver, FrontEndSettings.of(listen), self._is_ready) as front,
+            serve_front_ends(self._service, resolver, settings, self._is_ready) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):

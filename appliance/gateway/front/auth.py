@@ -128,10 +128,20 @@ def holds(principal: Principal, keys: KeyTable, now: datetime) -> bool:
     return keys.holds(credential.removeprefix(KEY_CREDENTIAL), now, principal.secret)
 
 
+def certificate_wanted() -> UnauthenticatedError:
+    """The error of a caller without a certificate where one is demanded, whatever else it has shown."""
+    error = UnauthenticatedError(
+        "this port takes callers with a client certificate of the operator's authority; connect with yours (a key or a"
+        " token beside it must be of the same tenant)"
+    )
+    error.refusal = CredentialRefusal.CERTIFICATE_ABSENT
+    return error
+
+
 def _refusal(reason: CredentialRefusal) -> UnauthenticatedError:
     error = UnauthenticatedError(
-        "no valid credential; send a known API key as 'authorization: Bearer ath_...', or over gRPC a client"
-        " certificate with exactly one SPIFFE URI that the policy names"
+        "no valid credential; send a known API key as 'authorization: Bearer ath_...', or where the port takes them a"
+        " client certificate with exactly one SPIFFE URI that the policy names"
     )
     error.refusal = reason
     return error

@@ -62,7 +62,7 @@ class KeyFile:
         Raises:
             ConfigError: it cannot be used; the message has file and line.
         """
-        turn, stamp = next(self._turns), _stamp(credentials, pepper)
+        turn, stamp = next(self._turns), stamp_of(credentials, pepper)
         return KeyRead(read_key_table(credentials, pepper), credentials, pepper, stamp, turn)
 
     def adopt(self, found: KeyRead) -> None:
@@ -76,7 +76,7 @@ class KeyFile:
     async def look(self) -> bool:
         """Put the table in force where its files have changed; returns whether another one is in force now."""
         files = self._read.credentials, self._read.pepper
-        stamp = _stamp(*files)
+        stamp = stamp_of(*files)
         if stamp == self._seen:
             return False
         self._seen = stamp
@@ -91,7 +91,8 @@ class KeyFile:
         return True
 
 
-def _stamp(*files: Path) -> Stamp:
+def stamp_of(*files: Path) -> Stamp:
+    """What tells the content of these files from the next."""
     found: list[tuple[int, int, int] | None] = []
     for file in files:
         try:

@@ -22,7 +22,7 @@ from appliance.common.errors import (
 from appliance.common.ids import new_request_id
 from appliance.common.scopes import Scope
 from appliance.common.version import VERSION
-from appliance.gateway.front.auth import Auth, Resolver, require
+from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, require
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
@@ -116,8 +116,11 @@ class HttpFrontEnd:
         exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
+            if self._settings.demands_certificate and not exchange.connection.certified:
+                raise certificate_wanted()
+            address = str(exchange.context.attributes["client.address"])
             exchange.principal = self._resolver.resolve(
-                _proofs(exchange), address=str(exchange.context.attributes["client.address"])
+                _proofs(exchange), exchange.connection.peer_uris, address=address
             )
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding

@@ -217,8 +217,8 @@ COUNTERS = {
     REFUSED_CREDENTIALS: Instrument(
         "{call}",
         "Calls whose credential was refused, by reason: absent, malformed, key_unknown, key_wrong, key_expired, "
-        "key_revoked, certificate, no_tenant (the policy names it for none, or not from this address), disagree (two "
-        "of different tenants), scope (it is limited to other operations).",
+        "key_revoked, certificate, certificate_absent, no_tenant (the policy names it for none, or not from this "
+        "address), disagree (two of different tenants), scope (it is limited to other operations).",
         frozenset({"reason"}),
     ),
     TOKENS: Instrument(

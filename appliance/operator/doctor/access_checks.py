@@ -45,7 +45,7 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
         return Subject(Area.ACCESS, "certificate").problem(
             problem, means="the gateway cannot start", mend=f"openssl x509 -in {tls.path} -noout -subject -dates"
         )
-    renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it, then: systemctl restart athanor-gateway"
+    renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it: the gateway takes it within seconds"
     if now < tls.not_before or now >= tls.not_after:
         what = "is not valid yet" if now < tls.not_before else f"expired {whole_days(now - tls.not_after)} ago"
         return Subject(Area.ACCESS, "certificate").problem(
