@@ -363,6 +363,17 @@ MAX_SUMMARY_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IssuerStatus:
+    """Keys of one token issuer."""
+
+    name: str
+    keys: tuple[str, ...]
+    """Ids of the keys in force."""
+    problem: str
+    """Why the newest keys are not in force; empty where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeysStatus:
     """API keys in force."""
 
@@ -376,6 +387,8 @@ class KeysStatus:
     """Unix time."""
     problem: str = ""
     """Why the file as it is now is not in force; empty where it is."""
+    issuers: tuple[IssuerStatus, ...] = ()
+    """Issuers of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ ranges. Times are seconds of ``time.monotonic``.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -25,11 +26,14 @@ class Principal:
 
     tenant: str
     credential: str
-    """As the policy spells it: ``key:ID`` or a SPIFFE URI."""
+    """As the policy spells it: ``key:ID``, ``oidc:ISSUER:VALUE`` or a SPIFFE URI."""
     scopes: frozenset[Scope] | None = field(default=None, compare=False)
     """Operations that the credential is limited to; None: to what its tenant may do."""
     secret: str = field(default="", compare=False)
-    """Name of the secret that an API key was proved with (``appliance.common.keys.secret_name``)."""
+    """Name of the secret that an API key was proved with (``appliance.common.keys.secret_name``), or of the key that
+    signed a token."""
+    ends: float = field(default=math.inf, compare=False)
+    """Unix time at which a token ends."""
 
 
 @dataclass(frozen=True, slots=True)

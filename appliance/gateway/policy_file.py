@@ -17,7 +17,7 @@ from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
-from appliance.common.status import KeysStatus, PolicyStatus, ReloadOutcome
+from appliance.common.status import PolicyStatus, ReloadOutcome
 from appliance.gateway.front.key_file import KeyFile, KeyRead
 from appliance.gateway.request.ledger import Ledger
 from policy.errors import PolicyError
@@ -156,17 +156,6 @@ class PolicyFile:
         told = (*self.overlooked, *map(str, loose))
         rest = len(told) - MAX_WARNINGS
         return (*told[:MAX_WARNINGS], *((f"and {rest} more: athanor policy check {self._policy}",) if rest > 0 else ()))
-
-    def keys_status(self, clocks: Clocks) -> KeysStatus:
-        """Return the state of the API keys."""
-        found = self.key_file
-        return KeysStatus(
-            file=str(self._credentials),
-            digest=found.keys.digest,
-            keys=len(found.keys.records),
-            loaded_at=clocks.unix(found.since),
-            problem=found.problem,
-        )
 
     def status(self, policy: PolicySet, clocks: Clocks) -> PolicyStatus:
         """Return the state of the policy for status."""

@@ -113,7 +113,7 @@ class Gateway:
         ledger = Ledger(policy, {})
         self._spend = SpendRecords(supervisor.tell, ledger.spends.take)
         attestations = Attestations(supervisor.tell)
-        self._credentials = Credentials(self._file.key_file, supervisor.offer)
+        self._credentials = Credentials(self._file.key_file, supervisor.offer, config.tokens)
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, attestations
         )
@@ -185,6 +185,7 @@ class Gateway:
             following = self._credentials.run(self._service.end_unproved)
             background.append(self._keep(following, "watch over credentials"))
             background.append(self._keep(self._credentials.uses.run(), "last uses of keys"))
+            background.append(self._keep(self._credentials.tokens.run(), "keys of token issuers"))
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
@@ -229,12 +230,12 @@ class Gateway:
             self._stop.set()
 
     async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
-        listen = self._config.listen
+        listen, keys = self._config.listen, self._credentials.status
         resolver = self._credentials.resolver(self._service)
         settings = FrontEndSettings.of(listen, self._certificate)
         async with (
             serve_front_ends(self._service, resolver, settings, self._is_ready) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
+            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
             gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)

@@ -1,9 +1,9 @@
 """Authentication: from the proofs of a connection to a ``Principal``, for both front ends.
 
-Two proofs are taken: an API key in ``authorization: Bearer``, and over mTLS a client certificate with exactly one URI
-among its names, a SPIFFE id. Where both are given they must name the same tenant; the key then counts. Why a proof was
-refused is never said: unknown, wrong, expired, revoked, and from outside of the tenant's networks look alike. Metrics
-and the audit log count the reasons.
+Three proofs are taken: in ``authorization: Bearer`` an API key or a token of a configured issuer, and over mTLS a
+client certificate with exactly one URI among its names, a SPIFFE id. Where a certificate is beside one of the others
+they must name the same tenant; the other one then counts. Why a proof was refused is never said: unknown, wrong,
+expired, revoked, and from outside of the tenant's networks look alike. Metrics and the audit log count the reasons.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from appliance.common.errors import ScopeError, UnauthenticatedError
 from appliance.common.keys import KeyTable
 from appliance.common.refused_credentials import CredentialRefusal
 from appliance.common.scopes import Scope
+from appliance.common.token_claims import MAX_TOKEN_CHARS, TOKEN_CREDENTIAL, TokenError, looks_like_token
+from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.generate_request import Principal, Service
 
-MAX_AUTHORIZATION_CHARS = 256
+MAX_AUTHORIZATION_CHARS = MAX_TOKEN_CHARS + 16
 """Characters of an authorization header; a key has at most 132."""
 
 MAX_SPIFFE_CHARS = 2_048
@@ -53,8 +55,11 @@ class Resolver:
         keys: Callable[[], KeyTable],
         now: Callable[[], datetime] = _utc_now,
         used: Callable[[str, float], None] = lambda _secret, _now_s: None,
+        tokens: TokenVerifier | None = None,
     ) -> None:
-        """``used`` is told of each use of a key: the name of its secret and the Unix time."""
+        """``used`` is told of each use of a key: the name of its secret and the Unix time; ``tokens``: None where no
+        issuer is configured."""
+        self._tokens = tokens
         self._service = service
         self._keys = keys
         self._now = now
@@ -76,15 +81,28 @@ class Resolver:
             if by_certificate is None:
                 raise _refusal(CredentialRefusal.ABSENT)
             return by_certificate
-        by_key = self._by_key(authorization, address)
-        if by_certificate is not None and by_certificate.tenant != by_key.tenant:
+        by_text = self._by_text(authorization, address)
+        if by_certificate is not None and by_certificate.tenant != by_text.tenant:
             raise _refusal(CredentialRefusal.DISAGREE)
-        return by_key
+        return by_text
 
-    def _by_key(self, authorization: Sequence[str], address: str) -> Principal:
+    def _by_text(self, authorization: Sequence[str], address: str) -> Principal:
         value = authorization[0] if len(authorization) == 1 else ""
         scheme, _, plain = value.partition(" ") if len(value) <= MAX_AUTHORIZATION_CHARS else ("", "", "")
         now = self._now()
+        if self._tokens is not None and scheme.lower() == "bearer" and looks_like_token(plain):
+            return self._by_token(self._tokens, plain, now, address)
+        return self._by_key(scheme, plain, now, address)
+
+    def _by_token(self, tokens: TokenVerifier, plain: str, now: datetime, address: str) -> Principal:
+        try:
+            found = tokens.check(plain, now.timestamp())
+        except TokenError as error:
+            raise _refusal(error.refusal) from None
+        principal = self._principal(found.claims.credential, address)
+        return replace(principal, scopes=found.claims.scopes, secret=found.secret, ends=found.claims.ends)
+
+    def _by_key(self, scheme: str, plain: str, now: datetime, address: str) -> Principal:
         found = self._keys().check(plain, now)
         if found.refusal is not None or scheme.lower() != "bearer":
             raise _refusal(found.refusal or CredentialRefusal.MALFORMED)
@@ -119,10 +137,12 @@ def require(principal: Principal, scope: Scope) -> None:
     raise error
 
 
-def holds(principal: Principal, keys: KeyTable, now: datetime) -> bool:
+def holds(principal: Principal, keys: KeyTable, now: datetime, tokens: TokenVerifier | None = None) -> bool:
     """Whether the credential of a request that was admitted before is still in force; a certificate is judged by its
     connection and by the policy alone."""
     credential = principal.credential
+    if credential.startswith(TOKEN_CREDENTIAL):
+        return tokens is not None and tokens.holds(principal, now.timestamp())
     if not credential.startswith(KEY_CREDENTIAL):
         return True
     return keys.holds(credential.removeprefix(KEY_CREDENTIAL), now, principal.secret)
@@ -140,8 +160,8 @@ def certificate_wanted() -> UnauthenticatedError:
 
 def _refusal(reason: CredentialRefusal) -> UnauthenticatedError:
     error = UnauthenticatedError(
-        "no valid credential; send a known API key as 'authorization: Bearer ath_...', or where the port takes them a"
-        " client certificate with exactly one SPIFFE URI that the policy names"
+        "no valid credential; send a known API key as 'authorization: Bearer ath_...', a token of an issuer known"
+        " here, or where the port takes them a client certificate with exactly one SPIFFE URI that the policy names"
     )
     error.refusal = reason
     return error

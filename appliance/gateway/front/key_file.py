@@ -52,6 +52,11 @@ class KeyFile:
         """When the table came into force."""
 
     @property
+    def path(self) -> Path:
+        """File of the table in force."""
+        return self._read.credentials
+
+    @property
     def keys(self) -> KeyTable:
         """API keys in force."""
         return self._read.table
@@ -79,7 +84,7 @@ class KeyFile:
         stamp = stamp_of(*files)
         if stamp == self._seen:
             return False
-        self._seen = stamp
+        self._seen, began = stamp, time.monotonic()
         try:
             found = await asyncio.to_thread(self.read, *files)
         except ConfigError as error:
@@ -87,7 +92,13 @@ class KeyFile:
             log.error("the key table cannot be used; the keys in force stay so", problem=error.message)
             return False
         self.adopt(found)
-        log.info("API keys read again", keys=counted(len(self.keys.records), "key"), digest=self.keys.digest[:12])
+        took_ms = round((time.monotonic() - began) * 1_000)
+        log.info(
+            "API keys read again",
+            keys=counted(len(self.keys.records), "key"),
+            digest=self.keys.digest[:12],
+            took_ms=took_ms,
+        )
         return True
 
 

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -127,6 +128,12 @@ def _context(tls: TlsConfig, protocol: str, clients: ClientCertificates) -> ssl.
     except (OSError, ssl.SSLError):
         raise StartError(f"the clients' authority {tls.client_ca} cannot be used: it is missing or not PEM") from None
     return context
+
+
+def peer_certificate(transport: asyncio.BaseTransport) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a peer has shown a certificate of a known authority, and the URI names in it."""
+    shown: dict[str, Any] = transport.get_extra_info("peercert") or {}
+    return bool(shown), tuple(name for kind, name in shown.get("subjectAltName", ()) if kind == "URI")
 
 
 def _digest(path: Path | None) -> str:

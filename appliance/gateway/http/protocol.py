@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
+from appliance.gateway.front.tls_files import peer_certificate
 from appliance.gateway.http.body import HIGH_WATER_BYTES, Body
 from appliance.gateway.http.framing import ChunkedBody, FramingError, LengthBody, framing_of
 from appliance.gateway.http.head import HeadError, HeadReader, RequestHead
@@ -160,9 +161,7 @@ class HttpConnection(asyncio.Protocol):
         """Start the clock for the first head. With TLS, the handshake is done."""
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
-        certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
-        self.certified = bool(certificate)
-        self.peer_uris = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "URI")
+        self.certified, self.peer_uris = peer_certificate(transport)
         self._transport.set_write_buffer_limits(UNSENT_BYTES)
         self._slot.on_evicted = self._transport.abort
         self._shared.opened.connections.add(self)

@@ -216,9 +216,7 @@ COUNTERS = {
     FAILURES: Instrument("{request}", "Requests that failed by our fault.", frozenset({"tenant", "reason"})),
     REFUSED_CREDENTIALS: Instrument(
         "{call}",
-        "Calls whose credential was refused, by reason: absent, malformed, key_unknown, key_wrong, key_expired, "
-        "key_revoked, certificate, certificate_absent, no_tenant (the policy names it for none, or not from this "
-        "address), disagree (two of different tenants), scope (it is limited to other operations).",
+        "Calls whose credential was refused, or is limited to other operations, by reason.",
         frozenset({"reason"}),
     ),
     TOKENS: Instrument(

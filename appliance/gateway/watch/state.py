@@ -8,16 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from appliance.common.clocks import Clocks
-from appliance.common.status import (
-    Alert,
-    ApplianceLoad,
-    ApplianceStatus,
-    KeysStatus,
-    Latency,
-    ModelView,
-    Point,
-    Readiness,
-)
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
 from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
 from appliance.gateway.console.latency import WINDOW_S, latency
@@ -107,10 +98,6 @@ class ApplianceState:
             latency=latency(self._traces.ended(WINDOW_S)),
             alerts=self.alerts(),
         )
-
-    def keys(self) -> KeysStatus:
-        """Return the state of the API keys."""
-        return self._policy.keys_status(self._clocks)
 
     def look(self, question: Question, page: str) -> Look:
         """Return what the console's page shows; ``page`` is the digest of the page's files."""
