@@ -64,6 +64,7 @@ ROLE = r"^[a-z][a-z0-9_-]{0,31}$"
 PREFIX_FILE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\.(txt|json)$"
 MODEL_PATTERN = r"^[A-Za-z0-9*][A-Za-z0-9*._:/-]{0,127}$"
 
+_TOKEN_VALUE = re.compile(r"oidc:[a-z0-9][a-z0-9-]{0,31}:[!-~]{1,200}")
 _KEY_ID = re.compile(r"key:[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]+")
 _PATH_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
@@ -74,8 +75,15 @@ def _checked_credential(value: str) -> str:
         if not _KEY_ID.fullmatch(value):
             raise _refusal("must be key:ID with letters, digits, dot, dash and underscore, at most 63 of them")
         return value
+    if value.startswith("oidc:"):
+        if not _TOKEN_VALUE.fullmatch(value):
+            raise _refusal(
+                "must be oidc:ISSUER:VALUE, the configured name of an issuer and at most 200 characters of "
+                "printable ASCII without spaces"
+            )
+        return value
     if not value.startswith("spiffe://"):
-        raise _refusal("must be key:ID or a SPIFFE URI, spiffe://TRUST-DOMAIN/PATH")
+        raise _refusal("must be key:ID, oidc:ISSUER:VALUE or a SPIFFE URI, spiffe://TRUST-DOMAIN/PATH")
     if len(value.encode()) > MAX_SPIFFE_ID_BYTES:
         raise _refusal(f"a SPIFFE ID has at most {MAX_SPIFFE_ID_BYTES} bytes")
     domain, slash, path = value.removeprefix("spiffe://").partition("/")
@@ -251,7 +259,8 @@ class _CredentialsSchema(_Strict):
     credentials: list[Credential] = Field(
         min_length=1,
         max_length=MAX_CREDENTIALS,
-        description="key:ID of an API key, or the SPIFFE URI of a client certificate. Each belongs to one tenant.",
+        description="key:ID of an API key, oidc:ISSUER:VALUE of tokens whose claim has exactly this value, or the "
+        "SPIFFE URI of a client certificate. Each belongs to one tenant.",
     )
 
 

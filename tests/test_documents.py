@@ -41,6 +41,7 @@ DOCUMENTS = (
     "docs/model-cache.md",
     "docs/kv-quotas.md",
     "docs/policy.md",
+    "docs/identity.md",
     "docs/classes.md",
     "docs/images.md",
     "docs/upgrade.md",

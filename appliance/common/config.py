@@ -7,29 +7,19 @@ manual page and docs/reference/. ``config_loader`` reads the values.
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.residency import ResidentLimits
+from appliance.common.token_config import TokenIssuerConfig
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Pattern of a model's name: the name stands in requests, paths and logs."""
 
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Unit of a key's number, as the reference prints it."""
-
-    name: str
-
-
-BYTES = Unit("bytes")
-TOKENS = Unit("tokens")
-SECONDS = Unit("seconds")
 
 CardNumber = Annotated[int, Field(ge=0, le=999)]
 """Number of a GPU: the N of /dev/nvidiaN."""
@@ -73,15 +63,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    def anchored(self, folder: Path) -> Self:
-        """Copy with every relative path taken from ``folder``."""
-        return self.model_copy(update={name: _anchored(value, folder) for name, value in self})
+ClientCertificates = Literal["off", "optional", "required"]
+"""Whether a port asks its callers for certificates."""
 
 
-class TlsConfig(_Section):
+class TlsConfig(Section):
     """Certificates of the HTTP and the gRPC listener."""
 
     certificate: Path = Field(strict=False)
@@ -89,10 +75,22 @@ class TlsConfig(_Section):
     key: Path = Field(strict=False)
     """PEM file of the certificate's private key."""
     client_ca: Path | None = Field(default=None, strict=False)
-    """PEM file of the authorities that sign client certificates. With it gRPC demands a client certificate."""
+    """PEM file of the authorities that sign client certificates, which grpc_clients and http_clients ask for."""
+    grpc_clients: ClientCertificates = "required"
+    """Client certificates over gRPC, where there is client_ca. required: of every caller, in the handshake. optional:
+    callers without one need a key or a token. off: none is asked for."""
+    http_clients: ClientCertificates = "off"
+    """Client certificates over HTTP, where there is client_ca. required: callers without one are refused, but for
+    /health. optional: callers without one need a key or a token. off: none is asked for."""
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.http_clients != "off" and self.client_ca is None:
+            raise ValueError("http_clients asks for client certificates, and no client_ca says who signs them")
+        return self
 
 
-class ListenConfig(_Section):
+class ListenConfig(Section):
     """Addresses on which the appliance listens."""
 
     http: str = "127.0.0.1:8080"
@@ -173,7 +171,7 @@ class ListenConfig(_Section):
         return moved.model_copy(update=sockets) if sockets else moved
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Models to serve, a list with one entry for each model."""
 
     name: str = Field(pattern=MODEL_NAME)
@@ -252,7 +250,7 @@ class ModelConfig(_Section):
         return self
 
 
-class ModelCacheConfig(_Section):
+class ModelCacheConfig(Section):
     """Cache of models that were pulled (`athanor model pull`), each under its digest."""
 
     directory: Path = Field(strict=False)
@@ -270,7 +268,7 @@ class ModelCacheConfig(_Section):
     `athanor model pull` starts a downloader for itself."""
 
 
-class SpillConfig(_Section):
+class SpillConfig(Section):
     """Places for KV blocks that do not fit into an engine. Everything there is sealed under the tenants' keys, so the
     section `keys` is needed. Blocks of a tenant with `retention: none` are never spilled."""
 
@@ -290,7 +288,7 @@ class SpillConfig(_Section):
         return self
 
 
-class SandboxConfig(_Section):
+class SandboxConfig(Section):
     """How sandboxes are made. Without an image the running Python is mounted read-only. `image` with `image_digest`
     names one image; `image_store` with `image_pin` names a folder of images and the file that chooses one."""
 
@@ -372,7 +370,7 @@ class SandboxConfig(_Section):
         return self
 
 
-class AuditConfig(_Section):
+class AuditConfig(Section):
     """The audit log."""
 
     directory: Path = Field(strict=False)
@@ -383,7 +381,7 @@ class AuditConfig(_Section):
     """What happens to requests while the disk takes no entries. continue: they are served. refuse: they are refused."""
 
 
-class KeysConfig(_Section):
+class KeysConfig(Section):
     """Tenants' encryption keys."""
 
     root_key: Path = Field(strict=False)
@@ -393,7 +391,7 @@ class KeysConfig(_Section):
     """Folder of the tenants' keys, wrapped under the root key."""
 
 
-class ApplianceConfig(_Section):
+class ApplianceConfig(Section):
     """Everything that `athanor serve` needs."""
 
     listen: ListenConfig = ListenConfig()
@@ -414,6 +412,8 @@ class ApplianceConfig(_Section):
     """File of the API keys' digests (`athanor key create` writes it)."""
     pepper: Path = Field(strict=False)
     """File of the secret under which API keys are hashed; under systemd a credential."""
+    tokens: tuple[TokenIssuerConfig, ...] = Field(default=(), max_length=16, strict=False)
+    """OIDC providers whose tokens are taken as credentials. Without any, tokens are refused."""
     run_dir: Path = Field(strict=False)
     """Folder for sockets, locks and sandboxes of the running appliance. Keep it short: the path of a socket below it
     has at most 107 bytes."""
@@ -457,6 +457,14 @@ class ApplianceConfig(_Section):
         )
         return moved.model_copy(update={"models": models})
 
+    @field_validator("tokens")
+    @classmethod
+    def _issuers(cls, value: tuple[TokenIssuerConfig, ...]) -> tuple[TokenIssuerConfig, ...]:
+        for what, texts in (("name", [one.name for one in value]), ("issuer", [one.issuer for one in value])):
+            if len(set(texts)) != len(texts):
+                raise ValueError(f"two entries have one {what}")
+        return value
+
     @field_validator("models")
     @classmethod
     def _unique(cls, value: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
@@ -466,14 +474,6 @@ class ApplianceConfig(_Section):
         if len({model.runner == "null" for model in value}) > 1:
             raise ValueError("null runners and models do not go together: a benchmark has an appliance of its own")
         return value
-
-
-def _anchored(value: Any, folder: Path) -> Any:
-    if isinstance(value, Path):
-        return folder / value
-    if isinstance(value, _Section):
-        return value.anchored(folder)
-    return tuple(_anchored(one, folder) for one in value) if isinstance(value, tuple) else value
 
 
 def _check_network(text: str) -> None:

@@ -5,9 +5,9 @@ says ``Attach``; from then on the supervisor pushes what happens to sandboxes, a
 was handed whether it has it. It may ask for exactly eight things: namespace keys, what tenants have spent, what one
 has used, attestations, the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of
 the sandboxes that the policy grants to single tenants, which the supervisor looks up for itself. Besides, it says
-whose KV may be kept outside of engines, reserves what requests may cost, and reports what belongs into the audit log.
-There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
-nothing here.
+whose KV may be kept outside of engines, reserves what requests may cost, and reports what belongs into the audit log
+and when keys were used. There is no message that names a program or a file or reads a key of another kind, so a
+taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -213,6 +213,14 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysUsed:
+    """Gateway, every few seconds: last uses of API keys, as Unix seconds by secret
+    (``appliance.common.keys.secret_name``)."""
+
+    used: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class SpendQuery:
     """Gateway: asks what these tenants have spent."""
 
@@ -324,6 +332,7 @@ FromGateway = (
     | Want
     | Release
     | Audited
+    | KeysUsed
     | SpendQuery
     | ReserveSpend
     | Attest

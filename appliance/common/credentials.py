@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from pathlib import Path
 
@@ -19,7 +20,8 @@ def read_key_table(table: Path, pepper: Path) -> KeyTable:
     secret = _read_private(pepper)
     if len(secret) < PEPPER_BYTES:
         raise ConfigError(f"{pepper} has {counted(len(secret), 'byte')}; a pepper needs {PEPPER_BYTES} random ones")
-    return KeyTable(secret, read_key_records(table))
+    data = _read_private(table)
+    return KeyTable(secret, _records(table, data), hashlib.sha256(data).hexdigest())
 
 
 def read_key_records(table: Path) -> dict[str, KeyRecord]:
@@ -28,9 +30,12 @@ def read_key_records(table: Path) -> dict[str, KeyRecord]:
     Raises:
         ConfigError: it is unreadable, malformed, or open to other users.
     """
-    text = _read_private(table).decode("utf-8", "replace")
+    return _records(table, _read_private(table))
+
+
+def _records(table: Path, data: bytes) -> dict[str, KeyRecord]:
     try:
-        return parse_records(text)
+        return parse_records(data.decode("utf-8", "replace"))
     except ConfigError as error:
         raise ConfigError(f"{table}: {str(error).removeprefix('credentials: ')}") from None
 

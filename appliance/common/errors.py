@@ -46,6 +46,9 @@ class ApplianceError(Exception):
         self.message = message
         self.rule = ""
         """Path in the policy of what denied, if anything did; for the operator, never for the caller."""
+        self.refusal = ""
+        """Why a credential was refused (``appliance.common.refused_credentials``); for the operator, never for the
+        caller."""
         self.retry_after_s = retry_after_s
         self.param = param
         self.details = details or {}
@@ -175,6 +178,12 @@ class FeatureNotAllowedError(PermissionDeniedError):
     """The tenant may not use this part of the API."""
 
     wire = Wire("PERMISSION_DENIED", 403, "permission_error", "feature_not_allowed", "FEATURE_NOT_ALLOWED")
+
+
+class ScopeError(PermissionDeniedError):
+    """The caller's credential is limited to other operations than this one."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "insufficient_scope", "INSUFFICIENT_SCOPE")
 
 
 class DeterministicNotAllowedError(PermissionDeniedError):

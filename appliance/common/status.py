@@ -393,6 +393,35 @@ MAX_SUMMARY_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IssuerStatus:
+    """Keys of one token issuer."""
+
+    name: str
+    keys: tuple[str, ...]
+    """Ids of the keys in force."""
+    problem: str
+    """Why the newest keys are not in force; empty where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysStatus:
+    """API keys in force."""
+
+    file: str
+    """Path of the key table."""
+    digest: str
+    """SHA-256 of the key table's file that is in force, in hex."""
+    keys: int
+    """Keys in the table, revoked and expired ones included."""
+    loaded_at: float
+    """Unix time."""
+    problem: str = ""
+    """Why the file as it is now is not in force; empty where it is."""
+    issuers: tuple[IssuerStatus, ...] = ()
+    """Issuers of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadOutcome:
     """Result of a reload of policy, keys and configuration. When not ``ok`` all that was before is still in force."""
 

@@ -6,12 +6,14 @@ ranges. Times are seconds of ``time.monotonic``.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from appliance.common.scopes import Scope
 from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
@@ -25,7 +27,14 @@ class Principal:
 
     tenant: str
     credential: str
-    """As the policy spells it: ``key:ID`` or a SPIFFE URI."""
+    """As the policy spells it: ``key:ID``, ``oidc:ISSUER:VALUE`` or a SPIFFE URI."""
+    scopes: frozenset[Scope] | None = field(default=None, compare=False)
+    """Operations that the credential is limited to; None: to what its tenant may do."""
+    secret: str = field(default="", compare=False)
+    """Name of the secret that an API key was proved with (``appliance.common.keys.secret_name``), or of the key that
+    signed a token."""
+    ends: float = field(default=math.inf, compare=False)
+    """Unix time at which a token ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +499,7 @@ class Service(Protocol):
         tenant's credentials are not taken from this address."""
         ...
 
-    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+    def record_refusal(self, context: CallContext, error: Exception, caller: Principal | None) -> str:
         """Make the trace, metric and log line of a call that ended before a session began (bad body, no
         credential); gives its request id."""
         ...

@@ -13,13 +13,13 @@ from pathlib import Path
 import structlog
 
 from appliance.common.clocks import Clocks
-from appliance.common.credentials import read_key_table
 from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
 from appliance.common.policy_signature import check_signed
 from appliance.common.status import PolicyStatus, ReloadOutcome, ShadowStatus
+from appliance.gateway.front.key_file import KeyFile, KeyRead
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.shadow import Shadow
 from policy.errors import PolicyError
@@ -70,8 +70,8 @@ class PolicyFile:
         self.shadow: PolicySet | None = None
         """Policy that shall decide beside the one in force, as of the last look."""
         self._shadow_problems: tuple[str, ...] = ()
-        self.keys = KeyTable(b"", {})
-        """API keys in force."""
+        self.key_file = KeyFile(credentials, pepper)
+        """API keys in force, and their files."""
         self.overlooked: tuple[str, ...] = ()
         """A line for each file among the drop-ins that is no part of the policy, as of the last look."""
 
@@ -81,11 +81,17 @@ class PolicyFile:
         Raises:
             PolicyError, ConfigError: as ``read``.
         """
-        policy, self.keys = self.read()
+        policy, keys = self.read()
+        self.key_file.adopt(keys)
         self.shadow, self._shadow_problems = self._read_shadow()
         return policy
 
-    def read(self) -> tuple[PolicySet, KeyTable]:
+    @property
+    def keys(self) -> KeyTable:
+        """API keys in force."""
+        return self.key_file.keys
+
+    def read(self) -> tuple[PolicySet, KeyRead]:
         """Return policy and API keys, checked.
 
         Raises:
@@ -101,7 +107,7 @@ class PolicyFile:
         check_signed(sources, self._policy, self._signers)
         for line in self.overlooked:
             log.warning("a file beside the policy is not read", said=line)
-        return load_policy(sources), read_key_table(self._credentials, self._pepper)
+        return load_policy(sources), self.key_file.read(self._credentials, self._pepper)
 
     def use(self, credentials: Path, pepper: Path) -> None:
         """Read the keys from these files from now on."""
@@ -134,7 +140,7 @@ class PolicyFile:
         except (PolicyError, ApplianceError) as error:
             return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
         ledger.replace(policy, namespaces)
-        self.keys = keys
+        self.key_file.adopt(keys)
         self.shadow, self._shadow_problems = shadow
         self._loaded_at = self._last_attempt_at = time.monotonic()
         self._last_error = None
@@ -161,9 +167,7 @@ class PolicyFile:
             log.warning("the shadow policy is not taken", problems=problems)
             return None, problems
 
-    def _read_and_compare(
-        self,
-    ) -> tuple[PolicySet, KeyTable, tuple[str, ...], tuple[PolicySet | None, tuple[str, ...]]]:
+    def _read_and_compare(self) -> tuple[PolicySet, KeyRead, tuple[str, ...], tuple[PolicySet | None, tuple[str, ...]]]:
         """Return policy, API keys, warnings, and the shadow policy with its problems; runs in a thread.
 
         Raises:
@@ -171,7 +175,7 @@ class PolicyFile:
         """
         with _no_collection():
             policy, keys = self.read()
-            return policy, keys, self._warnings(policy, keys), self._read_shadow()
+            return policy, keys, self._warnings(policy, keys.table), self._read_shadow()
 
     def _warnings(self, policy: PolicySet, keys: KeyTable) -> tuple[str, ...]:
         """What is worth a look in a policy, a line each, and no more than ``MAX_WARNINGS``."""

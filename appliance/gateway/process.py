@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import structlog
@@ -37,7 +36,8 @@ from appliance.common.version import VERSION
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
-from appliance.gateway.front.auth import Resolver, holds
+from appliance.gateway.front.credentials import Credentials
+from appliance.gateway.front.tls_files import CertificateDates
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -51,7 +51,7 @@ from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
-from appliance.gateway.servers import FrontEnds, FrontEndSettings, certificate_dates, serve_front_ends
+from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
@@ -112,6 +112,7 @@ class Gateway:
         ledger = Ledger(policy, {}, spends=(spends := Spends()))
         self._spend = SpendRecords(supervisor.tell, spends.take)
         questions = SupervisorQuestions.to(supervisor.tell)
+        self._credentials = Credentials(self._file.key_file, supervisor.offer, config.tokens)
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
@@ -132,7 +133,7 @@ class Gateway:
             Frozen: self._freezer.take,
         }
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
-        self._certificate = certificate_dates(config.listen.tls)
+        self._certificate = CertificateDates(config.listen.tls)
         self._state = ApplianceState(
             self._service,
             self._sandboxes,
@@ -141,8 +142,7 @@ class Gateway:
             certificate=self._certificate,
             disks=self._disks,
         )
-        self._stop, self._reloading = asyncio.Event(), asyncio.Lock()
-        self._announced = False
+        self._stop, self._reloading, self._announced = asyncio.Event(), asyncio.Lock(), False
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
@@ -182,6 +182,10 @@ class Gateway:
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
+            following = self._credentials.run(self._service.end_unproved)
+            background.append(self._keep(following, "watch over credentials"))
+            background.append(self._keep(self._credentials.uses.run(), "last uses of keys"))
+            background.append(self._keep(self._credentials.tokens.run(), "keys of token issuers"))
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
@@ -191,6 +195,7 @@ class Gateway:
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
+            self._credentials.uses.tell()
             for task in (attach, *background):
                 task.cancel()
             await asyncio.wait((attach,))
@@ -225,11 +230,12 @@ class Gateway:
             self._stop.set()
 
     async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
-        listen = self._config.listen
-        resolver = Resolver(self._service, lambda: self._file.keys)
+        listen, keys = self._config.listen, self._credentials.status
+        resolver = self._credentials.resolver(self._service)
+        settings = FrontEndSettings.of(listen, self._certificate)
         async with (
-            serve_front_ends(self._service, resolver, FrontEndSettings.of(listen), self._is_ready) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
+            serve_front_ends(self._service, resolver, settings, self._is_ready) as front,
+            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
             gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
@@ -285,9 +291,8 @@ class Gateway:
         """Tell every part what the policy that has just come into force demands of it. The event loop has a turn
         between any two parts: each looks at every tenant."""
         policy = self._service.ledger.policy
-        now, keys = datetime.now(UTC), self._file.keys
         parts: tuple[Callable[[], None], ...] = (
-            lambda: self._service.end_withdrawn(lambda credential: holds(credential, keys, now)),
+            lambda: self._service.end_withdrawn(self._credentials.holding()),
             lambda: self._namespaces.set_retention(retention_of(policy)),
             lambda: self._service.tenant_sandboxes.reconsider(policy),
             lambda: self._freezer.apply(policy, self._models),

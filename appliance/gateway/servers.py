@@ -11,18 +11,15 @@ import contextlib
 import os
 import resource
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 from grpc_health.v1 import health_pb2
 
 from appliance.common import held_sockets
-from appliance.common.certificate_dates import read_validity
 from appliance.common.config import ListenConfig, TlsConfig, split_address
 from appliance.common.errors import StartError
 from appliance.gateway.front.allowance import StrangersAllowances
@@ -34,6 +31,7 @@ from appliance.gateway.front.listener import BACKLOG, Listener, Opened
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
+from appliance.gateway.front.tls_files import CertificateDates, TlsContexts, TlsFiles
 from appliance.gateway.generate_request import Service
 from appliance.gateway.grpc import connection as grpc_connection
 from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
@@ -75,6 +73,8 @@ class FrontEndSettings:
     http: HttpSettings = field(default_factory=HttpSettings)
     tls: TlsConfig | None = None
     """None: plain text, for loopback or behind a proxy that ends TLS."""
+    certificate: CertificateDates = field(default_factory=lambda: CertificateDates(None))
+    """Is told the dates of the certificate in use."""
     proxies: TrustedProxies = field(default_factory=TrustedProxies)
     """Peers whose word about their clients counts."""
     max_rpcs: int = MAX_CALLS
@@ -86,7 +86,7 @@ class FrontEndSettings:
     then wait for ``FrontEnds.accept``."""
 
     @classmethod
-    def of(cls, listen: ListenConfig) -> FrontEndSettings:
+    def of(cls, listen: ListenConfig, certificate: CertificateDates) -> FrontEndSettings:
         """Return the settings for the configured addresses and certificates; HTTP's socket is kept over restarts."""
         http_host, http_port = split_address(listen.http)
         grpc_host, grpc_port = split_address(listen.grpc)
@@ -97,6 +97,7 @@ class FrontEndSettings:
             grpc_host=grpc_host,
             grpc_port=grpc_port,
             tls=listen.tls,
+            certificate=certificate,
             proxies=TrustedProxies.of(listen.trusted_proxies, listen.client_address),
             listen=kept,
         )
@@ -136,6 +137,8 @@ class FrontEnds:
             most=MAX_BODY_BYTES + MESSAGE_FIELDS_BYTES,
             stall_s=settings.grpc_stall_s,
         )
+        self._tls_files: TlsFiles | None = None
+        self._tls: TlsContexts | None = None
         self._listeners: list[Listener] = []
         self._ticker: asyncio.Task[None] | None = None
 
@@ -156,9 +159,10 @@ class FrontEnds:
             StartError: a port cannot be bound or a TLS file not used.
         """
         settings = self._settings
-        tls = settings.tls
-        http_tls = None if tls is None else _tls(tls, "http/1.1")
-        grpc_tls = None if tls is None else _tls(tls, "h2", tls.client_ca)
+        if settings.tls is not None:
+            self._tls_files = TlsFiles(settings.tls, self._settings.certificate.read)
+            self._tls = self._tls_files.load()
+        http_tls, grpc_tls = (None, None) if self._tls is None else (self._tls.http, self._tls.grpc)
         bound, kept = _bind_http(settings)
         try:
             grpc_bound = _bind_grpc(settings)
@@ -227,6 +231,19 @@ class FrontEnds:
         while True:
             await asyncio.sleep(TICK_S)
             self.refresh()
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Use TLS files that have changed. Connections that were opened under other authorities of clients take no more
+        requests."""
+        found = None if self._tls_files is None else await self._tls_files.renewed()
+        if found is None:
+            return
+        before, self._tls = self._tls, found
+        for listener, context in zip(self._listeners, (found.http, found.grpc), strict=True):
+            listener.secure(context)
+            if before is not None and before.authorities != found.authorities:
+                listener.end_idle()
 
     def refresh(self) -> None:
         """Look now whether requests would be served, and tell health checks; else done every ``TICK_S``."""
@@ -250,7 +267,8 @@ async def serve_front_ends(
     Raises:
         StartError: a port cannot be bound or a TLS file not used.
     """
-    http = HttpFrontEnd(service, resolver, settings.http, ready, settings.proxies)
+    demands = settings.tls is not None and settings.tls.http_clients == "required"
+    http = HttpFrontEnd(service, resolver, replace(settings.http, demands_certificate=demands), ready, settings.proxies)
     rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies)
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()
@@ -320,37 +338,3 @@ def _bracketed(host: str) -> str:
 def _why(error: OSError) -> str:
     """The system's own words, without what asyncio and socket add to them."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
-
-
-def _tls(tls: TlsConfig, protocol: str, client_ca: Path | None = None) -> ssl.SSLContext:
-    """TLS for one protocol; with ``client_ca``, for clients that this authority knows.
-
-    Raises:
-        StartError: a file is missing, or is not what it should be.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([protocol])
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-    except (OSError, ssl.SSLError):
-        raise StartError(
-            f"the certificate {tls.certificate} and the key {tls.key} cannot be used: one is missing or not PEM, or "
-            f"they do not belong together; `athanor doctor` says which"
-        ) from None
-    if client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(client_ca)
-        except (OSError, ssl.SSLError):
-            raise StartError(f"the clients' authority {client_ca} cannot be used: it is missing or not PEM") from None
-    return context
-
-
-def certificate_dates(tls: TlsConfig | None) -> tuple[float, float] | None:
-    """Return the Unix times at which the certificate in use begins and ends to be valid; None where there is none, or
-    it cannot be read: serving with it reports why."""
-    try:
-        return None if tls is None else read_validity(tls.certificate)
-    except (OSError, ValueError):
-        return None

@@ -185,7 +185,7 @@ def prepare_keys(state: Path) -> dict[str, str]:
     records: dict[str, KeyRecord] = {}
     for tenant in TENANTS:
         plain[tenant], digest = issue(f"{tenant}-1", pepper)
-        records[f"{tenant}-1"] = KeyRecord(digest, datetime.now(UTC))
+        records[f"{tenant}-1"] = KeyRecord(digest, datetime.now(UTC), tenant=tenant)
     write_whole(state / "pepper", pepper)
     write_whole(state / "credentials.json", serialise_records(records).encode())
     write_whole(plain_file, (json.dumps(plain, indent=2) + "\n").encode())

@@ -111,7 +111,12 @@ def _denied(values: Values) -> _Event:
 
 
 def _refused(values: Values) -> _Event:
-    attributes = {"user": {"name": "unknown"}, "service": {"name": SERVICE}, "status_code": values["outcome"]}
+    attributes = {
+        "user": {"name": "unknown"},
+        "service": {"name": SERVICE},
+        "status_code": values["outcome"],
+        "status_detail": values["reason"],
+    }
     return _Event(3002, LOGON, "calls without a valid credential were refused", FAILURE, MEDIUM, attributes)
 
 

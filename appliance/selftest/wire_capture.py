@@ -145,7 +145,7 @@ class Rehearsed:
         """Accept every caller with the key."""
         return Principal("observed", credential)
 
-    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+    def record_refusal(self, context: CallContext, error: Exception, caller: Principal | None) -> str:
         """Do nothing: refusals are not recorded."""
         return new_request_id()
 

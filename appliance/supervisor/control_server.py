@@ -19,6 +19,7 @@ from appliance.common.control import (
     Fault,
     Freeze,
     HandedOver,
+    KeysUsed,
     NamespaceQuery,
     Namespaces,
     Release,
@@ -67,6 +68,8 @@ class ControlServer:
         self.namespace = Namespace()
         self.on_retention: Callable[[dict[str, int]], None] = lambda _kept: None
         """Takes which tenants' KV may be kept outside of engines."""
+        self.on_keys_used: Callable[[KeysUsed], None] = lambda _message: None
+        """Takes last uses of API keys."""
         self.on_spend: Callable[[SpendQuery | ReserveSpend], None] = lambda _message: None
         """Takes questions about spend and reservations of it."""
         self.on_question: Callable[[Attest | UsageQuery], None] = lambda _message: None
@@ -183,6 +186,8 @@ class ControlServer:
             self._on_keys(len(message.tenants))
         elif isinstance(message, Audited):
             self._on_audited(message)
+        elif isinstance(message, KeysUsed):
+            self.on_keys_used(message)
         elif isinstance(message, SpendQuery | ReserveSpend):
             self.on_spend(message)
         elif isinstance(message, Attest | UsageQuery):

@@ -48,6 +48,7 @@ from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
+from appliance.supervisor.key_uses import KeyUseKeeper
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.metering import Metering, open_metering
 from appliance.supervisor.operator_socket import OperatorSocket
@@ -251,15 +252,20 @@ async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tup
 async def _keep_account(
     config: ApplianceConfig, server: ControlServer, metering: Metering | None, recorder: Recorder
 ) -> None:
-    """Take reservations of spend and questions about it, and keep each policy, until cancelled; where an audit log is
-    kept."""
+    """Take reservations of spend and questions about it, keep each policy and the last uses of API keys, until
+    cancelled; where an audit log is kept."""
     if metering is None or config.audit is None:
         await asyncio.Event().wait()
         return
     keeper = PolicyKeeper(config.policy, PolicyHistory(config.audit.directory))
     recorder.on_report = keeper.note
     server.on_spend = metering.take
-    await asyncio.gather(metering.run(), keeper.run())
+    uses = KeyUseKeeper(config.audit.directory)
+    server.on_keys_used = uses.take
+    try:
+        await asyncio.gather(metering.run(), keeper.run(), uses.run())
+    finally:
+        await asyncio.to_thread(uses.close)
 
 
 def _answering(

@@ -16,6 +16,7 @@ from appliance.common.status import (
     ApplianceStatus,
     Counts,
     EngineStatus,
+    KeysStatus,
     ModelStatus,
     PolicyStatus,
     Rates,
@@ -145,6 +146,7 @@ class FakeAppliance:
         """Healthy again, nothing counted."""
         self.status = STATUS
         self.tenants = TENANTS
+        self.keys = KeysStatus(file="credentials.json", digest="0" * 64, keys=2, loaded_at=0.0)
         self.not_ready = ""
         self.reloads = 0
         self.shadow = ShadowStatus(file="/etc/athanor/policy.shadow.yaml")
@@ -158,6 +160,7 @@ class FakeAppliance:
             refresh=lambda: None,
             status=lambda: self.status,
             tenants=lambda: self.tenants,
+            keys=lambda: self.keys,
             ready=lambda: Readiness(ready=not self.not_ready, reason=self.not_ready),
             reload=self._reload,
             shadow=lambda: self.shadow,

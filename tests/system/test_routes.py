@@ -8,20 +8,27 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import openai
 import pytest
 
 from appliance.common.catalog import embedded_model
+from appliance.gateway.front.auth import Auth
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated import inference_pb2_grpc
+from appliance.gateway.http.app import ROUTES
+from appliance.operator.cli.key import create_key
 from appliance.operator.demo import choose_ports, prepare_keys, run_directory
+from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, Provider
 from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S
 from tests.system.test_audit import entries as audit_entries
 from tests.system.test_embeddings import embedding_model
@@ -31,7 +38,10 @@ pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 POLICY = """\
 version: 1
 tenants:
-  alpha: {credentials: ["key:alpha-1"], models: ["*"]}
+  alpha:
+    credentials: ["key:alpha-1", "key:alpha-ended", "key:alpha-nothing", "oidc:corp:team-a"]
+    models: ["*"]
+    limits: {max_output_tokens: 4000}
   beta: {credentials: ["key:beta-1"], models: ["fast", "half", "embedding"]}
   gamma: {credentials: ["key:gamma-1"], models: ["athanor-next"]}
 routes:
@@ -108,6 +118,22 @@ class Served:
         return httpx.get(self.ready["admin"] + "/metrics", timeout=10, verify=PLAIN).text
 
 
+PROVIDER = Provider()
+"""Issuer of tokens."""
+
+ISSUED = {"name": "corp", "issuer": ISSUER, "audiences": [AUDIENCE], "leeway_s": 0}
+
+
+def limited_keys(state: Path) -> dict[str, str]:
+    """Make a key that has expired and one that is limited to nothing; gives them by name."""
+    table, pepper = state / "credentials.json", state / "pepper"
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    return {
+        "ended": create_key("alpha", "alpha-ended", table, pepper, expires=past).key,
+        "nothing": create_key("alpha", "alpha-nothing", table, pepper, scopes=frozenset()).key,
+    }
+
+
 @pytest.fixture(scope="module")
 def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve the embedded model under two names, and a model of vectors."""
@@ -115,6 +141,9 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     os.chmod(state, 0o755)
     embedding_model(state / "models" / "vectors")
     keys = prepare_keys(state)
+    keys |= limited_keys(state)
+    PROVIDER.add("k1")
+    (state / "keys.json").write_bytes(PROVIDER.published())
     (state / "policy.yaml").write_text(POLICY)
     http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
     small = {"kv_bytes": 16 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -130,6 +159,7 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
         "audit": {"directory": "audit"},
+        "tokens": [{**ISSUED, "keys_file": "keys.json"}],
         "sandbox": {"runsc": str(runsc_path)},
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
@@ -266,3 +296,128 @@ class Shown:
 def without_id(answer: httpx.Response) -> Shown:
     """An answer without its request's id."""
     return Shown(answer.status_code, answer.text.replace(answer.headers["x-request-id"], "ID"))
+
+
+def token(**changes: Any) -> str:
+    """A token of now, with changed claims."""
+    return PROVIDER.token("k1", PROVIDER.claims(time.time(), **changes))
+
+
+def code_of(served: Served, method: str, secret: str) -> grpc.StatusCode:
+    """Status of a call with an empty message."""
+    with grpc.insecure_channel(served.ready["grpc"].removeprefix("http://")) as channel:
+        call = channel.unary_stream(method)(b"", metadata=(("authorization", f"Bearer {secret}"),), timeout=30)
+        try:
+            for _ in call:
+                call.cancel()
+        except grpc.RpcError as error:
+            found: grpc.StatusCode = error.code()
+            return grpc.StatusCode.OK if found is grpc.StatusCode.CANCELLED else found
+    return grpc.StatusCode.OK
+
+
+def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
+    """Every route of the server's own table, and every method, refuses an expired key, a token for another audience, an
+    expired one and one that the policy names for nobody alike, and a key without the scope by name. A token that holds
+    (control) passes each."""
+    strangers = {
+        "expired key": served.keys["ended"],
+        "wrong audience": token(aud="another"),
+        "expired token": token(exp=int(time.time()) - 1),
+        "no tenant": token(sub="team-b"),
+        "unsigned": token().rpartition(".")[0] + ".e",
+    }
+    good = token()
+    routes = [route for route in ROUTES if route.auth is Auth.TENANT]
+    assert len(routes) >= 13
+    with httpx.Client(base_url=served.ready["http"], verify=PLAIN, timeout=60) as client:
+
+        def ask(route: Any, secret: str) -> httpx.Response:
+            path = route.path.replace("{model:path}", "athanor-mini")
+            body = {**BODIES.get(path, {}), "model": "vectors" if path in EMBEDS else "athanor-mini"}
+            return client.request(
+                route.method, path, headers={"authorization": f"Bearer {secret}"}, json=body if path in BODIES else None
+            )
+
+        for route in routes:
+            answers = {name: ask(route, secret) for name, secret in strangers.items()}
+            assert {one.status_code for one in answers.values()} == {401}, (route.path, answers)
+            assert len({one.json()["error"]["message"] for one in answers.values()}) == 1, route.path
+            assert ask(route, served.keys["nothing"]).status_code == 403, route.path
+            assert ask(route, good).status_code == 200, route.path
+    service = "/athanor.inference.v1.InferenceService/"
+    methods = [service + name for name in ("Generate", "Embed", "CountTokens", "Attest", "ListModels", "GetModel")]
+    methods += ["/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+    methods += ["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
+    for method in methods:
+        for name, secret in strangers.items():
+            assert code_of(served, method, secret) is grpc.StatusCode.UNAUTHENTICATED, (method, name)
+        assert code_of(served, method, served.keys["nothing"]) is grpc.StatusCode.PERMISSION_DENIED, method
+        held = code_of(served, method, good)
+        assert held not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED), method
+    entries = audit_entries(served.state / "audit")
+    reasons = {one["reason"] for one in entries if one["kind"] == "refused"}
+    assert {"key_expired", "jwt_audience", "jwt_expired", "no_tenant", "jwt_signature"} <= reasons
+    principals = {one["principal"] for one in entries if one["kind"] == "request"}
+    assert "oidc:corp:team-a" in principals
+
+
+def stream_until_cut(served: Served, secret: str, found: list[tuple[float, str]]) -> None:
+    """Read a long answer with the official client; notes when and by which error it ended."""
+    client = openai.OpenAI(
+        base_url=served.ready["http"] + "/v1",
+        api_key=secret,
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(verify=PLAIN),
+    )
+    body = {"ignore_eos": True}
+    try:
+        with client.completions.create(
+            model="athanor-mini", prompt="Count:", max_tokens=3_500, stream=True, extra_body=body
+        ) as stream:
+            for _ in stream:
+                pass
+        found.append((time.time(), ""))
+    except openai.APIError as error:
+        found.append((time.time(), str(error.code)))
+    finally:
+        client.close()
+
+
+@pytest.mark.clock
+def test_an_answer_ends_with_its_token(served: Served) -> None:
+    """With the official client: answers that run under a token end within a second of its end, and those whose signing
+    key the issuer takes back soon after; new calls with it are refused, though it was remembered. Answers under a key
+    (control) come to their end."""
+    for taken_back in (False, True):
+        ends = int(time.time()) + (600 if taken_back else 3)
+        secret = token(exp=ends)
+        cut: list[tuple[float, str]] = []
+        kept: list[tuple[float, str]] = []
+        threads = [threading.Thread(target=stream_until_cut, args=(served, secret, cut)) for _ in range(6)]
+        threads += [threading.Thread(target=stream_until_cut, args=(served, served.keys["alpha"], kept))]
+        for thread in threads:
+            thread.start()
+        if taken_back:
+            time.sleep(1.0)
+            assert cut == []
+            PROVIDER.add("k2")
+            old = PROVIDER.keys.pop("k1")
+            (served.state / "keys.json").write_bytes(PROVIDER.published())
+            ends = time.time()
+        for thread in threads:
+            thread.join()
+        assert {code for _, code in cut} == {"invalid_api_key"} and len(cut) == 6
+        late = sorted(at - ends for at, _ in cut)
+        # The clients share this process, so the last of them reads its end later than it comes.
+        assert late[0] < (2.5 if taken_back else 1.0) and late[-1] < 5.0, late
+        assert [code for _, code in kept] == [""]
+        headers = {"authorization": f"Bearer {secret}"}
+        again = httpx.get(served.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN)
+        assert again.status_code == 401
+    PROVIDER.keys["k1"] = old
+    (served.state / "keys.json").write_bytes(PROVIDER.published())
+    until = time.monotonic() + 10
+    while httpx.get(served.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN).status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.1)

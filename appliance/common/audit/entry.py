@@ -52,7 +52,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "outcome": _T,
         "count": _N,
     },
-    "refused": {"outcome": _T, "count": _N},
+    "refused": {"outcome": _T, "reason": _T, "count": _N},
     "policy": {"outcome": _T, "policy": _T, "tenants": _N},
     "integrity": {"model": _T, "generation": _N, "count": _N},
     "sandbox": {
@@ -78,7 +78,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   which it was served with low priority, empty for none; ``alias`` is the route by which its model was asked for, or
   empty;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
-* ``refused``: calls without a valid credential, counted likewise;
+* ``refused``: calls without a valid credential, counted likewise, by the reason for which it was refused;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, and the digests of its image and
@@ -97,6 +97,7 @@ _NEWEST = frozenset({"alias", "queued_ms", "downgraded"})
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "request": (_NEWEST, _NEWEST | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
+    "refused": (frozenset({"reason"}),),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""

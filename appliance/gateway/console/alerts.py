@@ -370,7 +370,7 @@ def _certificate(facts: Facts) -> Iterator[Alert]:
         what, do = "is not valid yet", "See if this machine's clock is right; else wait, or use the one before."
     else:
         what = f"ends in {whole_days(ends - facts.now)}" if valid else "has expired"
-        do = "Renew it, then restart the gateway: it reads the file when it starts, and only then."
+        do = "Renew it: the gateway takes the new files within seconds. If it has not, doctor says why."
     yield Alert(
         key="certificate",
         level="degraded" if valid else "broken",
@@ -378,7 +378,7 @@ def _certificate(facts: Facts) -> Iterator[Alert]:
         since=ends if facts.now >= ends else None,
         who="Everybody who will call then." if valid else "Everybody: clients refuse to connect.",
         do=do,
-        command="athanor doctor" if facts.now < begins else "systemctl restart athanor-gateway",
+        command="athanor doctor",
     )
 
 

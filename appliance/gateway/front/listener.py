@@ -123,6 +123,10 @@ class Listener:
         """One for each request being answered."""
         return self._opened.tasks
 
+    def secure(self, context: ssl.SSLContext) -> None:
+        """Use this TLS for the connections that come from now on."""
+        self._context = context
+
     def accept(self) -> None:
         """Take the connections that wait at the socket, and those that come. Idempotent; nothing after the end."""
         if not self._closed:

@@ -20,6 +20,7 @@ from h2.errors import ErrorCodes
 from appliance.gateway.front.allowance import Allowance, Rate, StrangersAllowances
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
+from appliance.gateway.front.tls_files import peer_certificate
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.inbox import STRANGER_TURN_BYTES, TURN_BYTES, Inbox
 from appliance.gateway.grpc.outlet import ALL_STREAMS, CONNECTION_WINDOW_BYTES, Outlet
@@ -136,8 +137,7 @@ class GrpcConnection(asyncio.Protocol):
         self._outlet = Outlet(self._transport, lambda: self._allowance.earn(EARNED if self._known else 0))
         turn_bytes = TURN_BYTES if self._known else STRANGER_TURN_BYTES
         self._inbox = Inbox(self._transport, partial(self._shared.opened.read, self._slot), self._read, turn_bytes)
-        certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
-        self.peer_uris = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "URI")
+        _, self.peer_uris = peer_certificate(transport)
         self._slot.on_evicted = self._transport.abort
         self._shared.opened.connections.add(self)
         self._outlet.flush()

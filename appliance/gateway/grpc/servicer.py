@@ -30,7 +30,8 @@ from appliance.common.errors import (
     UnauthenticatedError,
 )
 from appliance.common.ids import new_request_id
-from appliance.gateway.front.auth import Auth, Resolver
+from appliance.common.scopes import Scope
+from appliance.gateway.front.auth import Auth, Resolver, require
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.connections import Connections, network_of
 from appliance.gateway.front.cut import Cut, shutting_down
@@ -125,6 +126,8 @@ class _Method:
 
     auth: Auth
     behaviour: Behaviour
+    scope: Scope | None = None
+    """What a caller's credential must have; None: the method is public, or there is none of this name."""
 
 
 class GrpcFrontEnd:
@@ -214,6 +217,7 @@ class GrpcFrontEnd:
         Raises:
             UnauthenticatedError: the method asks for a credential, and there is none that holds.
             RateLimitedError: its tenant has as many connections as it may.
+            ScopeError: the credential is limited to other methods.
         """
         if method.auth is Auth.PUBLIC:
             call.wire.unproved()
@@ -225,10 +229,11 @@ class GrpcFrontEnd:
             raise
         if not call.wire.claim(call.principal.tenant):
             raise RateLimitedError("too many connections; close some of them first", retry_after_s=CALLS_RETRY_S)
+        if method.scope is not None:
+            require(call.principal, method.scope)
 
     def _record(self, call: _Call, error: Exception) -> str:
-        tenant = call.principal.tenant if call.principal is not None else None
-        return self._service.record_refusal(call.facts, error, tenant)
+        return self._service.record_refusal(call.facts, error, call.principal)
 
     @contextmanager
     def _entered(self, call: _Call) -> Iterator[None]:
@@ -404,18 +409,21 @@ class GrpcFrontEnd:
 
     def _methods(self) -> dict[str, _Method]:
         return {
-            f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate),
-            f"/{SERVICE}/Embed": _Method(Auth.TENANT, self._embed),
-            f"/{SERVICE}/CountTokens": _Method(Auth.TENANT, self._count_tokens),
-            f"/{SERVICE}/Attest": _Method(Auth.TENANT, self._attest),
-            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models),
-            f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model),
-            f"/{USAGE_SERVICE}/GetLimits": _Method(Auth.TENANT, self._get_limits),
-            f"/{USAGE_SERVICE}/GetUsage": _Method(Auth.TENANT, self._get_usage),
-            f"/{USAGE_SERVICE}/WatchUsage": _Method(Auth.TENANT, self._watch_usage),
+            f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate, Scope.GENERATE),
+            f"/{SERVICE}/Embed": _Method(Auth.TENANT, self._embed, Scope.EMBEDDINGS),
+            f"/{SERVICE}/CountTokens": _Method(Auth.TENANT, self._count_tokens, Scope.TOKENIZE),
+            f"/{SERVICE}/Attest": _Method(Auth.TENANT, self._attest, Scope.ATTESTATION),
+            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models, Scope.MODELS),
+            f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model, Scope.MODELS),
+            f"/{USAGE_SERVICE}/GetLimits": _Method(Auth.TENANT, self._get_limits, Scope.ACCOUNT),
+            f"/{USAGE_SERVICE}/GetUsage": _Method(Auth.TENANT, self._get_usage, Scope.ACCOUNT),
+            f"/{USAGE_SERVICE}/WatchUsage": _Method(Auth.TENANT, self._watch_usage, Scope.ACCOUNT),
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),
-            f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch),
-            **{f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, self._reflect) for name in REFLECTION},
+            f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch, Scope.MODELS),
+            **{
+                f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, self._reflect, Scope.MODELS)
+                for name in REFLECTION
+            },
         }
 
 

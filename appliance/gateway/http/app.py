@@ -20,8 +20,9 @@ from appliance.common.errors import (
     RouteNotFoundError,
 )
 from appliance.common.ids import new_request_id
+from appliance.common.scopes import Scope
 from appliance.common.version import VERSION
-from appliance.gateway.front.auth import Auth, Resolver
+from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, require
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
@@ -59,6 +60,8 @@ class Route:
     path: str
     auth: Auth
     handler: Handler
+    scope: Scope | None = None
+    """What a caller's credential must have; None: the route is public."""
 
 
 class HttpFrontEnd:
@@ -114,12 +117,17 @@ class HttpFrontEnd:
         exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
+            if self._settings.demands_certificate and not exchange.connection.certified:
+                raise certificate_wanted()
+            address = str(exchange.context.attributes["client.address"])
             exchange.principal = self._resolver.resolve(
-                _proofs(exchange), address=str(exchange.context.attributes["client.address"])
+                _proofs(exchange), exchange.connection.peer_uris, address=address
             )
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding
             _claim(exchange, exchange.principal.tenant)
+            if route is not None and route.scope is not None:
+                require(exchange.principal, route.scope)
         if route is not None:
             await route.handler(self, exchange)
         elif found:
@@ -146,7 +154,7 @@ class HttpFrontEnd:
             raise InvalidRequestError("the Host header names a host that is not served here", param="host")
 
     def _record(self, exchange: Exchange, error: Exception) -> str:
-        return self._service.record_refusal(exchange.context, error, exchange.tenant)
+        return self._service.record_refusal(exchange.context, error, exchange.principal)
 
     async def _fail(self, exchange: Exchange, error: ApplianceError, request_id: str) -> None:
         rates: header_fields.Headers = []
@@ -252,21 +260,21 @@ class HttpFrontEnd:
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat),
-    Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete),
-    Route("POST", "/v1/responses", Auth.TENANT, HttpFrontEnd.respond),
-    Route("POST", "/v1/responses/input_tokens", Auth.TENANT, HttpFrontEnd.count_response),
-    Route("POST", "/v1/messages", Auth.TENANT, HttpFrontEnd.message),
-    Route("POST", "/v1/messages/count_tokens", Auth.TENANT, HttpFrontEnd.count_message),
-    Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
-    Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize),
-    Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize),
-    Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest),
-    Route("GET", "/v1/limits", Auth.TENANT, HttpFrontEnd.limits),
-    Route("GET", "/v1/usage", Auth.TENANT, HttpFrontEnd.usage),
-    Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version),
-    Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
-    Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),
+    Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat, Scope.GENERATE),
+    Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete, Scope.GENERATE),
+    Route("POST", "/v1/responses", Auth.TENANT, HttpFrontEnd.respond, Scope.GENERATE),
+    Route("POST", "/v1/responses/input_tokens", Auth.TENANT, HttpFrontEnd.count_response, Scope.TOKENIZE),
+    Route("POST", "/v1/messages", Auth.TENANT, HttpFrontEnd.message, Scope.GENERATE),
+    Route("POST", "/v1/messages/count_tokens", Auth.TENANT, HttpFrontEnd.count_message, Scope.TOKENIZE),
+    Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed, Scope.EMBEDDINGS),
+    Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize, Scope.TOKENIZE),
+    Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize, Scope.TOKENIZE),
+    Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest, Scope.ATTESTATION),
+    Route("GET", "/v1/limits", Auth.TENANT, HttpFrontEnd.limits, Scope.ACCOUNT),
+    Route("GET", "/v1/usage", Auth.TENANT, HttpFrontEnd.usage, Scope.ACCOUNT),
+    Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version, Scope.MODELS),
+    Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models, Scope.MODELS),
+    Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model, Scope.MODELS),
     Route("GET", "/health", Auth.PUBLIC, HttpFrontEnd.ready),
     Route("GET", "/health/live", Auth.PUBLIC, HttpFrontEnd.live),
     Route("GET", "/health/ready", Auth.PUBLIC, HttpFrontEnd.ready),

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
+from appliance.gateway.front.tls_files import peer_certificate
 from appliance.gateway.http.body import HIGH_WATER_BYTES, Body
 from appliance.gateway.http.framing import ChunkedBody, FramingError, LengthBody, framing_of
 from appliance.gateway.http.head import HeadError, HeadReader, RequestHead
@@ -68,6 +69,11 @@ DRAIN_BYTES = 1 << 20
 
 DRAIN_S = 0.5
 """Seconds spent on that."""
+
+
+CERTIFIED_S = 3_600.0
+"""Age at which a connection with a client certificate takes no more requests: it is looked at once, in the handshake,
+and an hour bounds how long an expired one still serves, as over gRPC."""
 
 
 class ConnectionState(Enum):
@@ -118,6 +124,7 @@ class HttpConnection(asyncio.Protocol):
         self._shared = shared
         self._slot = slot
         self._loop = asyncio.get_running_loop()
+        self._born = self._loop.time()
         self._transport = cast(asyncio.Transport, None)
         self._state = ConnectionState.HEAD  # from accept on, so that one timer holds for silence and for slow heads
         self._reader = HeadReader()
@@ -135,6 +142,10 @@ class HttpConnection(asyncio.Protocol):
         self._room: asyncio.Event | None = None
         self.address = slot.address
         """The peer's address, or the client's for which a proxy opened the connection."""
+        self.certified = False
+        """Whether the peer has shown a certificate of a known authority."""
+        self.peer_uris: tuple[str, ...] = ()
+        """URI names of that certificate."""
         self.open = False
         """Whether an answer may be written: the peer is there, as far as is known."""
         self.writable = True
@@ -150,6 +161,7 @@ class HttpConnection(asyncio.Protocol):
         """Start the clock for the first head. With TLS, the handshake is done."""
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
+        self.certified, self.peer_uris = peer_certificate(transport)
         self._transport.set_write_buffer_limits(UNSENT_BYTES)
         self._slot.on_evicted = self._transport.abort
         self._shared.opened.connections.add(self)
@@ -361,7 +373,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def look(self, now: float) -> None:
-        """Nothing: a timer of its own holds for each wait."""
+        """End the connection behind its answer if its certificate was looked at too long ago; a timer of its own holds
+        for each wait."""
+        if self.certified and now - self._born > CERTIFIED_S:
+            self.end_if_idle()
 
     def _gone(self) -> None:
         """The peer has left: end what is done for it."""

@@ -35,3 +35,5 @@ class HttpSettings:
     """How the answers of tenants are padded whose class asks for it; gRPC takes it from here too."""
     allowed_hosts: frozenset[str] = frozenset()
     """Names (with port, as sent) that the Host header must be one of; empty: any. Guards against DNS rebinding."""
+    demands_certificate: bool = False
+    """Whether callers without a client certificate are refused, but for health."""

@@ -112,13 +112,20 @@ class AuditedCalls:
             outcome=UnauthenticatedError.wire.reason,
         )
 
-    def refused(self, tenant: str | None, error: ApplianceError) -> None:
+    def refused(self, caller: Principal | None, error: ApplianceError) -> None:
         """Count a call that never became a request: without a valid credential, or malformed."""
-        if tenant is None:
-            self._feed.count("refused", outcome=_outcome(error))
+        if caller is None:
+            self._feed.count("refused", outcome=_outcome(error), reason=error.refusal)
         else:
             self._feed.count(
-                "denied", tenant=tenant, principal="", model="", alias="", rule="", policy="", outcome=_outcome(error)
+                "denied",
+                tenant=caller.tenant,
+                principal=caller.credential,
+                model="",
+                alias="",
+                rule="",
+                policy="",
+                outcome=_outcome(error),
             )
 
     def integrity(self, model: str, generation: int, count: int) -> None:

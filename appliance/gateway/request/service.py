@@ -45,7 +45,7 @@ from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tenant_use import TenantUses
 from appliance.gateway.request.tokenizing import TokenizerSession
-from appliance.gateway.request.withdrawal import caller_withdrawn, reason_to_end
+from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -174,7 +174,7 @@ class GatewayService:
         request = self._routing.routed(self.ledger.policy, principal, request)
         trace = self._telemetry.start(context, request.request_id, principal.tenant)
         trace.describe(request)
-        trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
+        trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox, credential=principal.credential)
         try:
             self._check_model(principal, request, embeds=embeds)
         except ApplianceError as error:
@@ -257,27 +257,36 @@ class GatewayService:
             return None
         return principal
 
-    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+    def record_refusal(self, context: CallContext, error: Exception, caller: Principal | None) -> str:
         """Make trace, metric and log line of a call that never became a request; returns its request id."""
         request_id = new_request_id()
+        tenant = caller.tenant if caller is not None else None
         trace = self._telemetry.start(context, request_id, tenant)
         trace.begin(Phase.POLICY)
         trace.end(Phase.POLICY)
         known = error if isinstance(error, ApplianceError) else InternalError("a defect of the appliance")
+        if known.refusal:
+            self._telemetry.count(names.REFUSED_CREDENTIALS, reason=known.refusal)
         self.tenant_counts.add(Tokens(tenant or STRANGER, ""), known)
-        self._audited_calls.refused(tenant, known)
+        self._audited_calls.refused(caller, known)
         trace.finish(error=known)
         return request_id
 
-    def end_withdrawn(self, credential_holds: Callable[[str], bool]) -> None:
+    def end_unproved(self, credential_holds: Callable[[Principal], bool]) -> None:
+        """End every request whose caller's credential has expired or was revoked; asked several times a second."""
+        for life in list(self._dependencies.live):
+            if not credential_holds(life.principal):
+                life.withdraw(credential_gone())
+
+    def end_withdrawn(self, credential_holds: Callable[[Principal], bool]) -> None:
         """End every request that does not hold under the policy in force any more (``request.withdrawal``).
 
         Args:
-            credential_holds: whether a credential, as the policy spells it, is in force.
+            credential_holds: whether a caller's credential is in force.
         """
         ledger = self.ledger
         for life in list(self._dependencies.live):
-            holds, admitted = credential_holds(life.principal.credential), life.admitted
+            holds, admitted = credential_holds(life.principal), life.admitted
             if admitted is None:  # it waits for its admission, and ``ledger`` has decided on it anew
                 error = caller_withdrawn(life.principal, ledger.policy, credential_holds=holds)
             else:

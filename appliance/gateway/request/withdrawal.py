@@ -38,6 +38,11 @@ def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: 
     known = caller.tenant in policy.tenants and find_tenant(policy, caller.credential) == caller.tenant
     if known and credential_holds:
         return None
+    return credential_gone()
+
+
+def credential_gone() -> ApplianceError:
+    """The error that ends a request whose caller's credential has expired or was revoked."""
     return UnauthenticatedError("the credential of this request was withdrawn; the request was stopped")
 
 

@@ -64,6 +64,13 @@ class SupervisorLink:
         finally:
             self.detach(STOPPING)
 
+    def offer(self, message: Control) -> bool:
+        """Send a message that can wait; False when there is no supervisor or others wait for room in the socket."""
+        if self.socket is None or self._unsent:
+            return False
+        self.tell(message)
+        return True
+
     def tell(self, message: Control) -> None:
         """Send a message if there is a supervisor; where the socket is full it is sent once there is room."""
         if self.socket is None:

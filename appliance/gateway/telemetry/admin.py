@@ -9,6 +9,7 @@ GET  /metrics                 Prometheus text
 GET  /status                  ``ApplianceStatus``
 GET  /tenants                 ``TenantTable``
 GET  /policy/shadow           ``ShadowStatus``
+GET  /keys                    ``KeysStatus``
 GET  /traces?limit=N          ``TraceList``, newest first
 GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID names several
 GET  /health/live             200 while the process answers
@@ -32,7 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
-from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
+from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
@@ -55,6 +56,7 @@ class AdminParts:
     """Sets gauges and counters as of now."""
     status: Callable[[], ApplianceStatus]
     tenants: Callable[[], TenantTable]
+    keys: Callable[[], KeysStatus]
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
     shadow: Callable[[], ShadowStatus]
@@ -69,6 +71,9 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     async def tenants(_: Request) -> Response:
         # A policy may name thousands: the table is made here, where requests are counted, its text elsewhere.
         return await run_in_threadpool(lambda table: JSONResponse(encode(table)), parts.tenants())
+
+    async def keys(_: Request) -> Response:
+        return JSONResponse(encode(parts.keys()))
 
     async def traces(request: Request) -> Response:
         text = request.query_params.get("limit", str(DEFAULT_LIMIT))
@@ -96,6 +101,7 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
         Route("/status", status),
         Route("/tenants", tenants),
         Route("/policy/shadow", shadow),
+        Route("/keys", keys),
         Route("/traces", traces),
         Route("/traces/{wanted}", trace),
         Route("/health/live", live),

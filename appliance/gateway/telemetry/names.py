@@ -54,6 +54,7 @@ REQUEST_ID = "athanor.request.id"
 FRONT_END = "athanor.front_end"
 OUTCOME = "athanor.outcome"
 SANDBOX = "athanor.sandbox"
+CREDENTIAL = "athanor.credential"
 POLICY_RULE = "athanor.policy.rule"
 POLICY_DIGEST = "athanor.policy.digest"
 PHASE = "athanor.phase"
@@ -141,6 +142,7 @@ SANDBOX_MEMORY = "athanor.sandbox.memory"
 SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
 SANDBOX_AWAY = "athanor.sandbox.last_away"
 SANDBOX_FROZEN = "athanor.sandbox.frozen"
+REFUSED_CREDENTIALS = "athanor.refused_credentials"
 SANDBOX_LOSSES = "athanor.sandbox.losses"
 SANDBOX_HANGS = "athanor.sandbox.hangs"
 HAND_OVER_CUTS = "athanor.sandbox.hand_over_cuts"
@@ -213,6 +215,11 @@ COUNTERS = {
     ),
     REFUSALS: Instrument("{request}", "Requests refused by a limit or a rule.", frozenset({"tenant", "reason"})),
     FAILURES: Instrument("{request}", "Requests that failed by our fault.", frozenset({"tenant", "reason"})),
+    REFUSED_CREDENTIALS: Instrument(
+        "{call}",
+        "Calls whose credential was refused, or is limited to other operations, by reason.",
+        frozenset({"reason"}),
+    ),
     TOKENS: Instrument(
         "{token}",
         "Tokens by type: input, output, and cached, the part of input found in the tenant's KV.",

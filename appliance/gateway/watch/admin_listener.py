@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from appliance.common.status import ReloadOutcome
+from appliance.common.status import KeysStatus, ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
@@ -25,6 +25,7 @@ async def serve_admin(
     state: ApplianceState,
     gauges: Gauges,
     reload: Callable[[], Awaitable[ReloadOutcome]],
+    keys: Callable[[], KeysStatus],
 ) -> AsyncIterator[str]:
     """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
 
@@ -38,6 +39,7 @@ async def serve_admin(
         refresh=gauges.refresh,
         status=state.status,
         tenants=telemetry.metrics.tenants,
+        keys=keys,
         ready=state.readiness,
         reload=reload,
         shadow=state.shadow,

@@ -117,10 +117,10 @@ class Gauges:
         sandboxes: Sandboxes,
         spill: SpillGauges,
         telemetry: OtelTelemetry,
-        certificate: tuple[float, float] | None = None,
+        certificate: Callable[[], tuple[float, float] | None] = lambda: None,
         disks: Disks | None = None,
     ) -> None:
-        """``certificate``: Unix times between which the one that is served with is valid; ``disks``: what the
+        """``certificate``: gives the Unix times between which the one in use is valid; ``disks``: what the
         supervisor tells of them."""
         self._service = service
         self._certificate = certificate
@@ -208,8 +208,8 @@ class Gauges:
         if self.door is not None:
             yield from self.door.levels(self._telemetry.count)
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
-        if self._certificate is not None:
-            yield Level(names.CERTIFICATE_END, self._certificate[1], {})
+        if (dates := self._certificate()) is not None:
+            yield Level(names.CERTIFICATE_END, dates[1], {})
 
     def _readiness(self, name: str, model: ModelSandboxes) -> Iterator[Level]:
         own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]

@@ -5,6 +5,7 @@ what it keeps is bounded.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from appliance.common.clocks import Clocks
 from appliance.common.status import (
@@ -47,10 +48,10 @@ class ApplianceState:
         policy: PolicyFile,
         traces: TraceStore,
         clocks: Clocks | None = None,
-        certificate: tuple[float, float] | None = None,
+        certificate: Callable[[], tuple[float, float] | None] = lambda: None,
         disks: Disks | None = None,
     ) -> None:
-        """``certificate``: Unix times between which the one that is served with is valid; ``disks``: what the
+        """``certificate``: gives the Unix times between which the one in use is valid; ``disks``: what the
         supervisor tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
@@ -187,7 +188,7 @@ class ApplianceState:
             points=self._history.points,
             latency=times,
             recent=tuple(one.summary for one in ended if one.age_s <= RECENT_S),
-            certificate=self._certificate,
+            certificate=self._certificate(),
             disks=self._disks.spaces,
         )
 

@@ -24,6 +24,7 @@ from appliance.operator.cli import (
     install,
     kernels,
     key,
+    key_list,
     logs,
     model,
     model_cache,
@@ -138,8 +139,12 @@ _add("Commands", "history", policy_versions.history, policy_versions.HISTORY_EXA
 _add("Commands", "rollback", policy_versions.rollback, policy_versions.ROLLBACK_EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
 _add(GOVERN, "usage", usage.usage, usage.EXAMPLES)
-_key = _group("key", "Create API keys.", GOVERN)
+_key = _group("key", "List, create, import, rotate and revoke API keys.", GOVERN)
+_add("Commands", "list", key_list.list_keys, key_list.EXAMPLES, _key)
 _add("Commands", "create", key.create, key.EXAMPLES, _key)
+_add("Commands", "import", key.import_keys, key.IMPORT_EXAMPLES, _key)
+_add("Commands", "rotate", key.rotate, key.ROTATE_EXAMPLES, _key)
+_add("Commands", "revoke", key.revoke, key.REVOKE_EXAMPLES, _key)
 _audit = _group("audit", "Verify, read and export the audit log.", GOVERN)
 _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)

@@ -45,7 +45,7 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
         return Subject(Area.ACCESS, "certificate").problem(
             problem, means="the gateway cannot start", mend=f"openssl x509 -in {tls.path} -noout -subject -dates"
         )
-    renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it, then: systemctl restart athanor-gateway"
+    renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it: the gateway takes it within seconds"
     if now < tls.not_before or now >= tls.not_after:
         what = "is not valid yet" if now < tls.not_before else f"expired {whole_days(now - tls.not_after)} ago"
         return Subject(Area.ACCESS, "certificate").problem(
@@ -120,6 +120,13 @@ def _keys(policy: Policy) -> Iterator[Finding]:
             f"no key in force for {_some(policy.missing_keys)}",
             means="whoever should call with it is refused",
             mend=f"athanor key create TENANT --id {policy.missing_keys[0].removeprefix('key:')} --credentials FILE",
+        )
+    elif policy.expiring_keys:
+        first = policy.expiring_keys[0].partition(" ")[0].removeprefix("key:")
+        yield Subject(Area.ACCESS, "keys").warning(
+            f"soon to expire: {_some(policy.expiring_keys)}",
+            means="whoever calls with such a key is refused then",
+            mend=f"athanor key rotate {first} --credentials FILE --pepper FILE",
         )
     elif policy.unused_keys:
         yield Subject(Area.ACCESS, "keys").note(

@@ -210,6 +210,10 @@ class Refusal:
     """Setting of the unit that withholds it, if one does."""
 
 
+EXPIRY_DAYS = 14
+"""Days before its end at which a key is reported, so that there is time to rotate it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The policy on disk, with the keys that it names."""
@@ -226,6 +230,8 @@ class Policy:
     """Credentials of tenants that no key belongs to."""
     unused_keys: tuple[str, ...] = ()
     """Keys in force that no tenant names."""
+    expiring_keys: tuple[str, ...] = ()
+    """Keys of tenants that expire within ``EXPIRY_DAYS``, each with the day."""
     missing_models: tuple[str, ...] = ()
     """Places where it names a model that is not served, each with what is said there."""
     overlooked: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account
 from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.facts import (
+    EXPIRY_DAYS,
     Access,
     Disk,
     Exporter,
@@ -267,7 +268,7 @@ def pepper_of(config: ApplianceConfig) -> Path | None:
 
 def look_at_policy(config: ApplianceConfig) -> Policy:
     """Load it as the gateway would, and compare its credentials with the key table."""
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
     from appliance.common.credentials import read_key_table
 
@@ -299,9 +300,19 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
         table = read_key_table(config.credentials, pepper)
     except ConfigError as error:
         return replace(found, keys_problem=error.message)
-    valid = {f"key:{key_id}" for key_id in table.in_force(datetime.now(UTC))}
+    now = datetime.now(UTC)
+    valid = {f"key:{key_id}" for key_id in table.in_force(now)}
     named = {name for name in loaded.principals if name.startswith("key:")}
-    return replace(found, missing_keys=tuple(sorted(named - valid)), unused_keys=tuple(sorted(valid - named)))
+    ends = {f"key:{key_id}": record.expires for key_id, record in table.records.items() if record.expires is not None}
+    soon = now + timedelta(days=EXPIRY_DAYS)
+    return replace(
+        found,
+        missing_keys=tuple(sorted(named - valid)),
+        unused_keys=tuple(sorted(valid - named)),
+        expiring_keys=tuple(
+            f"{name} ({ends[name]:%Y-%m-%d})" for name in sorted(named & valid & ends.keys()) if ends[name] < soon
+        ),
+    )
 
 
 def _model(model: ModelConfig) -> Model:

@@ -18,7 +18,7 @@ from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
 
 def refused(count: int = 1) -> Entry:
     """An entry."""
-    return entry("refused", outcome="UNAUTHENTICATED", count=count)
+    return entry("refused", outcome="UNAUTHENTICATED", reason="absent", count=count)
 
 
 def found(directory: Path) -> list[Entry]:

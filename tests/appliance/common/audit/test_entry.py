@@ -75,13 +75,13 @@ def test_the_gateway_cannot_speak_for_others(one: Entry) -> None:
         from_wire(to_wire(one))
 
 
-GOOD = {"kind": "refused", "outcome": "X", "count": 1}
+GOOD = {"kind": "refused", "outcome": "X", "reason": "absent", "count": 1}
 BAD = {
     "no object": [1],
     "another kind": {**GOOD, "kind": "prompt"},
     "a kind that is none": {**GOOD, "kind": 7},
     "a further field": {**GOOD, "prompt": "x"},
-    "a missing field": {"kind": "refused", "count": 1},
+    "a missing field": {"kind": "refused", "outcome": "X", "count": 1},
     "a text for a number": {**GOOD, "count": "1"},
     "a truth for a number": {**GOOD, "count": True},
     "a negative number": {**GOOD, "count": -1},
@@ -96,7 +96,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_no_entry_is_refused(name: str) -> None:
     """A taken-over gateway gets nothing but entries into the log; the good one passes (control)."""
-    assert from_wire(json.dumps(GOOD)) == Entry("refused", {"outcome": "X", "count": 1})
+    assert from_wire(json.dumps(GOOD)) == Entry("refused", {"outcome": "X", "reason": "absent", "count": 1})
     with pytest.raises(EntryError):
         from_wire(json.dumps(BAD[name]))
 

@@ -19,7 +19,10 @@ from appliance.common.errors import AuditError
 
 def batch(count: int, start: int = 0) -> list[tuple[int, Entry]]:
     """Entries to be told apart."""
-    return [(1_000 + number, entry("refused", outcome="X", count=number)) for number in range(start, start + count)]
+    return [
+        (1_000 + number, entry("refused", outcome="X", reason="absent", count=number))
+        for number in range(start, start + count)
+    ]
 
 
 def judge(directory: Path, *witnesses: str, archived: bool = False) -> Report:

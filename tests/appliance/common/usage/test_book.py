@@ -53,7 +53,7 @@ def test_requests_are_counted_by_hour_tenant_and_model(tmp_path: Path) -> None:
     """Sums by hour, tenant and model; what is no request counts nothing, and moves the position."""
     book, damaged = open_book(tmp_path)
     assert not damaged
-    other = entry("refused", outcome="UNAUTHENTICATED", count=3)
+    other = entry("refused", outcome="UNAUTHENTICATED", reason="absent", count=3)
     hour = NOON_MS // 3_600_000
     book.apply("log", 0, [(NOON_MS, request(1)), (NOON_MS + 1, request(2)), (NOON_MS, other)])
     book.apply(

@@ -209,9 +209,9 @@ class ScriptedService:
         tenant = self.tenants.get(credential)
         return None if tenant is None else Principal(tenant, credential)
 
-    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+    def record_refusal(self, context: CallContext, error: Exception, caller: Principal | None) -> str:
         """Remember it."""
-        self.refusals.append((context, error, tenant))
+        self.refusals.append((context, error, caller.tenant if caller is not None else None))
         return new_request_id()
 
 
@@ -223,8 +223,18 @@ class Running:
     front_ends: FrontEnds
     key: str
     other_key: str
-    keys: KeyTable
+    tables: list[KeyTable]
+    """The keys in force."""
     ready: list[bool] = field(default_factory=lambda: [True])
+
+    @property
+    def keys(self) -> KeyTable:
+        """The keys in force."""
+        return self.tables[0]
+
+    def use_keys(self, keys: KeyTable) -> None:
+        """Put these keys in force."""
+        self.tables[0] = keys
 
     @property
     def base_url(self) -> str:
@@ -250,11 +260,11 @@ async def serving(tls: TlsConfig | None = None, **http: object) -> AsyncIterator
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)
     created = datetime(2026, 1, 1, tzinfo=UTC)
-    keys = KeyTable(PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)})
+    tables = [KeyTable(PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)})]
     settings = FrontEndSettings(http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http), **others)
     ready = [True]
-    async with serve_front_ends(service, Resolver(service, lambda: keys), settings, lambda: ready[0]) as ends:
-        yield Running(service, ends, key, other, keys, ready)
+    async with serve_front_ends(service, Resolver(service, lambda: tables[0]), settings, lambda: ready[0]) as ends:
+        yield Running(service, ends, key, other, tables, ready)
 
 
 async def talk(port: int, *pieces: bytes, timeout_s: float = 5.0) -> bytes:

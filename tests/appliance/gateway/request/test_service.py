@@ -103,7 +103,7 @@ async def test_mistakes_are_counted_with_their_tenant(service: GatewayService) -
     with pytest.raises(ModelNotFoundError) as refused:
         await anext(service.generate(ALPHA, wrong, CALL))
     assert refused.value.details == {"model": "none"}
-    service.record_refusal(CALL, InvalidRequestError("not JSON"), "alpha")
+    service.record_refusal(CALL, InvalidRequestError("not JSON"), Principal("alpha", "key:alpha-1"))
     service.record_refusal(CALL, InvalidRequestError("a stranger's"), None)
     assert service.tenant_counts.of("alpha") == Counts(invalid=2)
     assert service.tenant_counts.now()[1] == Counts(invalid=3)

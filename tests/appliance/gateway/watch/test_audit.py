@@ -54,7 +54,7 @@ def test_calls_become_entries() -> None:
         calls.denied(WHO, Call("req_2", name, "chat"), "cd" * 32, limited)
     for _ in range(5):
         calls.refused(None, UnauthenticatedError("no"))
-    calls.refused("alpha", limited)
+    calls.refused(WHO, limited)
     calls.integrity("m", 3, 2)
     feed.flush()
     kinds = [(one.kind, one.fields.get("count"), one.fields.get("model")) for one in peer.entries]

@@ -18,7 +18,10 @@ def log(tmp_path: Path) -> Path:
     """A folder with a log of thirty entries of two kinds, and a checkpoint kept beside it."""
     audit = open_log(tmp_path / "audit")
     for number in range(15):
-        pair = [entry("refused", outcome="X", count=number), entry("policy", outcome="ok", policy="ab", tenants=number)]
+        pair = [
+            entry("refused", outcome="X", reason="absent", count=number),
+            entry("policy", outcome="ok", policy="ab", tenants=number),
+        ]
         audit.append([(1_700_000_000_000 + number, one) for one in pair])
     (tmp_path / "kept").write_text(audit.checkpoint(), encoding="utf-8")
     audit.close()

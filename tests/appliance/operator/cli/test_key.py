@@ -1,18 +1,24 @@
-"""``key create``: the key works, is shown once, and the table is never half written."""
+"""The ``key`` commands: the key works, is shown once, and the table is never half written."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from appliance.common.credentials import read_key_table
+from appliance.common.key_uses import write_uses
+from appliance.common.keys import issue, secret_name, serialise_records
+from appliance.common.status import KeysStatus
 from appliance.operator.cli.key import create_key
+from tests.appliance.admin_server import FakeAppliance
 from tests.appliance.operator.cli.conftest import Run
 
 
@@ -150,3 +156,156 @@ def test_root_leaves_the_files_to_their_owner(folder: Path) -> None:
     for name in ("credentials.json", "pepper"):
         owner = (folder / name).stat()
         assert (owner.st_uid, owner.st_gid) == (12_345, 23_456)
+
+
+def listed(run: Run, *args: str) -> list[dict[str, object]]:
+    """Rows of ``key list``."""
+    result = run("key", "list", *args, "--credentials", "credentials.json", "-o", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["keys"]
+
+
+def test_a_key_has_an_end_and_scopes(run: Run, folder: Path) -> None:
+    """What is asked for is in the table and in the list; without (control) there is neither."""
+    created(run, "acme", "--id", "acme-1", "--expires", "90d", "--scope", "embeddings", "--scope", "models")
+    created(run, "acme", "--id", "acme-2")
+    first, second = listed(run)
+    assert first["scopes"] == ["embeddings", "models"] and second["scopes"] is None
+    days = (datetime.fromisoformat(str(first["expires"])) - datetime.now(UTC)) / timedelta(days=1)
+    assert 89.9 < days <= 90 and second["expires"] is None
+    assert (first["tenant"], first["state"], first["last_used"]) == ("acme", "active", None)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--expires", "yesterday"), "is no time"),
+        (("--expires", "2020-01-01"), "is past"),
+        (("--expires", "2030-01-01T00:00"), "has no zone"),
+        (("--expires", "0d"), "is no time"),
+        (("--scope", "everything"), "is no scope; take generate"),
+    ],
+)
+def test_bad_limits_are_refused(run: Run, folder: Path, args: tuple[str, ...], message: str) -> None:
+    """No table is made for a key that cannot be."""
+    result = run("key", "create", "acme", *args, "--credentials", "credentials.json")
+    assert result.exit_code == 1 and message in result.stderr
+    assert not (folder / "credentials.json").exists()
+
+
+def test_a_rotation_leaves_two_secrets(run: Run, folder: Path) -> None:
+    """The id stays, old and new secret hold, and the list has both. A second rotation is refused until the older one
+    has ended, or with --replace ends it now."""
+    old = created(run, "acme", "--id", "acme-1", "--scope", "models")["key"]
+    rotate = ("key", "rotate", "acme-1", "--credentials", "credentials.json", "-o", "json")
+    new = json.loads(run(*rotate, "--overlap", "12h").stdout)
+    assert verified(folder, old) == verified(folder, new["key"]) == "acme-1"
+    assert new["credential"] == "key:acme-1" and new["old_until"]
+    assert [(row["state"], row["scopes"]) for row in listed(run)] == [("active", ["models"]), ("old", ["models"])]
+    refused = run(*rotate)
+    assert refused.exit_code == 1 and "has two secrets until" in refused.stderr
+    third = json.loads(run(*rotate, "--replace", "--overlap", "0").stdout)
+    assert third["old_until"] is None
+    assert (verified(folder, old), verified(folder, new["key"]), verified(folder, third["key"])) == (
+        None,
+        None,
+        "acme-1",
+    )
+
+
+def test_revoking_names_keys_or_a_tenant(run: Run, folder: Path) -> None:
+    """Keys by id, or all that were made for a tenant; others hold (control). An unknown one changes nothing."""
+    keys = {name: created(run, name[:4], "--id", name)["key"] for name in ("acme-1", "acme-2", "beta-1")}
+    revoke = ("key", "revoke", "--credentials", "credentials.json", "-o", "json")
+    before = (folder / "credentials.json").read_bytes()
+    for args, message in ((("nobody",), "no key nobody"), (("acme-1", "nobody"), "no key nobody")):
+        result = run(*revoke, *args)
+        assert result.exit_code == 1 and message in result.stderr
+    assert (folder / "credentials.json").read_bytes() == before
+    assert run(*revoke).exit_code == 2
+    assert json.loads(run(*revoke, "acme-1").stdout) == {"revoked": ["acme-1"]}
+    assert verified(folder, keys["acme-1"]) is None and verified(folder, keys["acme-2"]) == "acme-2"
+    assert json.loads(run(*revoke, "--tenant", "acme").stdout) == {"revoked": ["acme-2"]}
+    assert [verified(folder, key) for key in keys.values()] == [None, None, "beta-1"]
+    assert {row["id"]: row["state"] for row in listed(run)} == {
+        "acme-1": "revoked",
+        "acme-2": "revoked",
+        "beta-1": "active",
+    }
+    result = run(*revoke, "--tenant", "gamma")
+    assert result.exit_code == 1 and "was made for the tenant gamma" in result.stderr
+
+
+def test_many_keys_are_imported_at_once(run: Run, folder: Path) -> None:
+    """Fresh keys are printed; whole ones that were made elsewhere are taken and not printed again."""
+    moved, _ = issue("moved-1", b"another pepper of thirty-two byte")
+    lines = [
+        {"tenant": "acme"},
+        {"tenant": "acme", "id": "acme-ci", "expires": "4w", "scopes": ["generate"]},
+        {"tenant": "beta", "id": "moved-1", "key": moved},
+    ]
+    (folder / "new.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    result = run("key", "import", "new.jsonl", "--credentials", "credentials.json", "-o", "json")
+    assert result.exit_code == 0, result.output
+    first, second, third = json.loads(result.stdout)["keys"]
+    assert verified(folder, first["key"]) == first["id"]
+    assert verified(folder, second["key"]) == "acme-ci"
+    assert (third["key"], verified(folder, moved)) == ("", "moved-1")
+    assert [row["tenant"] for row in listed(run, "--tenant", "beta")] == ["beta"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not valid JSON"),
+        ('{"tenant": "acme", "tenant": "beta"}', "line 2: not valid JSON"),
+        ("[]", "line 2: expected an object"),
+        ('{"tenant": "acme", "limit": 1}', "line 2: expected an object"),
+        ('{"tenant": "A"}', "line 2: 'A' is no tenant id"),
+        ('{"tenant": "acme", "id": 1}', "line 2: id must be a text"),
+        ('{"tenant": "acme", "key": "ath_a_b"}', "needs its id"),
+        ('{"tenant": "acme", "scopes": "models"}', "line 2: scopes must be a list"),
+        ('{"tenant": "acme", "scopes": ["root"]}', "line 2: 'root' is no scope"),
+        ('{"tenant": "acme", "expires": "1970-01-01"}', "line 2: '1970-01-01' is past"),
+        ('{"tenant": "acme", "id": "a", "key": "secret"}', "the key is not of the form"),
+        ('{"tenant": "acme", "id": "first"}', "there is a key first already"),
+    ],
+)
+def test_one_bad_line_refuses_all(run: Run, folder: Path, line: str, message: str) -> None:
+    """Nothing of a list is taken when a line of it cannot be, and no key is repeated in the message."""
+    created(run, "acme", "--id", "there")
+    before = (folder / "credentials.json").read_bytes()
+    (folder / "new.jsonl").write_text('{"tenant": "acme", "id": "first"}\n' + line)
+    result = run("key", "import", "new.jsonl", "--credentials", "credentials.json")
+    assert result.exit_code == 1 and message in result.stderr.replace("\n", " ")
+    assert "ath_a_b" not in result.stderr and "secret" not in result.stderr.replace("the key is", "")
+    assert (folder / "credentials.json").read_bytes() == before
+
+
+def test_the_last_use_is_shown(run: Run, folder: Path) -> None:
+    """From the folder of the audit log; each secret has its own."""
+    created(run, "acme", "--id", "acme-1")
+    record = read_key_table(folder / "credentials.json", folder / "pepper").records["acme-1"]
+    (folder / "audit").mkdir()
+    write_uses(folder / "audit", {secret_name("acme-1", record.created): 1_800_000_000})
+    (row,) = listed(run)
+    assert row["last_used"] == "2027-01-15T08:00:00+00:00"
+    shown = run("key", "list", "--credentials", "credentials.json")
+    assert "2027-01-15 08:00" in shown.stdout and "LAST USED" in shown.stdout
+
+
+def test_a_change_is_said_to_be_in_force(run: Run, folder: Path, appliance: FakeAppliance) -> None:
+    """The command waits for the appliance that has this table, and says when its digest is in force, or why it is not.
+    One that has another table is named; none at all is no mistake."""
+    created(run, "acme", "--id", "acme-1")
+    table = read_key_table(folder / "credentials.json", folder / "pepper")
+    gone = serialise_records({"acme-1": table.records["acme-1"].revoke()}).encode()
+    status = KeysStatus(file=str(folder / "credentials.json"), digest="", keys=1, loaded_at=0.0)
+    appliance.keys = replace(status, digest=hashlib.sha256(gone).hexdigest())
+    revoke = ("key", "revoke", "acme-1", "--credentials", "credentials.json", "--admin")
+    assert "in force after" in run(*revoke, appliance.url).stdout
+    appliance.keys = replace(status, problem="credentials.json: line 3: broken")
+    assert "not in force: credentials.json: line 3: broken" in run(*revoke, appliance.url).stderr
+    appliance.keys = replace(status, file="/etc/athanor/credentials.json")
+    assert "another key table, /etc/athanor" in run(*revoke, appliance.url).stdout.replace("\n", " ")
+    assert "no appliance answers" in run(*revoke, "http://127.0.0.1:1").stdout

@@ -21,7 +21,7 @@ from appliance.operator.doctor.finding import Severity
 def folder(tmp_path: Path) -> Path:
     """An audit folder with thirty entries, all counted."""
     log = open_log(tmp_path)
-    log.append([(1_790_812_800_000, entry("refused", outcome="X", count=1))] * 30)
+    log.append([(1_790_812_800_000, entry("refused", outcome="X", reason="absent", count=1))] * 30)
     book, _ = open_book(tmp_path)
     replay(book, tmp_path, log.name)
     book.close()

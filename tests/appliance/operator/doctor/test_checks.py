@@ -312,6 +312,12 @@ FAULTS = {
         "athanor key create",
     ),
     "key missing": (service(policy=replace(SERVICE.policy, missing_keys=("key:a-1",))), W, "keys", "--id a-1"),
+    "key expires": (
+        service(policy=replace(SERVICE.policy, expiring_keys=("key:a-1 (2026-12-01)",))),
+        W,
+        "keys",
+        "athanor key rotate a-1",
+    ),
     "key table wrong": (
         service(policy=replace(SERVICE.policy, keys_problem="c is open; close it with: chmod o= c")),
         P,

@@ -8,7 +8,7 @@ import re
 import socket
 import ssl
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,13 @@ def test_faults_on_disk_are_seen(state: Path) -> None:
     policy.write_text(good.replace("key:beta-1", "key:gamma-1"))
     found = look_at_service(read(state), state / "athanor.yaml", RUNNING).policy
     assert (found.missing_keys, found.unused_keys) == (("key:gamma-1",), ("key:beta-1",))
+    assert found.expiring_keys == ()
+    table = json.loads((state / "credentials.json").read_text())
+    soon = datetime.now(UTC) + timedelta(days=3)
+    table["keys"]["alpha-1"]["expires"] = soon.isoformat()
+    (state / "credentials.json").write_text(json.dumps(table))
+    found = look_at_service(read(state), state / "athanor.yaml", RUNNING).policy
+    assert found.expiring_keys == (f"key:alpha-1 ({soon:%Y-%m-%d})",)
     drop_ins = state / "policy.d"
     drop_ins.mkdir()
     (drop_ins / "10.yml").write_text("")

@@ -1,0 +1,45 @@
+"""Reasons for which credentials are refused: for metrics and the audit log, never for the caller."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CredentialRefusal(StrEnum):
+    """Why a credential is refused. The caller is told the same for each."""
+
+    ABSENT = "absent"
+    """No credential was given."""
+    MALFORMED = "malformed"
+    """It has the form of no credential, or there are several."""
+    KEY_UNKNOWN = "key_unknown"
+    """No key has this id."""
+    KEY_WRONG = "key_wrong"
+    """The key with this id has another secret."""
+    KEY_EXPIRED = "key_expired"
+    KEY_REVOKED = "key_revoked"
+    CERTIFICATE = "certificate"
+    """A client certificate without exactly one well-formed SPIFFE id."""
+    CERTIFICATE_ABSENT = "certificate_absent"
+    """No client certificate at a port that demands one."""
+    JWT_MALFORMED = "jwt_malformed"
+    """It has the form of no token, a name twice, or a header that brings a key."""
+    JWT_ALGORITHM = "jwt_algorithm"
+    """Its algorithm is not asymmetric, or not that of the key."""
+    JWT_ISSUER = "jwt_issuer"
+    """No configured issuer is spelled so."""
+    JWT_KEY = "jwt_key"
+    """Its issuer has no such key, or none has come yet."""
+    JWT_SIGNATURE = "jwt_signature"
+    JWT_AUDIENCE = "jwt_audience"
+    JWT_EXPIRED = "jwt_expired"
+    JWT_EARLY = "jwt_early"
+    """It begins, or was made, in the future."""
+    JWT_CLAIMS = "jwt_claims"
+    """A claim that is needed is absent or of another type, or it holds for too long."""
+    NO_TENANT = "no_tenant"
+    """It holds, and the policy names it for no tenant, or its tenant is not called from this address."""
+    DISAGREE = "disagree"
+    """Two credentials of different tenants."""
+    SCOPE = "scope"
+    """It holds, and is limited to other operations, which the caller learns."""
