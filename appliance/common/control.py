@@ -2,11 +2,12 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it was
-handed whether it has it. It may ask for exactly seven things: namespace keys, what tenants have spent, attestations,
-the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of the sandboxes that the
-policy grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside
-of engines, reserves what requests may cost, and reports what belongs into the audit log. There is no message that names
-a program or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+handed whether it has it. It may ask for exactly eight things: namespace keys, what tenants have spent, attestations,
+the socket on which files and batches are spoken of, the end of a sandbox that misbehaved, the freezing of idle ones,
+and the coming and going of the sandboxes that the policy grants to single tenants, which the supervisor looks up for
+itself. Besides, it says whose KV may be kept outside of engines, reserves what requests may cost, and reports what
+belongs into the audit log. There is no message that names a program or a file or reads a key of another kind, so a
+taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -27,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 11
+CONTROL_VERSION = 12
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -292,6 +293,23 @@ class DiskState:
     places: dict[str, list[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Gateway: asks for the socket on which files and batches are spoken of (``appliance.common.batches``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUp:
+    """Supervisor: the gateway's end of that socket comes with this message; an earlier one is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """Supervisor, every few seconds where files and batches are kept: what is kept now, by name."""
+
+    figures: dict[str, int]
+
+
 FromGateway = (
     Attach
     | NamespaceQuery
@@ -305,6 +323,7 @@ FromGateway = (
     | SpendQuery
     | ReserveSpend
     | Attest
+    | OpenStore
 )
 FromSupervisor = (
     Welcome
@@ -319,6 +338,8 @@ FromSupervisor = (
     | Spent
     | SpendReserved
     | Attested
+    | StoreUp
+    | StoreState
 )
 Control = FromGateway | FromSupervisor
 

@@ -21,6 +21,7 @@ from appliance.common.control import (
     HandedOver,
     NamespaceQuery,
     Namespaces,
+    OpenStore,
     Release,
     ReserveSpend,
     Retention,
@@ -70,6 +71,8 @@ class ControlServer:
         """Takes questions about spend and reservations of it."""
         self.on_attest: Callable[[Attest], None] = lambda _message: None
         """Takes questions for attestations."""
+        self.on_store: Callable[[OpenStore], None] = lambda _message: None
+        """Takes the question for the socket of files and batches."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -186,6 +189,8 @@ class ControlServer:
             self.on_spend(message)
         elif isinstance(message, Attest):
             self.on_attest(message)
+        elif isinstance(message, OpenStore):
+            self.on_store(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
         elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):

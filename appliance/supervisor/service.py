@@ -40,6 +40,7 @@ from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
+from appliance.supervisor.batches.port import StorePort, open_port
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
@@ -79,15 +80,18 @@ async def supervise(config: ApplianceConfig) -> None:
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
         on_attach=lambda: _attached(keepers, residents, recorder),
-        on_leave=lambda: _gateway_left(keepers, residents, metering, attesting),
+        on_leave=lambda: _gateway_left(keepers, residents, metering, attesting, port),
         on_wish=lambda wish: _wish(keepers, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
     vault = open_vault(config, server.namespace)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
+    port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     if vault is not None:
         server.on_retention = vault.set_retention
+    if port is not None:
+        server.on_store = port.open
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     image = config.sandbox.image_digest
@@ -102,9 +106,9 @@ async def supervise(config: ApplianceConfig) -> None:
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
+    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish))
     account = _keep_account(config, server, metering, recorder)
-    asides = (residents.run(), *told, account, attesting.run(), _keep_sockets(server, operator))
+    asides = (residents.run(), *told, account, attesting.run(), _keep_sockets(server, operator), _keep_store(port))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
@@ -122,7 +126,7 @@ async def supervise(config: ApplianceConfig) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         await operator.close()
-        await _close(vault, recorder, metering, writing)
+        await _close(vault, recorder, metering, writing, port)
         await asyncio.to_thread(runtime.close)
 
 
@@ -149,9 +153,15 @@ async def _listen(server: ControlServer, operator: OperatorSocket, run_dir: Path
 
 
 async def _close(
-    vault: Vault | None, recorder: Recorder, metering: Metering | None, writing: asyncio.Task[None]
+    vault: Vault | None,
+    recorder: Recorder,
+    metering: Metering | None,
+    writing: asyncio.Task[None],
+    port: StorePort | None,
 ) -> None:
-    """Close the spill store, then write the rest of the audit log and count it."""
+    """Close the stores, then write the rest of the audit log and count it."""
+    if port is not None:
+        await port.close()
     if vault is not None:
         await asyncio.to_thread(vault.close)
     writing.cancel()
@@ -229,10 +239,12 @@ async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Reco
     return recorder, metering
 
 
-async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
+async def _tell_spill(
+    config: ApplianceConfig, vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]
+) -> None:
     """Send spill figures to the gateway every ``SPILL_PERIOD_S`` until cancelled, if there is spill."""
     while True:
-        if vault is not None:
+        if vault is not None and config.sandbox.spill is not None:
             publish(SpillState(vault.figures.told()), ())
         await asyncio.sleep(SPILL_PERIOD_S)
 
@@ -259,6 +271,11 @@ async def _keep_account(
     await asyncio.gather(metering.run(), keeper.run())
 
 
+async def _keep_store(port: StorePort | None) -> None:
+    """Do what the store of files and batches needs beside its calls, until cancelled."""
+    await (asyncio.Event().wait() if port is None else port.run())
+
+
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:
     """Make a removed socket file again, every ``MEND_S`` until cancelled."""
     while True:
@@ -274,7 +291,11 @@ def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -
         keeper.offer()
 
 
-def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None, attesting: Attesting) -> None:
+def _gateway_left(
+    keepers: list[Keeper], residents: Residents, metering: Metering | None, attesting: Attesting, port: StorePort | None
+) -> None:
+    if port is not None:
+        port.gateway_left()
     if metering is not None:
         metering.gateway_left()
     attesting.gateway_left()
