@@ -27,6 +27,7 @@ from appliance.common.control import (
     SpendReserved,
     Spent,
     SpillState,
+    StoreState,
     Welcome,
 )
 from appliance.common.errors import ConfigError, StartError
@@ -35,6 +36,7 @@ from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
+from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
@@ -59,6 +61,7 @@ from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.gateway.watch.state import ApplianceState
+from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.model import PolicySet, Retention
 
 log = structlog.get_logger()
@@ -117,7 +120,14 @@ class Gateway:
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, attestations
         )
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
-        self._spill, self._disks = SpillGauges(), Disks()
+        self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
+        self._batches = Batches(
+            self._service,
+            supervisor.tell,
+            lambda credential: holds(credential, self._file.keys, datetime.now(UTC)),
+            self._telemetry.count,
+            wanted=config.batches is not None,
+        )
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
         takers: dict[type[Control], Callable[[Any], None]] = {
@@ -129,9 +139,12 @@ class Gateway:
             AuditState: self._audit.take,
             SpillState: self._spill.take,
             DiskState: self._disks.take,
+            StoreState: self._stored.take,
             Frozen: self._freezer.take,
         }
-        self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
+        self._sandboxes = Sandboxes(
+            supervisor, self._models, tenant_sandboxes, self._service, takers, self._batches.link.take
+        )
         self._certificate = certificate_dates(config.listen.tls)
         self._state = ApplianceState(
             self._service,
@@ -177,7 +190,7 @@ class Gateway:
             self._service.ledger.replace(policy, namespaces)
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
-            gauges = Gauges(*parts, self._certificate, self._disks)
+            gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
             watching = watch_engines(self._state, gauges, self._step_timeout_s, self._freeze)
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
@@ -188,6 +201,7 @@ class Gateway:
             background.append(publishing)
             background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
             background.append(self._keep(keep_giving_back(), "giving free memory back"))
+            background.append(self._keep(self._batches.run(), "batches"))
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
@@ -228,7 +242,9 @@ class Gateway:
         listen = self._config.listen
         resolver = Resolver(self._service, lambda: self._file.keys)
         async with (
-            serve_front_ends(self._service, resolver, FrontEndSettings.of(listen), self._is_ready) as front,
+            serve_front_ends(
+                self._service, resolver, FrontEndSettings.of(listen), self._is_ready, self._batches.work
+            ) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
@@ -296,10 +312,12 @@ class Gateway:
         for tell in parts:
             tell()
             await asyncio.sleep(0)
+        await self._batches.follow(policy)
 
     def _welcome(self, welcome: Welcome) -> None:
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
+        self._batches.link.attached(welcome)
 
     def _freeze(self) -> None:
         self._freezer.look(self._sandboxes.every)

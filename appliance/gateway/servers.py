@@ -40,6 +40,7 @@ from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S,
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.stored_work import StoredWork
 
 TICK_S = 1.0
 """Between two looks at readiness, and two values of the Date header."""
@@ -240,16 +241,21 @@ class FrontEnds:
 
 @contextlib.asynccontextmanager
 async def serve_front_ends(
-    service: Service, resolver: Resolver, settings: FrontEndSettings, ready: Callable[[], bool] = lambda: True
+    service: Service,
+    resolver: Resolver,
+    settings: FrontEndSettings,
+    ready: Callable[[], bool] = lambda: True,
+    stored: StoredWork | None = None,
 ) -> AsyncIterator[FrontEnds]:
     """Serve both front ends inside the block; leaving it stops them at once (call ``stop`` before to drain).
 
-    ``ready`` says whether requests would be served now; it is asked often and must not raise.
+    ``ready`` says whether requests would be served now; it is asked often and must not raise. ``stored`` keeps files
+    and batches, if anything does.
 
     Raises:
         StartError: a port cannot be bound or a TLS file not used.
     """
-    http = HttpFrontEnd(service, resolver, settings.http, ready, settings.proxies)
+    http = HttpFrontEnd(service, resolver, settings.http, ready, settings.proxies, stored)
     rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies)
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()

@@ -34,7 +34,6 @@ class BeginUpload:
     tenant: str
     principal: str
     name: str
-    keep_s: int
     most: int
 
 
@@ -47,9 +46,10 @@ class UploadPiece:
 
 @dataclass(frozen=True, slots=True)
 class EndUpload:
-    """Gateway: the file is whole."""
+    """Gateway: the file is whole, and is kept for so many seconds; 0: as long as files are."""
 
     file: str
+    keep_s: int
 
 
 @dataclass(frozen=True, slots=True)

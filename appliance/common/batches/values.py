@@ -126,6 +126,10 @@ class StoredBatch:
     problems: list[LineProblem] = field(default_factory=list)
 
 
+MAX_LINES_GIVEN = 64
+"""Lines of one answer of the store, of a piece's bytes together unless one alone has more."""
+
+
 def line_request(batch: str, line: int) -> str:
     """Return the id of the request that a line is: the same at every attempt, so that it is charged once."""
     return f"{batch}-{line}"

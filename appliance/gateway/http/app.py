@@ -38,6 +38,17 @@ from appliance.gateway.http.openai_objects import model_list, model_object
 from appliance.gateway.http.protocol import HttpConnection
 from appliance.gateway.http.responses_request import parse_input_tokens, parse_response
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.http.stored_routes import (
+    BATCH_PATH,
+    BATCHES,
+    CANCEL_PATH,
+    CONTENT_PATH,
+    FILE_PATH,
+    FILES,
+    StoredRoutes,
+    template_of,
+)
+from appliance.gateway.stored_work import StoredWork
 
 CONNECTIONS_RETRY_S = 1.0
 """When a tenant with too many connections may try again: idle ones are closed by clients within seconds."""
@@ -48,6 +59,7 @@ MODEL_PATH = MODEL_PREFIX + "{model:path}"
 """The one route with a parameter: a model's name, which may hold slashes."""
 
 Handler = Callable[["HttpFrontEnd", Exchange], Awaitable[None]]
+StoredHandler = Callable[[StoredRoutes, Exchange, Principal], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,10 @@ class HttpFrontEnd:
         settings: HttpSettings,
         ready: Callable[[], bool],
         proxies: TrustedProxies | None = None,
+        stored: StoredWork | None = None,
     ) -> None:
+        """``stored`` keeps files and batches; None where the appliance keeps none."""
+        self.stored = StoredRoutes(stored, settings)
         self._proxies = proxies or TrustedProxies()
         self._service = service
         self._resolver = resolver
@@ -229,6 +244,12 @@ class HttpFrontEnd:
         ready = self._ready() and not self._draining
         await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
 
+    async def keep(self, exchange: Exchange, handler: StoredHandler) -> None:
+        """Answer a request about files or batches."""
+        if self._over:
+            raise shutting_down()
+        await handler(self.stored, exchange, _principal(exchange))
+
     async def _generate(self, exchange: Exchange, parse: Callable[[bytes, Stamp], Parsed]) -> None:
         if self._over:
             raise shutting_down()
@@ -238,6 +259,15 @@ class HttpFrontEnd:
         if self._over:
             raise shutting_down()
         await self._generation.count(exchange, _principal(exchange), parse, answer)
+
+
+def _stored(handler: StoredHandler) -> Handler:
+    """Make a handler of one of ``StoredRoutes``."""
+
+    async def handle(front: HttpFrontEnd, exchange: Exchange) -> None:
+        await front.keep(exchange, handler)
+
+    return handle
 
 
 ROUTES = (
@@ -251,6 +281,15 @@ ROUTES = (
     Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize),
     Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize),
     Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest),
+    Route("POST", FILES, Auth.TENANT, _stored(StoredRoutes.upload)),
+    Route("GET", FILES, Auth.TENANT, _stored(StoredRoutes.list_files)),
+    Route("GET", FILE_PATH, Auth.TENANT, _stored(StoredRoutes.file)),
+    Route("DELETE", FILE_PATH, Auth.TENANT, _stored(StoredRoutes.delete)),
+    Route("GET", CONTENT_PATH, Auth.TENANT, _stored(StoredRoutes.content)),
+    Route("POST", BATCHES, Auth.TENANT, _stored(StoredRoutes.create)),
+    Route("GET", BATCHES, Auth.TENANT, _stored(StoredRoutes.list_batches)),
+    Route("GET", BATCH_PATH, Auth.TENANT, _stored(StoredRoutes.batch)),
+    Route("POST", CANCEL_PATH, Auth.TENANT, _stored(StoredRoutes.cancel)),
     Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),
@@ -268,7 +307,7 @@ for _route in ROUTES:
 
 def _match(path: str) -> dict[str, Route]:
     """The routes of a path, by method."""
-    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else path, {})
+    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else template_of(path), {})
 
 
 def _no_route(path: str) -> str:

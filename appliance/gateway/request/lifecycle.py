@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -104,11 +104,16 @@ class Lifecycle:
     """Carries one request from its admission to its settlement, as a context manager."""
 
     def __init__(
-        self, dependencies: SessionDependencies, principal: Principal, request: AnyRequest, trace: RequestTrace
+        self,
+        dependencies: SessionDependencies,
+        principal: Principal,
+        request: AnyRequest,
+        trace: RequestTrace,
+        batch: str = "",
     ) -> None:
-        """The request is not kept: it holds the prompt's text."""
+        """The request is not kept: it holds the prompt's text. ``batch`` is the one of which it is a line."""
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value, request.alias)
+        self._call = Call(request.request_id, request.model, request.operation.value, request.alias, batch)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._reservation: Reservation | None = None
@@ -152,7 +157,10 @@ class Lifecycle:
         """
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        access = first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias)
+        access = replace(
+            first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias),
+            batch=bool(self._call.batch),
+        )
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -208,6 +216,7 @@ class Lifecycle:
             reservation.namespace,
             reservation.group,
             self._call.alias,
+            bool(self._call.batch),
         )
 
     @property

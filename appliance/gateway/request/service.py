@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from appliance.common.errors import (
     ApplianceError,
@@ -174,12 +175,17 @@ class GatewayService:
         except ApplianceError as error:
             policy = self.ledger.policy
             alias = request.alias or (request.model if request.model in policy.routes else "")
-            call = Call(request.request_id, request.model, request.operation.value, alias)
+            batch = context.line.batch if context.line is not None else ""
+            call = Call(request.request_id, request.model, request.operation.value, alias, batch)
             self._audited_calls.denied(principal, call, policy.digest if error.rule else "", error)
             self.tenant_counts.add(Tokens(principal.tenant, request.model), error)
             trace.finish(error=error)
             raise
-        return Lifecycle(self._dependencies, principal, request, trace)
+        line = context.line
+        dependencies = self._dependencies
+        if line is not None:
+            dependencies = replace(dependencies, audited_calls=self._audited_calls.of_line(line))
+        return Lifecycle(dependencies, principal, request, trace, "" if line is None else line.batch)
 
     def _check_model(self, principal: Principal, request: AnyRequest, *, embeds: bool | None) -> None:
         """``embeds``: whether a model of vectors is needed, or one of text; None: any."""

@@ -11,6 +11,7 @@ from appliance.common.audit.entry import entry
 from appliance.common.batches.messages import (
     Accepted,
     BeginUpload,
+    EndUpload,
     FileBytes,
     FileDelete,
     FileFound,
@@ -116,8 +117,7 @@ class StoredFiles:
             StoreRefusedError: its tenant has too many.
             ControlError: no gateway sends that.
         """
-        keep_s = call.keep_s or FILE_KEEP_S
-        if len(call.name) > MAX_NAME_CHARS or not LEAST_KEEP_S <= keep_s <= FILE_KEEP_S:
+        if len(call.name) > MAX_NAME_CHARS:
             raise ControlError("an upload that no gateway begins")
         if len(self._uploads) >= MAX_UPLOADS:
             raise StoreRefusedError("failing")
@@ -130,7 +130,7 @@ class StoredFiles:
                 raise StoreRefusedError("too_many_files", MAX_FILES)
             kek, sealed = book.kek(tenant), book.seal(tenant, "name", name, 0, call.name.encode())
             now = book.now
-            row = (name, tenant, kek, PURPOSE, "", 0, sealed, 0, 0, 0, now, now + keep_s)
+            row = (name, tenant, kek, PURPOSE, "", 0, sealed, 0, 0, 0, now, now + FILE_KEEP_S)
             connection.execute(f"INSERT INTO files VALUES (NULL{', ?' * len(row)})", row)  # noqa: S608 - marks alone
         self._uploads[name] = _Upload(tenant, call.most, call.principal)
         return UploadBegun(name)
@@ -168,19 +168,23 @@ class StoredFiles:
         upload.parts += 1
         return Accepted()
 
-    def end(self, file: str) -> FileFound:
+    def end(self, call: EndUpload) -> FileFound:
         """Take a file as whole.
 
         Raises:
             StoreRefusedError: disk or keyring fail.
+            ControlError: it would be kept for a time that no gateway says.
         """
+        file, keep_s = call.file, call.keep_s or FILE_KEEP_S
+        if not LEAST_KEEP_S <= keep_s <= FILE_KEEP_S:
+            raise ControlError("a file is not kept for this time")
         upload, book = self._upload(file), self._book
         try:
             if upload.start < upload.size:
                 upload.end_line(upload.size)
             with book.change() as connection:
                 self._index(connection, file, upload)
-                connection.execute("UPDATE files SET whole = 1 WHERE id = ?", (file,))
+                connection.execute("UPDATE files SET whole = 1, expires = created + ? WHERE id = ?", (keep_s, file))
                 self._audit(connection, "created", upload.tenant, upload.principal, file, upload.size)
                 found = _found(connection, upload.tenant, file)
                 if found is None:

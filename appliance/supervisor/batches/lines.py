@@ -36,12 +36,13 @@ from appliance.common.batches.values import (
     FAILED,
     IN_PROGRESS,
     MAX_BATCHES,
-    MAX_LINE_BYTES,
+    MAX_LINES_GIVEN,
     MAX_OPEN_BATCHES,
     MAX_OPEN_IN_ALL,
     MAX_PROBLEMS,
     MAX_RESULT_BYTES,
     OPEN,
+    PIECE_BYTES,
     PURPOSE,
     VALIDATING,
     WINDOWS,
@@ -55,9 +56,6 @@ from appliance.supervisor.batches.files import StoredFiles
 
 MAX_LISTED = 100
 """Batches of one answer."""
-
-MAX_LINES_GIVEN = 64
-"""Lines of one answer."""
 
 _COLUMNS = (
     *("id", "tenant", "credential", "endpoint", "input_file", "status", "created", "expires", "output_file"),
@@ -207,7 +205,7 @@ class StoredBatches:
             texts: list[bytes] = []
             taken = 0
             for _, start, size in rows[:most]:
-                if taken and taken + size > MAX_LINE_BYTES:
+                if taken and taken + size > PIECE_BYTES:
                     break
                 texts.append(self._files.text(connection, one.tenant, one.input_file, start, size))
                 taken += size

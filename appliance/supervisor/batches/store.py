@@ -62,7 +62,7 @@ class BatchStore:
         files, batches = self._files, self._batches
         self._does: dict[type, Callable[[Any], StoreAnswer]] = {
             BeginUpload: files.begin,
-            EndUpload: lambda call: files.end(call.file),
+            EndUpload: files.end,
             DropUpload: lambda call: files.drop(call.file),
             FileQuery: files.find,
             FileList: files.page,

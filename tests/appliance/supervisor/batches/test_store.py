@@ -67,11 +67,11 @@ class Store:
 
     def upload(self, data: bytes, tenant: str = "alpha", name: str = "in.jsonl", keep_s: int = 0) -> str:
         """Keep a file; gives its id."""
-        begun = self.call(m.BeginUpload(tenant, f"key:{tenant}", name, keep_s, MOST))
+        begun = self.call(m.BeginUpload(tenant, f"key:{tenant}", name, MOST))
         assert isinstance(begun, m.UploadBegun)
         for at in range(0, len(data), PIECE_BYTES):
             assert self.call(m.UploadPiece(begun.file), data[at : at + PIECE_BYTES]) == m.Accepted()
-        found = self.call(m.EndUpload(begun.file))
+        found = self.call(m.EndUpload(begun.file, keep_s))
         assert isinstance(found, m.FileFound)
         assert (found.file.name, found.file.size, found.file.purpose) == (name, len(data), "batch")
         return begun.file
@@ -131,6 +131,7 @@ def charge(batch: str, line: int, tenant: str = "alpha", **fields: object) -> st
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
+    """A store of its own."""
     made = Store(tmp_path)
     yield made
     made.close()
@@ -282,22 +283,22 @@ def test_bounds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from appliance.supervisor.batches import lines as batches_module
 
     assert (MAX_LINES, MAX_FILES, MAX_OPEN_BATCHES) == (50_000, 1_000, 32)
-    begun = store.call(m.BeginUpload("alpha", "key:alpha", "x", 0, 10))
+    begun = store.call(m.BeginUpload("alpha", "key:alpha", "x", 10))
     assert isinstance(begun, m.UploadBegun)
     assert store.refusal(m.UploadPiece(begun.file), b"12345678901") == "tenant_full"
-    assert store.refusal(m.EndUpload(begun.file)) == "unknown"
+    assert store.refusal(m.EndUpload(begun.file, 0)) == "unknown"
     line = b"x" * PIECE_BYTES
-    begun = store.call(m.BeginUpload("alpha", "key:alpha", "x", 0, MOST))
+    begun = store.call(m.BeginUpload("alpha", "key:alpha", "x", MOST))
     for _ in range(MAX_LINE_BYTES // PIECE_BYTES):
         assert store.call(m.UploadPiece(begun.file), line) == m.Accepted()  # type: ignore[union-attr]
     assert store.refusal(m.UploadPiece(begun.file), b"x") == "line_too_long"  # type: ignore[union-attr]
     monkeypatch.setattr(module, "MAX_LINES", 3)
     store.upload(b"a\nb\nc\n")
-    begun = store.call(m.BeginUpload("alpha", "key:alpha", "x", 0, MOST))
+    begun = store.call(m.BeginUpload("alpha", "key:alpha", "x", MOST))
     assert store.refusal(m.UploadPiece(begun.file), b"a\nb\nc\nd\n") == "too_many_lines"  # type: ignore[union-attr]
     monkeypatch.setattr(module, "MAX_FILES", 2)
     file = store.upload(b"a")
-    assert store.refusal(m.BeginUpload("alpha", "key:alpha", "x", 0, MOST)) == "too_many_files"
+    assert store.refusal(m.BeginUpload("alpha", "key:alpha", "x", MOST)) == "too_many_files"
     monkeypatch.setattr(batches_module, "MAX_OPEN_BATCHES", 1)
     store.batch(file)
     assert store.refusal(m.BeginBatch("alpha", "k", file, "/v1/completions", DAY_S, {})) == "too_many_batches"
@@ -306,7 +307,7 @@ def test_bounds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     store.most = 10
     store.open()
-    begun = store.call(m.BeginUpload("beta", "key:beta", "x", 0, MOST))
+    begun = store.call(m.BeginUpload("beta", "key:beta", "x", MOST))
     assert store.refusal(m.UploadPiece(begun.file), b"1234") == "appliance_full"  # type: ignore[union-attr]
 
 
@@ -361,7 +362,7 @@ def test_time_removes_files_and_batches(store: Store) -> None:
 def test_a_restart_forgets_half_an_upload(store: Store) -> None:
     """An upload that nobody goes on with is gone, with its bytes; whole files (control) stay."""
     file = store.upload(b"whole")
-    begun = store.call(m.BeginUpload("alpha", "key:alpha", "half", 0, MOST))
+    begun = store.call(m.BeginUpload("alpha", "key:alpha", "half", MOST))
     store.call(m.UploadPiece(begun.file), b"x" * PIECE_BYTES)  # type: ignore[union-attr]
     store.reopen()
     assert store.store.figures() == {"files": 1, "bytes": 5, "open_batches": 0, "waiting_lines": 0}
