@@ -80,7 +80,9 @@ class Kept:
         with (self.state / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self.process.stdout is not None
-        line = self.process.stdout.readline() if select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0] else b""
+        line = (
+            self.process.stdout.readline() if select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0] else b""
+        )
         assert line, self.tail()
         self.ready = json.loads(line)
 
