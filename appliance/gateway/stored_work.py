@@ -67,6 +67,10 @@ class StoredWork(Protocol):
     """Files and batches of tenants. All methods raise ``ApplianceError``, typed, from the closed list: where the policy
     does not let the tenant have any, for what it has not (as for what others have), and beyond a bound."""
 
+    def check(self, principal: Principal) -> None:
+        """Return where the caller's tenant may have files and batches."""
+        ...
+
     async def upload(self, principal: Principal, name: str) -> Upload:
         """Begin a file."""
         ...

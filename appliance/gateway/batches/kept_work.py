@@ -48,6 +48,10 @@ class KeptWork:
         self._changed = changed
         self._uploads: Counter[str] = Counter()
 
+    def check(self, principal: Principal) -> None:
+        """Return where the tenant may have files; see ``appliance.gateway.stored_work.StoredWork``."""
+        self._allowed(principal)
+
     async def upload(self, principal: Principal, name: str) -> Upload:
         """Begin a file; see ``appliance.gateway.stored_work.StoredWork``."""
         tenant = self._allowed(principal)

@@ -134,8 +134,8 @@ class StoredRoutes:
 
     async def upload(self, exchange: Exchange, principal: Principal) -> None:
         """``POST /v1/files``."""
-        stored = self._keeper()
-        head = exchange.head
+        stored, head = self._keeper(), exchange.head
+        stored.check(principal)
         if any(value.lower() != "identity" for value in head.values("content-encoding")):
             raise InvalidRequestError("a compressed body is not taken; send it as it is", param="content-encoding")
         if head.length is not None and head.length > MAX_FORM_BYTES:
@@ -183,6 +183,7 @@ class StoredRoutes:
     async def create(self, exchange: Exchange, principal: Principal) -> None:
         """``POST /v1/batches``."""
         stored = self._keeper()
+        stored.check(principal)
         body = await read_body(
             exchange.body,
             exchange.head,
