@@ -105,9 +105,7 @@ class Gateway:
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
             raise ConfigError("\n".join(found))
-        self._models = {
-            model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models
-        }
+        self._models = _model_sandboxes(config)
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
         supervisor = SupervisorLink(config.run_dir / CONTROL_SOCKET)
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
@@ -121,30 +119,12 @@ class Gateway:
         )
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
-        self._batches = Batches(
-            self._service,
-            supervisor.tell,
-            lambda credential: holds(credential, self._file.keys, datetime.now(UTC)),
-            self._telemetry.count,
-            wanted=config.batches is not None,
-        )
+        wanted = config.batches is not None
+        self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
-        takers: dict[type[Control], Callable[[Any], None]] = {
-            Welcome: self._welcome,
-            Spent: self._spend.take_spent,
-            SpendReserved: self._spend.take_reserved,
-            Attested: attestations.take,
-            Namespaces: self._namespaces.take,
-            AuditState: self._audit.take,
-            SpillState: self._spill.take,
-            DiskState: self._disks.take,
-            StoreState: self._stored.take,
-            Frozen: self._freezer.take,
-        }
-        self._sandboxes = Sandboxes(
-            supervisor, self._models, tenant_sandboxes, self._service, takers, self._batches.link.take
-        )
+        takers, take_store = self._takers(attestations), self._batches.link.take
+        self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
         self._certificate = certificate_dates(config.listen.tls)
         self._state = ApplianceState(
             self._service,
@@ -156,6 +136,20 @@ class Gateway:
         )
         self._stop, self._reloading = asyncio.Event(), asyncio.Lock()
         self._announced = False
+
+    def _takers(self, attestations: Attestations) -> dict[type[Control], Callable[[Any], None]]:
+        return {
+            Welcome: self._welcome,
+            Spent: self._spend.take_spent,
+            SpendReserved: self._spend.take_reserved,
+            Attested: attestations.take,
+            Namespaces: self._namespaces.take,
+            AuditState: self._audit.take,
+            SpillState: self._spill.take,
+            DiskState: self._disks.take,
+            StoreState: self._stored.take,
+            Frozen: self._freezer.take,
+        }
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
@@ -191,7 +185,9 @@ class Gateway:
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
             gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
-            watching = watch_engines(self._state, gauges, self._step_timeout_s, self._freeze)
+            watching = watch_engines(
+                self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
+            )
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
@@ -319,9 +315,6 @@ class Gateway:
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
 
-    def _freeze(self) -> None:
-        self._freezer.look(self._sandboxes.every)
-
     def _count_thaw(self, model: str) -> None:
         self._telemetry.count(names.SANDBOX_THAWS, model=model)
 
@@ -388,6 +381,11 @@ class Gateway:
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
+    """Make the shared sandboxes of every model."""
+    return {model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models}
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -88,10 +88,7 @@ async def supervise(config: ApplianceConfig) -> None:
     vault = open_vault(config, server.namespace)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
-    if vault is not None:
-        server.on_retention = vault.set_retention
-    if port is not None:
-        server.on_store = port.open
+    _connect(server, vault, port)
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     image = config.sandbox.image_digest
@@ -128,6 +125,14 @@ async def supervise(config: ApplianceConfig) -> None:
         await operator.close()
         await _close(vault, recorder, metering, writing, port)
         await asyncio.to_thread(runtime.close)
+
+
+def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None) -> None:
+    """Give what the gateway says of kept data to what keeps it."""
+    if vault is not None:
+        server.on_retention = vault.set_retention
+    if port is not None:
+        server.on_store = port.open
 
 
 def _stop_signal() -> asyncio.Event:

@@ -19,6 +19,7 @@ from appliance.common.errors import (
     StoredStateError,
     UnavailableError,
 )
+from appliance.common.figures import counted
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.store_link import Answer, StoreDeniedError, StoreLink
@@ -200,8 +201,8 @@ def _denied(error: StoreDeniedError, what: str, param: str) -> ApplianceError:
     texts = {
         "tenant_full": f"this tenant may keep {number} bytes of files and results; delete some",
         "appliance_full": "the appliance keeps as much as it may; try again later",
-        "too_many_files": f"this tenant may keep {number} files; delete some",
-        "too_many_batches": f"this tenant may have {number} batches; wait until one is over",
+        "too_many_files": f"this tenant may keep {counted(number, 'file')}; delete some",
+        "too_many_batches": f"this tenant may have {counted(number, 'batch', 'batches')}; wait until one is over",
     }
     if reason in texts:
         return StorageLimitError(texts[reason], details={"limit": str(number)} if number else None)
@@ -211,7 +212,7 @@ def _denied(error: StoreDeniedError, what: str, param: str) -> ApplianceError:
         case "line_too_long":
             return InvalidRequestError(f"line {number} has more than {MAX_LINE_BYTES} bytes", param="file")
         case "too_many_lines":
-            return InvalidRequestError(f"a file has at most {number} requests; divide it", param="file")
+            return InvalidRequestError(f"a file has at most {counted(number, 'request')}; divide it", param="file")
         case "in_use":
             return StoredStateError("a batch reads this file; cancel it first, or wait until it is over", param=param)
         case "over":

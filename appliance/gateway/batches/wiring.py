@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from appliance.common.batches import messages
 from appliance.common.control import Control
 from appliance.common.errors import ApplianceError, UnavailableError
+from appliance.common.keys import KeyTable
 from appliance.gateway.batches.kept_work import KeptWork
 from appliance.gateway.batches.line_calls import LineCalls
 from appliance.gateway.batches.room import Room
 from appliance.gateway.batches.runner import BatchRunner
+from appliance.gateway.front.auth import holds
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.withdrawal import caller_withdrawn
@@ -22,27 +25,20 @@ class Batches:
     """Files and batches of a gateway."""
 
     def __init__(
-        self,
-        service: GatewayService,
-        tell: Callable[[Control], None],
-        credential_holds: Callable[[str], bool],
-        count: Callable[..., None],
-        *,
-        wanted: bool,
+        self, service: GatewayService, tell: Callable[[Control], None], keys: Callable[[], KeyTable], *, wanted: bool
     ) -> None:
-        """``credential_holds``: whether a credential is in force; ``wanted``: whether the configuration has files and
-        batches."""
+        """``keys`` gives those in force; ``wanted``: whether the configuration has files and batches."""
         self.link = StoreLink(tell, wanted=wanted)
         self._wanted = wanted
         self._service = service
         ledger = service.ledger
 
         def withdrawn(principal: Principal) -> ApplianceError | None:
-            holds = credential_holds(principal.credential)
-            return caller_withdrawn(principal, ledger.policy, credential_holds=holds)
+            in_force = holds(principal.credential, keys(), datetime.now(UTC))
+            return caller_withdrawn(principal, ledger.policy, credential_holds=in_force)
 
         room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes)
-        self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, count)
+        self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, service.count)
         self._work = KeptWork(self.link, lambda: ledger.policy, self._runner.changed)
 
     @property

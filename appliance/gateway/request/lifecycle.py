@@ -98,22 +98,19 @@ class SessionDependencies:
     """Records the largest cost of a request of a tenant; None where no account is kept."""
     count: Callable[..., None] = lambda *_args, **_labels: None
     """Adds to a counter of ``names``."""
+    batch: str = ""
+    """Batch of which the request is a line."""
 
 
 class Lifecycle:
     """Carries one request from its admission to its settlement, as a context manager."""
 
     def __init__(
-        self,
-        dependencies: SessionDependencies,
-        principal: Principal,
-        request: AnyRequest,
-        trace: RequestTrace,
-        batch: str = "",
+        self, dependencies: SessionDependencies, principal: Principal, request: AnyRequest, trace: RequestTrace
     ) -> None:
-        """The request is not kept: it holds the prompt's text. ``batch`` is the one of which it is a line."""
+        """The request is not kept: it holds the prompt's text."""
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value, request.alias, batch)
+        self._call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._reservation: Reservation | None = None

@@ -97,6 +97,8 @@ class GatewayService:
         """Requests ended for an integrity failure since the start, in all engines."""
         self.publications = Publications(model_sandboxes, self.next_id)
         self._telemetry = telemetry
+        self.count = telemetry.count
+        """Adds to a counter of ``names``."""
         self._suspects = {name: Suspects() for name in model_sandboxes}
         self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
@@ -184,8 +186,8 @@ class GatewayService:
         line = context.line
         dependencies = self._dependencies
         if line is not None:
-            dependencies = replace(dependencies, audited_calls=self._audited_calls.of_line(line))
-        return Lifecycle(dependencies, principal, request, trace, "" if line is None else line.batch)
+            dependencies = replace(dependencies, audited_calls=self._audited_calls.of_line(line), batch=line.batch)
+        return Lifecycle(dependencies, principal, request, trace)
 
     def _check_model(self, principal: Principal, request: AnyRequest, *, embeds: bool | None) -> None:
         """``embeds``: whether a model of vectors is needed, or one of text; None: any."""
