@@ -163,11 +163,9 @@ def test_lines_are_found_across_pieces_with_their_numbers(store: Store) -> None:
     assert [json.loads(text) for text in texts] == [{"a": 1}, {"b": 2}, {"c": 3}]
     long = b"x" * (PIECE_BYTES - 3)
     wide = store.batch(store.upload(long + b"\n" + b"y" * 40 + b"\n" + long + b"\n"))
-    first, texts = store.lines(wide.id, 0, 2)
-    assert (first.lines, first.last) == ([1, 2], 0)
-    assert texts == [long, b"y" * 40]
-    second, texts = store.lines(wide.id, 2)
-    assert (second.lines, second.last, texts) == ([3], 1, [long])
+    for number, line, last in ((1, long, 0), (2, b"y" * 40, 0), (3, long, 1)):
+        found, texts = store.lines(wide.id, number - 1, 2)
+        assert (found.lines, found.last, texts) == ([number], last, [line]), "a piece's bytes are given together"
 
 
 def test_others_find_nothing(store: Store) -> None:
