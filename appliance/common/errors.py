@@ -184,7 +184,7 @@ class ModelNotFoundError(ApplianceError):
 class StoredNotFoundError(ApplianceError):
     """No such file or batch of this tenant."""
 
-    wire = Wire("NOT_FOUND", 404, "invalid_request_error", "not_found", "STORED_NOT_FOUND")
+    wire = Wire("NOT_FOUND", 404, "invalid_request_error", "object_not_found", "STORED_NOT_FOUND")
 
 
 class StorageLimitError(ApplianceError):
