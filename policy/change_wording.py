@@ -163,6 +163,18 @@ def _price(tokens: str) -> Wording:
     return tell
 
 
+def _batch_price(old: Price | None, new: Price | None, sides: Sides) -> list[Told]:
+    """Tell the price of requests of batches, which may be absent."""
+
+    def told(price: Price | None) -> str:
+        if price is None:
+            return "that of other requests"
+        return " / ".join(price_text(each) for each in (price.input, price.cached_input, price.output))
+
+    unit = f" {sides.new.currency} for a million prompt, cached and output tokens" if new is not None else ""
+    return [Told(Direction.OTHER, f"is {told(new)}{unit} for requests of batches instead of {told(old)}")]
+
+
 def price_text(billionths: int) -> str:
     """Return the price of one token as that of a million, as the policy states it."""
     return amount_text(billionths * MILLION)
@@ -439,12 +451,14 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "concurrency_exceeded": _exceeded("requests at once"),
         "max_queued_requests": _number("may have", "request", " waiting at once"),
         "max_queue_s": _number("may have a request wait", "second", ""),
+        "max_stored_bytes": _number("may keep", "byte", " of files and results"),
     },
     Features: {
         "structured_output": _switch("may use structured output", "may no longer use structured output"),
         "tokenize": _switch("may use the tokenizer alone", "may no longer use the tokenizer alone"),
         "tools": _switch("may use tools", "may no longer use tools"),
         "attestation": _switch("may ask for attestations", "may no longer ask for attestations"),
+        "batches": _switch("may leave files and batches", "may no longer leave files and batches"),
         "reasoning": _switch("is shown the model's reasoning", "is no longer shown the model's reasoning"),
     },
     KvShare: {
@@ -457,7 +471,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "cached_input": _price("cached prompt tokens"),
         "output": _price("output tokens"),
     },
-    PriceRule: {},
+    PriceRule: {"batch": _batch_price},
     SharingGroup: {"tenants": _members},
     Route: {"to": _targets, "choose": _choose, "fallback": _fallback, "fall_back_when": _fall_back_when},
     Target: {"model": _told_at_routes, "weight": _told_at_routes},

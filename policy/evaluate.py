@@ -27,7 +27,7 @@ from policy.decision import Decision, Effect, Obligations, Reason
 from policy.hours import opens_in, span_text
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.match import first_match
-from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
+from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Retention, Tenant
 from policy.networks import admits
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
@@ -69,15 +69,15 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
         return _name_refused(policy, tenant, access, matched)
     if (outside := _outside(policy, tenant, access)) is not None:
         return outside
-    if access.feature is not None and not tenant.features.grants(access.feature):
+    if (withheld := _withheld(tenant, access)) is not None:
         return Decision(
             effect=Effect.DENY,
             reason=Reason.FEATURE_NOT_ALLOWED,
-            rule=f"tenants.{tenant.id}.features.{access.feature.value}",
-            message=f"this tenant may not use {_FEATURES[access.feature]}",
+            rule=f"tenants.{tenant.id}.{withheld[0]}",
+            message=f"this tenant may not use {_FEATURES[withheld[1]]}",
             policy_digest=policy.digest,
         )
-    price = find_price(policy, access.model, tenant.isolation_class)
+    price = find_price(policy, access.model, tenant.isolation_class, batch=access.batch)
     if price is None and tenant.limits.bounds_spend:
         return Decision(
             effect=Effect.DENY,
@@ -89,6 +89,20 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
     granted = _granted_output(tenant.limits, access, usage, price or FREE)
     case = _Case(tenant.limits, access, usage, now, price or FREE, granted)
     return _by_limits(policy, tenant, case, matched)
+
+
+def keeps_files(tenant: Tenant) -> bool:
+    """Return whether a tenant may leave files and batches."""
+    return tenant.features.batches and tenant.retention is not Retention.NONE
+
+
+def _withheld(tenant: Tenant, access: AccessRequest) -> tuple[str, Feature] | None:
+    """Return what of an access is withheld from the tenant, with the key that withholds it."""
+    if access.batch and not keeps_files(tenant):
+        return "retention" if tenant.features.batches else "features.batches", Feature.BATCHES
+    if access.feature is not None and not tenant.features.grants(access.feature):
+        return f"features.{access.feature.value}", access.feature
+    return None
 
 
 def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matched: int | None) -> Decision:
@@ -452,6 +466,7 @@ _FEATURES = {
     Feature.TOKENIZE: "the tokenizer alone",
     Feature.TOOLS: "tools",
     Feature.ATTESTATION: "attestations",
+    Feature.BATCHES: "files and batches",
 }
 """Feature -> what a denial calls it."""
 

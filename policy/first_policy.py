@@ -46,6 +46,7 @@ tenants:
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
+    #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
     # kv: {{reservation: 0%, borrow: true}}
 
 # Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have
@@ -74,6 +75,7 @@ tenants:
 #   currency: EUR
 #   rules:
 #     - {{models: ["*"], input: 0.50, cached_input: 0.05, output: 1.50}}
+#       # and cheaper for requests of batches: batch: {{input: 0.25, output: 0.75}}
 """
 
 

@@ -47,6 +47,7 @@ from policy.route_reading import read_routes
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
+    BatchPriceSchema,
     DefaultsSchema,
     FeaturesSchema,
     GroupSchema,
@@ -240,22 +241,28 @@ def _priced(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[str,
         return "", ()
     content = priced[0][1]
     for index, rule in enumerate(content.rules):
-        if rule.cached_input is not None and rule.cached_input > rule.input:
-            message = "a cached token must not cost more than a computed one: limits reserve the price of input"
-            problems.append(priced[0][0].problem(("prices", "rules", index, "cached_input"), message))
+        for one, path in ((rule, ()), (rule.batch, ("batch",))):
+            if one is not None and one.cached_input is not None and one.cached_input > one.input:
+                message = "a cached token must not cost more than a computed one: limits reserve the price of input"
+                problems.append(priced[0][0].problem(("prices", "rules", index, *path, "cached_input"), message))
     return content.currency, tuple(map(_price_rule, content.rules))
 
 
 def _price_rule(content: PriceSchema) -> PriceRule:
-    cached = content.input if content.cached_input is None else content.cached_input
     return PriceRule(
         models=tuple(content.models),
         isolation_class=None if content.isolation_class is None else IsolationClass(content.isolation_class),
-        price=Price(
-            input=round(content.input * BILLIONTHS_A_TOKEN),
-            cached_input=round(cached * BILLIONTHS_A_TOKEN),
-            output=round(content.output * BILLIONTHS_A_TOKEN),
-        ),
+        price=_price(content),
+        batch=None if content.batch is None else _price(content.batch),
+    )
+
+
+def _price(content: PriceSchema | BatchPriceSchema) -> Price:
+    cached = content.input if content.cached_input is None else content.cached_input
+    return Price(
+        input=round(content.input * BILLIONTHS_A_TOKEN),
+        cached_input=round(cached * BILLIONTHS_A_TOKEN),
+        output=round(content.output * BILLIONTHS_A_TOKEN),
     )
 
 
@@ -377,6 +384,7 @@ _KNOWN_BELOW = {
     "messages": tuple(PrefixMessageSchema.model_fields),
     "rules": tuple(field.alias or name for name, field in PriceSchema.model_fields.items()),
     "to": tuple(TargetSchema.model_fields),
+    "batch": tuple(BatchPriceSchema.model_fields),
 }
 """Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules`` or ``to``."""
 

@@ -116,6 +116,8 @@ class Limits:
     """Requests that wait at once where a limit is exceeded; others are refused."""
     max_queue_s: int = 30
     """Seconds that a request waits at most at each decision; then it is refused."""
+    max_stored_bytes: int = 1 << 30
+    """Bytes of files and of results of batches that are kept."""
 
     @property
     def bounds_spend(self) -> bool:
@@ -130,6 +132,7 @@ class Feature(StrEnum):
     TOKENIZE = "tokenize"
     TOOLS = "tools"
     ATTESTATION = "attestation"
+    BATCHES = "batches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,8 @@ class Features:
 
     attestation: bool = True
     """Whether the tenant may ask for a signed statement of what serves it."""
+    batches: bool = False
+    """Whether the tenant may leave files, and batches of requests in them."""
 
     def grants(self, feature: Feature) -> bool:
         """Return whether the tenant has it."""
@@ -260,6 +265,8 @@ class PriceRule:
     isolation_class: IsolationClass | None
     """Class of the tenants whose requests it is for; None: all."""
     price: Price
+    batch: Price | None = None
+    """Price of requests of batches; None: as of others."""
 
 
 class Choose(StrEnum):

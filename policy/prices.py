@@ -22,11 +22,12 @@ MAX_AFFORDABLE = 1 << 40
 """Output tokens that can be had where they cost nothing: more than any request may have."""
 
 
-def find_price(policy: PolicySet, model: str, isolation_class: IsolationClass) -> Price | None:
-    """Return the price of the first rule for requests of this class to this model; None without one."""
+def find_price(policy: PolicySet, model: str, isolation_class: IsolationClass, *, batch: bool = False) -> Price | None:
+    """Return the price of the first rule for requests of this class to this model, of a line of a ``batch`` where the
+    rule has one; None without a rule."""
     for rule in policy.prices:
         if rule.isolation_class in (None, isolation_class) and first_match(rule.models, model) is not None:
-            return rule.price
+            return rule.price if not batch or rule.batch is None else rule.batch
     return None
 
 

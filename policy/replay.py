@@ -55,6 +55,7 @@ REPLAYED = frozenset(
         "limits.spend_per_month",
         "features.tokenize",
         "features.attestation",
+        "features.batches",
         "hours",
     }
 )
@@ -70,8 +71,8 @@ NOT_REPLAYED: Mapping[str, str] = {
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""
 
-NEVER_REFUSES = frozenset({"features.reasoning"})
-"""Keys of limits and features that refuse no request."""
+NEVER_REFUSES = frozenset({"features.reasoning", "limits.max_stored_bytes"})
+"""Keys of limits and features that refuse no request; a limit of files refuses uploads."""
 
 _CUTTING = frozenset({Reason.CONTEXT_TOO_LONG, Reason.OUTPUT_TOO_LONG})
 """Reasons that cut an answer short where no number of output tokens was asked for."""
@@ -101,6 +102,8 @@ class AllowedEntry:
     """Number of its month."""
     alias: str = ""
     """Route by which ``model`` was asked for; empty: by its own name."""
+    batch: bool = False
+    """Whether it was a line of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +271,7 @@ class _Meter:
         return Spend(day=day, month=month, day_left_s=0.0, month_left_s=0.0)
 
     def _pay(self, tenant: Tenant, entry: AllowedEntry) -> None:
-        price = find_price(self._policy, entry.model, tenant.isolation_class) or FREE
+        price = find_price(self._policy, entry.model, tenant.isolation_class, batch=entry.batch) or FREE
         paid = cost(price, entry.input_tokens, entry.cached_tokens, entry.output_tokens)
         if paid:
             self._spent[tenant.id, "day", entry.day] += paid
@@ -295,6 +298,7 @@ class _Meter:
             input_tokens=entry.input_tokens,
             max_output_tokens=output,
             longest_input=1 if entry.operation in EMBEDDINGS else None,
+            batch=entry.batch,
         )
         return evaluate(self._policy, access, usage, entry.time_s)
 
@@ -346,6 +350,7 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
         max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
         feature=alone,
         unix_s=entry.time_s,
+        batch=entry.batch,
     )
 
 

@@ -35,6 +35,8 @@ class AccessRequest:
     """Unix time of the request; None where it is not asked about."""
     alias: str = ""
     """Route by which the caller asked for the model; empty: by the model's own name."""
+    batch: bool = False
+    """Whether it is a line of a batch: it has a price of its own, and the tenant must be allowed batches."""
 
     def __post_init__(self) -> None:
         if self.input_tokens is not None and self.input_tokens < 1:

@@ -209,6 +209,12 @@ class LimitsSchema(_Strict):
         description="Seconds that a request waits at most, and never beyond its deadline. One that would have to wait "
         "longer is refused at once.",
     )
+    max_stored_bytes: int = Field(
+        default=1 << 30,
+        ge=1,
+        le=1 << 50,
+        description="Bytes of files and of results of batches that are kept at once; uploads beyond it are refused.",
+    )
 
 
 class FeaturesSchema(_Strict):
@@ -234,6 +240,10 @@ class FeaturesSchema(_Strict):
     attestation: bool = Field(
         default=True,
         description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
+    )
+    batches: bool = Field(
+        default=False,
+        description="Files, kept sealed on disk, and batches of the requests in them. Not with retention: none.",
     )
 
 
@@ -376,6 +386,14 @@ class PublicPrefixSchema(_Strict):
     )
 
 
+class BatchPriceSchema(_Strict):
+    """Price of requests of batches, in units of the currency for a million tokens."""
+
+    input: Amount = Field(description="Price of a million prompt tokens.")
+    cached_input: Amount | None = Field(default=None, description="Price of a million cached ones. Left out: as input.")
+    output: Amount = Field(description="Price of a million output tokens.")
+
+
 class PriceSchema(_Strict):
     """Price of models, in units of the currency for a million tokens."""
 
@@ -391,6 +409,9 @@ class PriceSchema(_Strict):
         description="Price of a million prompt tokens that were found in the tenant's cache. Left out: as input.",
     )
     output: Amount = Field(description="Price of a million output tokens.")
+    batch: BatchPriceSchema | None = Field(
+        default=None, description="Price of requests of batches. Left out: as of others."
+    )
 
 
 class PricesSchema(_Strict):

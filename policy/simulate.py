@@ -48,6 +48,7 @@ class Question:
     """Output tokens asked for, for each choice; None for as many as allowed, 0 for none."""
     choices: int = 1
     feature: Feature | None = None
+    """What it uses that can be withheld; ``BATCHES``: it is a line of a batch."""
     address: str | None = None
     """Address of the caller; None: not asked about."""
     unix_s: float | None = None
@@ -150,6 +151,7 @@ def _access(question: Question, tenant: str, input_tokens: int | None, choice: R
         unix_s=question.unix_s,
         choices=question.choices,
         uncounted=question.uncounted and counted,
+        batch=question.feature is Feature.BATCHES,
     )
 
 

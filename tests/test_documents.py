@@ -54,6 +54,7 @@ DOCUMENTS = (
     "docs/door.md",
     "docs/add-a-model.md",
     "docs/usage.md",
+    "docs/batches.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
 """Where a path in a document may begin."""

@@ -391,6 +391,16 @@ class KeysConfig(Section):
     """Folder of the tenants' keys, wrapped under the root key."""
 
 
+class BatchesConfig(Section):
+    """Files and batches of tenants (docs/batches.md), sealed under the tenants' keys: the sections `keys` and `audit`
+    are needed."""
+
+    directory: Path = Field(strict=False)
+    """Folder of the files and batches; it belongs to the supervisor's user alone."""
+    max_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 16 << 30
+    """Bytes that all tenants together may keep. The policy says how many each may (`max_stored_bytes`)."""
+
+
 class ApplianceConfig(Section):
     """Everything that `athanor serve` needs."""
 
@@ -422,7 +432,9 @@ class ApplianceConfig(Section):
     audit: AuditConfig | None = None
     """The audit log. Without this section there is none."""
     keys: KeysConfig | None = None
-    """Tenants' encryption keys. Without this section nothing can be spilled."""
+    """Tenants' encryption keys. Without this section nothing can be spilled, and no files are kept."""
+    batches: BatchesConfig | None = None
+    """Files and batches of tenants. Without this section there are none."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""
@@ -437,6 +449,8 @@ class ApplianceConfig(Section):
     def _keyed(self) -> Self:
         if self.sandbox.spill is not None and self.keys is None:
             raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
+        if self.batches is not None and (self.keys is None or self.audit is None):
+            raise ValueError("batches need keys and audit: files are sealed, and what is charged is in the audit log")
         return self
 
     @model_validator(mode="after")

@@ -2,12 +2,12 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it
-was handed whether it has it. It may ask for exactly eight things: namespace keys, what tenants have spent, what one
-has used, attestations, the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of
-the sandboxes that the policy grants to single tenants, which the supervisor looks up for itself. Besides, it says
-whose KV may be kept outside of engines, reserves what requests may cost, and reports what belongs into the audit log
-and when keys were used. There is no message that names a program or a file or reads a key of another kind, so a
-taken-over gateway gains nothing here.
+was handed whether it has it. It may ask for exactly nine things: namespace keys, what tenants have spent, what one
+has used, attestations, the socket on which files and batches are spoken of, the end of a sandbox that misbehaved, the
+freezing of idle ones, and the coming and going of the sandboxes that the policy grants to single tenants, which the
+supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines, reserves what requests may
+cost, and reports what belongs into the audit log and when keys were used. There is no message that names a program or
+a file or reads a key of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -322,6 +322,23 @@ class DiskState:
     places: dict[str, list[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Gateway: asks for the socket on which files and batches are spoken of (``appliance.common.batches``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUp:
+    """Supervisor: the gateway's end of that socket comes with this message; an earlier one is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """Supervisor, every few seconds where files and batches are kept: what is kept now, by name."""
+
+    figures: dict[str, int]
+
+
 FromGateway = (
     Attach
     | NamespaceQuery
@@ -337,6 +354,7 @@ FromGateway = (
     | ReserveSpend
     | Attest
     | UsageQuery
+    | OpenStore
 )
 FromSupervisor = (
     Welcome
@@ -352,6 +370,8 @@ FromSupervisor = (
     | SpendReserved
     | Attested
     | Used
+    | StoreUp
+    | StoreState
 )
 Control = FromGateway | FromSupervisor
 

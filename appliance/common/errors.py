@@ -96,6 +96,10 @@ class UsageError(StartError):
     """The usage book cannot be used; the message says why and what to do."""
 
 
+class StoreError(StartError):
+    """The store of files and batches cannot be used; the message says why and what to do."""
+
+
 class ModelDigestError(ConfigError):
     """The files of a model are not those that were pinned, or not those that were there at the start."""
 
@@ -196,6 +200,24 @@ class ModelNotFoundError(ApplianceError):
     """No such model here, or none that this tenant may know of."""
 
     wire = Wire("NOT_FOUND", 404, "invalid_request_error", "model_not_found", "MODEL_NOT_FOUND")
+
+
+class StoredNotFoundError(ApplianceError):
+    """No such file or batch of this tenant."""
+
+    wire = Wire("NOT_FOUND", 404, "invalid_request_error", "object_not_found", "STORED_NOT_FOUND")
+
+
+class StorageLimitError(ApplianceError):
+    """The tenant, or the appliance, keeps as many files, batches or bytes as it may."""
+
+    wire = Wire("RESOURCE_EXHAUSTED", 413, "invalid_request_error", "storage_limit_exceeded", "STORAGE_LIMIT")
+
+
+class StoredStateError(ApplianceError):
+    """The file is in use, or the batch is over."""
+
+    wire = Wire("FAILED_PRECONDITION", 409, "invalid_request_error", "conflict", "STORED_STATE")
 
 
 class RouteNotFoundError(ApplianceError):

@@ -18,6 +18,8 @@ class Scope(StrEnum):
     """Token ids of texts, their number, and texts of token ids."""
     ATTESTATION = "attestation"
     """Signed statements of what serves the tenant."""
+    BATCHES = "batches"
+    """Files and batches, whose lines need no other scope."""
     MODELS = "models"
     """What is there: models, version, services, health over time."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from appliance.common.audit.entry import Entry
 from appliance.common.scopes import Scope
 from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 from isolation.ipc.grammar import GrammarKind, Whitespace
@@ -383,15 +384,27 @@ class RateState:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLine:
+    """What a request that is a line of a batch has besides."""
+
+    batch: str
+    """Id of the batch."""
+    charge: Callable[[Entry], None]
+    """Takes the request's entry of the audit log, which is written with the line's result and not by the gateway."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallContext:
     """What a front end knows of a call besides its content."""
 
     route: str
     """``POST /v1/chat/completions`` or the full gRPC method name: the server span's name."""
     front_end: str
-    """``http`` or ``grpc``."""
+    """``http``, ``grpc`` or ``batch``."""
     traceparent: str | None = None
     attributes: dict[str, str | int] = field(default_factory=dict)
+    line: BatchLine | None = None
+    """Set for a line of a batch."""
 
 
 class Sink(Protocol):

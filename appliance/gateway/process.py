@@ -25,6 +25,7 @@ from appliance.common.control import (
     SpendReserved,
     Spent,
     SpillState,
+    StoreState,
     Welcome,
 )
 from appliance.common.errors import ConfigError, StartError
@@ -33,6 +34,7 @@ from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
+from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
@@ -59,6 +61,7 @@ from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.gateway.watch.state import ApplianceState
+from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.model import PolicySet, Retention
 
 log = structlog.get_logger()
@@ -101,9 +104,7 @@ class Gateway:
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
             raise ConfigError("\n".join(found))
-        self._models = {
-            model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models
-        }
+        self._models = _model_sandboxes(config)
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
         supervisor = SupervisorLink(config.run_dir / CONTROL_SOCKET)
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
@@ -118,21 +119,13 @@ class Gateway:
         )
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
-        self._spill, self._disks = SpillGauges(), Disks()
+        self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
+        wanted = config.batches is not None
+        self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
-        takers: dict[type[Control], Callable[[Any], None]] = {
-            Welcome: self._welcome,
-            Spent: self._spend.take_spent,
-            SpendReserved: self._spend.take_reserved,
-            **questions.takers,
-            Namespaces: self._namespaces.take,
-            AuditState: self._audit.take,
-            SpillState: self._spill.take,
-            DiskState: self._disks.take,
-            Frozen: self._freezer.take,
-        }
-        self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
+        takers, take_store = self._takers(questions), self._batches.link.take
+        self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
         self._certificate = CertificateDates(config.listen.tls)
         self._state = ApplianceState(
             self._service,
@@ -143,6 +136,20 @@ class Gateway:
             disks=self._disks,
         )
         self._stop, self._reloading, self._announced = asyncio.Event(), asyncio.Lock(), False
+
+    def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:
+        return {
+            Welcome: self._welcome,
+            Spent: self._spend.take_spent,
+            SpendReserved: self._spend.take_reserved,
+            **questions.takers,
+            Namespaces: self._namespaces.take,
+            AuditState: self._audit.take,
+            SpillState: self._spill.take,
+            DiskState: self._disks.take,
+            StoreState: self._stored.take,
+            Frozen: self._freezer.take,
+        }
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
@@ -177,8 +184,10 @@ class Gateway:
             self._service.ledger.replace(policy, namespaces)
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
-            gauges = Gauges(*parts, self._certificate, self._disks)
-            watching = watch_engines(self._state, gauges, self._step_timeout_s, self._freeze)
+            gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
+            watching = watch_engines(
+                self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
+            )
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
@@ -192,6 +201,7 @@ class Gateway:
             background.append(publishing)
             background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
             background.append(self._keep(keep_giving_back(), "giving free memory back"))
+            background.append(self._keep(self._batches.run(), "batches"))
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
@@ -234,7 +244,7 @@ class Gateway:
         resolver = self._credentials.resolver(self._service)
         settings = FrontEndSettings.of(listen, self._certificate)
         async with (
-            serve_front_ends(self._service, resolver, settings, self._is_ready) as front,
+            serve_front_ends(self._service, resolver, settings, self._is_ready, self._batches.work) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
@@ -302,13 +312,12 @@ class Gateway:
         for tell in parts:
             tell()
             await asyncio.sleep(0)
+        await self._batches.follow(policy)
 
     def _welcome(self, welcome: Welcome) -> None:
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
-
-    def _freeze(self) -> None:
-        self._freezer.look(self._sandboxes.every)
+        self._batches.link.attached(welcome)
 
     def _count_thaw(self, model: str) -> None:
         self._telemetry.count(names.SANDBOX_THAWS, model=model)
@@ -376,6 +385,11 @@ class Gateway:
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
+    """Make the shared sandboxes of every model."""
+    return {model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models}
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -39,6 +39,7 @@ from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.stored_work import StoredWork
 
 TICK_S = 1.0
 """Between two looks at readiness, and two values of the Date header."""
@@ -258,17 +259,23 @@ class FrontEnds:
 
 @contextlib.asynccontextmanager
 async def serve_front_ends(
-    service: Service, resolver: Resolver, settings: FrontEndSettings, ready: Callable[[], bool] = lambda: True
+    service: Service,
+    resolver: Resolver,
+    settings: FrontEndSettings,
+    ready: Callable[[], bool] = lambda: True,
+    stored: StoredWork | None = None,
 ) -> AsyncIterator[FrontEnds]:
     """Serve both front ends inside the block; leaving it stops them at once (call ``stop`` before to drain).
 
-    ``ready`` says whether requests would be served now; it is asked often and must not raise.
+    ``ready`` says whether requests would be served now; it is asked often and must not raise. ``stored`` keeps files
+    and batches, if anything does.
 
     Raises:
         StartError: a port cannot be bound or a TLS file not used.
     """
     demands = settings.tls is not None and settings.tls.http_clients == "required"
-    http = HttpFrontEnd(service, resolver, replace(settings.http, demands_certificate=demands), ready, settings.proxies)
+    of_http = replace(settings.http, demands_certificate=demands)
+    http = HttpFrontEnd(service, resolver, of_http, ready, settings.proxies, stored)
     rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies)
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()

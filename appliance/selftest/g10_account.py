@@ -64,6 +64,7 @@ def made_up(number: int) -> Entry:
         cost=number * 100,
         queued_ms=0,
         downgraded="",
+        batch="",
     )
 
 

@@ -126,6 +126,23 @@ class Recorder:
         self._announce(self._audit)
         await asyncio.to_thread(self._audit.close)
 
+    async def append(self, entries: list[tuple[int, Entry]]) -> int | None:
+        """Write entries with their times now, behind what waits; returns the log's size after that, or None where it
+        does not take them: then they are not kept here."""
+        async with self._turn:
+            await self._flush()
+            audit = self._audit
+            if audit is None or self.problem:
+                return None
+            try:
+                first = await asyncio.to_thread(audit.append, entries)
+            except AuditWriteError as error:
+                self._become(str(error))
+                return None
+            if self._metering is not None:
+                await asyncio.to_thread(self._metering.count, audit.name, first, entries)
+            return audit.size
+
     async def flush(self) -> None:
         """Write what waits, once who writes already is done. A failure leaves it waiting."""
         async with self._turn:

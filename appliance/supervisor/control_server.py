@@ -22,6 +22,7 @@ from appliance.common.control import (
     KeysUsed,
     NamespaceQuery,
     Namespaces,
+    OpenStore,
     Release,
     ReserveSpend,
     Retention,
@@ -74,6 +75,8 @@ class ControlServer:
         """Takes questions about spend and reservations of it."""
         self.on_question: Callable[[Attest | UsageQuery], None] = lambda _message: None
         """Takes questions for attestations and about usage."""
+        self.on_store: Callable[[OpenStore], None] = lambda _message: None
+        """Takes the question for the socket of files and batches."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -192,6 +195,8 @@ class ControlServer:
             self.on_spend(message)
         elif isinstance(message, Attest | UsageQuery):
             self.on_question(message)
+        elif isinstance(message, OpenStore):
+            self.on_store(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
         elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):

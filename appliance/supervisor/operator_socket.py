@@ -131,7 +131,7 @@ class OperatorSocket:
         if not isinstance(value, str):
             return {"ok": False, "problem": "not a command of this release"}
         if self._vault is None:
-            problem = "this appliance keeps no KV outside of its engines: athanor.yaml has no `sandbox: spill`"
+            problem = "this appliance keeps nothing of tenants: athanor.yaml has no `sandbox: spill` and no `batches`"
             return {"ok": False, "problem": f"{problem}, and so no tenant has a key"}
         tenant = value if _FIELDS[what] == "tenant" else ""
         async with self._turn:

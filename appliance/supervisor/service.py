@@ -43,6 +43,7 @@ from appliance.common.schema import check as check_state
 from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
+from appliance.supervisor.batches.port import StorePort, open_port
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
@@ -84,15 +85,15 @@ async def supervise(config: ApplianceConfig) -> None:
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
         on_attach=lambda: _attached(keepers, residents, recorder),
-        on_leave=lambda: _gateway_left(keepers, residents, metering, answering),
+        on_leave=lambda: _gateway_left(keepers, residents, metering, answering, port),
         on_wish=lambda wish: _wish(keepers, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
     vault = open_vault(config, server.namespace)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
-    if vault is not None:
-        server.on_retention = vault.set_retention
+    port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
+    _connect(server, vault, port)
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     image = config.sandbox.image_digest
@@ -106,9 +107,9 @@ async def supervise(config: ApplianceConfig) -> None:
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
+    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish))
     account = _keep_account(config, server, metering, recorder)
-    asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator))
+    asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator), _keep_store(port))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
@@ -126,8 +127,16 @@ async def supervise(config: ApplianceConfig) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         await operator.close()
-        await _close(vault, recorder, metering, writing)
+        await _close(vault, recorder, metering, writing, port)
         await asyncio.to_thread(runtime.close)
+
+
+def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None) -> None:
+    """Give what the gateway says of kept data to what keeps it."""
+    if vault is not None:
+        server.on_retention = vault.set_retention
+    if port is not None:
+        server.on_store = port.open
 
 
 def _stop_signal() -> asyncio.Event:
@@ -153,9 +162,15 @@ async def _listen(server: ControlServer, operator: OperatorSocket, run_dir: Path
 
 
 async def _close(
-    vault: Vault | None, recorder: Recorder, metering: Metering | None, writing: asyncio.Task[None]
+    vault: Vault | None,
+    recorder: Recorder,
+    metering: Metering | None,
+    writing: asyncio.Task[None],
+    port: StorePort | None,
 ) -> None:
-    """Close the spill store, then write the rest of the audit log and count it."""
+    """Close the stores, then write the rest of the audit log and count it."""
+    if port is not None:
+        await port.close()
     if vault is not None:
         await asyncio.to_thread(vault.close)
     writing.cancel()
@@ -233,10 +248,12 @@ async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Reco
     return recorder, metering
 
 
-async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
+async def _tell_spill(
+    config: ApplianceConfig, vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]
+) -> None:
     """Send spill figures to the gateway every ``SPILL_PERIOD_S`` until cancelled, if there is spill."""
     while True:
-        if vault is not None:
+        if vault is not None and config.sandbox.spill is not None:
             publish(SpillState(vault.figures.told()), ())
         await asyncio.sleep(SPILL_PERIOD_S)
 
@@ -279,6 +296,11 @@ def _answering(
     return found
 
 
+async def _keep_store(port: StorePort | None) -> None:
+    """Do what the store of files and batches needs beside its calls, until cancelled."""
+    await (asyncio.Event().wait() if port is None else port.run())
+
+
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:
     """Make a removed socket file again, every ``MEND_S`` until cancelled."""
     while True:
@@ -294,7 +316,11 @@ def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -
         keeper.offer()
 
 
-def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None, answering: Answering) -> None:
+def _gateway_left(
+    keepers: list[Keeper], residents: Residents, metering: Metering | None, answering: Answering, port: StorePort | None
+) -> None:
+    if port is not None:
+        port.gateway_left()
     if metering is not None:
         metering.gateway_left()
     answering.gateway_left()

@@ -1,4 +1,4 @@
-"""Spill of tenants' KV on the supervisor's side: keyring, store, and a port for each engine.
+"""Tenants' keys and spilled KV on the supervisor's side: keyring, store, and a port for each engine.
 
 Whose blocks may be kept is told by the gateway from the policy (``Retention``); before that no blocks are kept.
 A gateway that was taken over could have a tenant's KV kept that should not be; it reads that tenant's prompts anyway.
@@ -6,6 +6,7 @@ A gateway that was taken over could have a tenant's KV kept that should not be; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -41,6 +42,13 @@ class Vault:
         self._namespace = namespace
         self._kept: set[str] = set()
         self._ports: set[SpillPort] = set()
+        self.shred_files: Callable[[str], int] = lambda _tenant: 0
+        """Destroys what a tenant keeps beside KV; returns the number of objects. Set by the owner, may block."""
+
+    @property
+    def keyring(self) -> Keyring:
+        """Keyring of this run, which no other process has open."""
+        return self._keyring
 
     @property
     def figures(self) -> SpillFigures:
@@ -91,7 +99,8 @@ class Vault:
             KeysError: it is no tenant's name, or the medium refuses.
         """
         had_key = tenant in self._keyring.tenants()
-        return Shredded(self._store.shred(tenant), had_key)
+        objects = self._store.shred(tenant)
+        return Shredded(objects + self.shred_files(tenant), had_key)
 
     def rotate(self, tenant: str) -> Shredded:
         """Destroy the tenant's key and all that it sealed, and draw another at once. Blocks.
@@ -125,19 +134,21 @@ class Vault:
 
 
 def open_vault(config: ApplianceConfig, namespace: Namespace) -> Vault | None:
-    """Vault that the configuration asks for; None without one.
+    """Vault that the configuration asks for; None where nothing is sealed. Without spill it keeps no KV.
 
     Raises:
         StartError: keys or folders cannot be used.
     """
     spill, keys = config.sandbox.spill, config.keys
-    if spill is None:
+    if spill is None and config.batches is None:
         return None
     assert keys is not None, "the configuration was checked"
     try:
         keyring = Keyring(keys.keyring, read_root(keys.root_key))
     except KeysError as error:
         raise StartError(str(error)) from error
+    if spill is None:
+        return Vault(keyring, SpillStore(SpillLimits(0), keyring), namespace)
     try:
         store = SpillStore(SpillLimits(spill.memory, spill.disk, spill.directory), keyring)
     except OSError as error:

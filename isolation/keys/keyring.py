@@ -129,6 +129,23 @@ class Keyring:
             hkdf = HKDF(algorithm=SHA256(), length=KEK_BYTES, salt=salt, info=info)
             return kek.id, hkdf.derive(bytes(kek.key) + secret)
 
+    def key_id(self, tenant: str) -> bytes | None:
+        """Return the id of the tenant's KEK; None when it has none. None is drawn.
+
+        Raises:
+            KeyringError: its file was changed, or belongs to another root key.
+            ShreddedError: its file holds a key that was destroyed.
+        """
+        _check(tenant)
+        with self._lock:
+            if self._fd < 0:
+                raise KeyringError("the keyring is closed")
+            kek = self._keks.get(tenant) or self._read(tenant)
+            if kek is None:
+                return None
+            self._keks[tenant] = kek
+            return kek.id
+
     def tenants(self) -> list[str]:
         """Return the tenants that have a key, sorted."""
         names = (path.name.removesuffix(_SUFFIX).replace(".", "/") for path in self._folder.glob(f"*{_SUFFIX}"))

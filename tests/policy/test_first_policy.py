@@ -34,7 +34,7 @@ def test_what_is_commented_out_is_the_default() -> None:
     assert load(whole).digest == load(TEXT).digest
     keys = set(re.findall(r"^    (\w+):", whole, re.MULTILINE))
     assert keys == {field.alias or name for name, field in TenantSchema.model_fields.items()} - {"inherits"}
-    assert all(f"{name}: true" in whole for name in FeaturesSchema.model_fields)
+    assert all(f"{name}: {str(field.default).lower()}" in whole for name, field in FeaturesSchema.model_fields.items())
     usual: Tenant = load(TEXT).tenants["acme"]
     assert usual.kv == KvShare()
 

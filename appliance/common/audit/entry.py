@@ -41,6 +41,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "cost": _N,
         "queued_ms": _N,
         "downgraded": _T,
+        "batch": _T,
     },
     "denied": {
         "tenant": _T,
@@ -53,6 +54,17 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "count": _N,
     },
     "refused": {"outcome": _T, "reason": _T, "count": _N},
+    "file": {"event": _T, "tenant": _T, "principal": _T, "file": _T, "bytes": _N},
+    "batch": {
+        "event": _T,
+        "tenant": _T,
+        "principal": _T,
+        "batch": _T,
+        "endpoint": _T,
+        "lines": _N,
+        "completed": _N,
+        "failed": _N,
+    },
     "policy": {"outcome": _T, "policy": _T, "tenants": _N},
     "integrity": {"model": _T, "generation": _N, "count": _N},
     "sandbox": {
@@ -75,10 +87,13 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 
 * ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for, their cost in
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
-  which it was served with low priority, empty for none; ``alias`` is the route by which its model was asked for, or
-  empty;
+  which it was served with low priority, empty for none; ``alias`` is the route by which its model was asked for, and
+  ``batch`` the batch of which it is a line, or empty;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise, by the reason for which it was refused;
+* ``file``: a tenant's file was created or deleted, or has expired;
+* ``batch``: a batch was created or cancelled by its tenant, or is over: completed, failed (its file was refused),
+  expired or, without a principal, cancelled; with the numbers of its lines and of those that have a result;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, and the digests of its image and
@@ -92,10 +107,11 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_NEWEST = frozenset({"alias", "queued_ms", "downgraded"})
+_NEWEST = frozenset({"batch"})
+_NEWER = _NEWEST | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_NEWEST, _NEWEST | {"cached_tokens", "cost"}),
+    "request": (_NEWEST, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
 }

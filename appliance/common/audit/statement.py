@@ -50,6 +50,7 @@ REQUEST_FIELDS: Final = (
     "cost",
     "queued_ms",
     "downgraded",
+    "batch",
 )
 """Fields of a request in a statement, as the log has them; before them comes ``t``, the time in milliseconds."""
 

@@ -139,10 +139,10 @@ def require(principal: Principal, scope: Scope) -> None:
 
 def holds(principal: Principal, keys: KeyTable, now: datetime, tokens: TokenVerifier | None = None) -> bool:
     """Whether the credential of a request that was admitted before is still in force; a certificate is judged by its
-    connection and by the policy alone."""
+    connection and by the policy alone. So is the line of a batch that was made with a token: the batch outlives it."""
     credential = principal.credential
     if credential.startswith(TOKEN_CREDENTIAL):
-        return tokens is not None and tokens.holds(principal, now.timestamp())
+        return not principal.secret or tokens is not None and tokens.holds(principal, now.timestamp())
     if not credential.startswith(KEY_CREDENTIAL):
         return True
     return keys.holds(credential.removeprefix(KEY_CREDENTIAL), now, principal.secret)

@@ -40,6 +40,17 @@ from appliance.gateway.http.openai_objects import model_list, model_object
 from appliance.gateway.http.protocol import HttpConnection
 from appliance.gateway.http.responses_request import parse_input_tokens, parse_response
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.http.stored_routes import (
+    BATCH_PATH,
+    BATCHES,
+    CANCEL_PATH,
+    CONTENT_PATH,
+    FILE_PATH,
+    FILES,
+    StoredRoutes,
+    template_of,
+)
+from appliance.gateway.stored_work import StoredWork
 
 CONNECTIONS_RETRY_S = 1.0
 """When a tenant with too many connections may try again: idle ones are closed by clients within seconds."""
@@ -50,6 +61,7 @@ MODEL_PATH = MODEL_PREFIX + "{model:path}"
 """The one route with a parameter: a model's name, which may hold slashes."""
 
 Handler = Callable[["HttpFrontEnd", Exchange], Awaitable[None]]
+StoredHandler = Callable[[StoredRoutes, Exchange, Principal], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,10 @@ class HttpFrontEnd:
         settings: HttpSettings,
         ready: Callable[[], bool],
         proxies: TrustedProxies | None = None,
+        stored: StoredWork | None = None,
     ) -> None:
+        """``stored`` keeps files and batches; None where the appliance keeps none."""
+        self.stored = StoredRoutes(stored, settings)
         self._proxies = proxies or TrustedProxies()
         self._service = service
         self._resolver = resolver
@@ -248,6 +263,12 @@ class HttpFrontEnd:
         ready = self._ready() and not self._draining
         await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
 
+    async def keep(self, exchange: Exchange, handler: StoredHandler) -> None:
+        """Answer a request about files or batches."""
+        if self._over:
+            raise shutting_down()
+        await handler(self.stored, exchange, _principal(exchange))
+
     async def _generate(self, exchange: Exchange, parse: Callable[[bytes, Stamp], Parsed]) -> None:
         if self._over:
             raise shutting_down()
@@ -257,6 +278,15 @@ class HttpFrontEnd:
         if self._over:
             raise shutting_down()
         await self._generation.count(exchange, _principal(exchange), parse, answer)
+
+
+def _stored(handler: StoredHandler) -> Handler:
+    """Make a handler of one of ``StoredRoutes``."""
+
+    async def handle(front: HttpFrontEnd, exchange: Exchange) -> None:
+        await front.keep(exchange, handler)
+
+    return handle
 
 
 ROUTES = (
@@ -270,6 +300,15 @@ ROUTES = (
     Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize, Scope.TOKENIZE),
     Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize, Scope.TOKENIZE),
     Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest, Scope.ATTESTATION),
+    Route("POST", FILES, Auth.TENANT, _stored(StoredRoutes.upload), Scope.BATCHES),
+    Route("GET", FILES, Auth.TENANT, _stored(StoredRoutes.list_files), Scope.BATCHES),
+    Route("GET", FILE_PATH, Auth.TENANT, _stored(StoredRoutes.file), Scope.BATCHES),
+    Route("DELETE", FILE_PATH, Auth.TENANT, _stored(StoredRoutes.delete), Scope.BATCHES),
+    Route("GET", CONTENT_PATH, Auth.TENANT, _stored(StoredRoutes.content), Scope.BATCHES),
+    Route("POST", BATCHES, Auth.TENANT, _stored(StoredRoutes.create), Scope.BATCHES),
+    Route("GET", BATCHES, Auth.TENANT, _stored(StoredRoutes.list_batches), Scope.BATCHES),
+    Route("GET", BATCH_PATH, Auth.TENANT, _stored(StoredRoutes.batch), Scope.BATCHES),
+    Route("POST", CANCEL_PATH, Auth.TENANT, _stored(StoredRoutes.cancel), Scope.BATCHES),
     Route("GET", "/v1/limits", Auth.TENANT, HttpFrontEnd.limits, Scope.ACCOUNT),
     Route("GET", "/v1/usage", Auth.TENANT, HttpFrontEnd.usage, Scope.ACCOUNT),
     Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version, Scope.MODELS),
@@ -289,7 +328,7 @@ for _route in ROUTES:
 
 def _match(path: str) -> dict[str, Route]:
     """The routes of a path, by method."""
-    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else path, {})
+    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else template_of(path), {})
 
 
 def _no_route(path: str) -> str:

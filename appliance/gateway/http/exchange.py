@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from appliance.common.errors import ApplianceError
@@ -18,6 +18,9 @@ from appliance.gateway.http.head import RequestHead
 from appliance.gateway.http.openai_objects import ERRORS
 from appliance.gateway.http.paced import PacedEvents
 from appliance.gateway.http.protocol import HttpConnection
+
+WRITE_BYTES = 64 << 10
+"""Bytes of content written at a time."""
 
 LOOKS = 8
 """How often silence is looked at in the time after which a keepalive is sent."""
@@ -106,6 +109,31 @@ class Exchange:
         await self._write(record)
         if not self.connection.open:
             raise ClientGoneError
+
+    async def download(self, pieces: AsyncIterator[bytes], content_type: str, request_id: str) -> None:
+        """Send content piece by piece, as fast as the client reads it. Where it ends early the connection does, so that
+        what has come does not look whole.
+
+        Raises:
+            ClientGoneError: it did, or the client left.
+        """
+        rows = self._rows([("content-type", content_type), ("cache-control", "no-store")], request_id)
+        await self.connection.room()
+        if self.head.method == "HEAD":
+            self.connection.answer(200, rows, b"")
+            return
+        self.connection.begin_stream(200, rows)
+        self.request_id = request_id
+        try:
+            async for piece in pieces:
+                for at in range(0, len(piece), WRITE_BYTES):
+                    await self.connection.room()
+                    self.connection.write(piece[at : at + WRITE_BYTES])
+                if not self.connection.open:
+                    raise ClientGoneError
+        except ApplianceError as error:
+            raise ClientGoneError from error
+        self.connection.end_stream(b"")
 
     def keep_alive(self, after_s: float) -> None:
         """Write a comment after each ``after_s`` seconds of silence inside a stream, until the exchange is closed. A

@@ -48,6 +48,8 @@ class RequestHead:
     """Name and port that the request is for, from an absolute target, else from the Host header."""
     fields: Mapping[str, Sequence[str]]
     """Values by lower-case name, in the order in which they came."""
+    query: str
+    """The target's query, as it came; empty where there is none."""
     http_11: bool
     """Whether the version is 1.1. With 1.0 neither chunks nor an interim answer may be sent, and the connection ends
     with the answer."""
@@ -150,7 +152,8 @@ def _checked(line: bytes, fields: Mapping[str, Sequence[str]]) -> RequestHead:
         raise HeadError(505, "HTTP/1.1 and HTTP/1.0 are served here")
     method, http_11 = str(match[1], "ascii"), match[4] != b"0"
     host = _host(fields.get("host", ()), required=http_11)
-    path, named = _path(method, str(match[2], "ascii"))
+    target = str(match[2], "ascii")
+    path, named = _path(method, target)
     keep_alive = http_11
     for value in fields.get("connection", ()):
         keep_alive = keep_alive and "close" not in [token.strip(" \t").lower() for token in value.split(",")]
@@ -159,6 +162,7 @@ def _checked(line: bytes, fields: Mapping[str, Sequence[str]]) -> RequestHead:
         path=unquote(path) if "%" in path else path,
         host=host if named is None else named,
         fields=fields,
+        query=target.partition("?")[2],
         http_11=http_11,
         keep_alive=keep_alive,
         length=_length(fields, http_11=http_11),

@@ -101,6 +101,26 @@ class AuditFeed:
         return True
 
 
+class LineFeed(AuditFeed):
+    """Feed of one line of a batch: the request's entry goes to its caller, everything else where it always goes."""
+
+    def __init__(self, feed: AuditFeed, charge: Callable[[Entry], None]) -> None:
+        super().__init__(lambda _message: True)
+        self._feed, self._charge = feed, charge
+        self.problem, self.refuses = feed.problem, feed.refuses
+
+    def add(self, kind: str, **fields: str | int) -> None:
+        """Give the caller the entry of its request; hand on any other."""
+        if kind == "request":
+            self._charge(entry(kind, **fields))
+        else:
+            self._feed.add(kind, **fields)
+
+    def count(self, kind: str, **fields: str | int) -> None:
+        """Count where all are counted."""
+        self._feed.count(kind, **fields)
+
+
 class NoAuditFeed(AuditFeed):
     """Feed of an appliance that keeps no audit log."""
 

@@ -6,8 +6,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from appliance.common.errors import ApplianceError, UnauthenticatedError
-from appliance.gateway.generate_request import Principal
-from appliance.gateway.request.audit_feed import AuditFeed
+from appliance.gateway.generate_request import BatchLine, Principal
+from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
 from policy.decision import Decision
 
 OK = "OK"
@@ -36,6 +36,8 @@ class Call:
     operation: str
     alias: str = ""
     """Route by which the model was asked for."""
+    batch: str = ""
+    """Batch of which it is a line."""
 
 
 class AuditedCalls:
@@ -45,6 +47,10 @@ class AuditedCalls:
         """``models`` are served; no entry names another, so that callers cannot fill the log with names."""
         self._feed = feed
         self._models = models
+
+    def of_line(self, line: BatchLine | None) -> AuditedCalls:
+        """Return the entries of a line of a batch, or these of every other request."""
+        return self if line is None else AuditedCalls(LineFeed(self._feed, line.charge), self._models)
 
     @property
     def refuses(self) -> bool:
@@ -82,6 +88,7 @@ class AuditedCalls:
             cost=charge.cost,
             queued_ms=queued_ms,
             downgraded=decision.obligations.downgraded if decision.obligations is not None else "",
+            batch=call.batch,
         )
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:

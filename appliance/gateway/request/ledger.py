@@ -154,7 +154,7 @@ class Ledger:
         known = self._policy.tenants[tenant]
         group = self._namespaces[group_account(known.group)] if known.group is not None else b""
         keys = Keys(self._namespaces[tenant], group)
-        reservation = Reservation(self, tenant, access.model, decision, keys, choices, access.alias)
+        reservation = Reservation(self, access, decision, keys)
         account.take_request(choices, now)
         return reservation
 
@@ -310,14 +310,10 @@ def first_access(
 class Reservation:
     """Slots and tokens that one admitted request has of its tenant's account."""
 
-    def __init__(
-        self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int, alias: str = ""
-    ) -> None:
-        self._alias = alias
+    def __init__(self, ledger: Ledger, access: AccessRequest, decision: Decision, keys: Keys) -> None:
         self._ledger = ledger
-        self._tenant = tenant
-        self._model = model
-        self._choices = choices
+        self._access = access
+        self._tenant, self._choices = access.tenant, access.choices
         self._reserved = NOTHING
         """Prompt and output tokens."""
         self.reserved_cost = 0
@@ -371,14 +367,8 @@ class Reservation:
             paid = self._ledger.affordable(self._tenant, price, input_tokens, self._choices)
             most = most if paid is None else min(most, paid)
             asked = most if most >= 1 else None
-        access = AccessRequest(
-            tenant=self._tenant,
-            model=self._model,
-            input_tokens=input_tokens,
-            max_output_tokens=asked,
-            longest_input=longest,
-            choices=self._choices,
-            alias=self._alias,
+        access = replace(
+            self._access, input_tokens=input_tokens, max_output_tokens=asked, longest_input=longest, feature=None
         )
         decision = self._ledger.reserve(access, queued, takes=takes)
         if not takes or not decision.allowed:
@@ -410,15 +400,7 @@ class Reservation:
         Raises:
             ApplianceError: the policy denies.
         """
-        access = AccessRequest(
-            tenant=self._tenant,
-            model=self._model,
-            input_tokens=least,
-            max_output_tokens=asked,
-            choices=self._choices,
-            alias=self._alias,
-            uncounted=True,
-        )
+        access = replace(self._access, input_tokens=least, max_output_tokens=asked, feature=None, uncounted=True)
         self._ledger.refuse(access)
 
     def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0, cached_tokens: int = 0) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -99,6 +99,8 @@ class SessionDependencies:
     """Records the largest cost of a request of a tenant; None where no account is kept."""
     count: Callable[..., None] = lambda *_args, **_labels: None
     """Adds to a counter of ``names``."""
+    batch: str = ""
+    """Batch of which the request is a line."""
 
 
 class Lifecycle:
@@ -115,7 +117,7 @@ class Lifecycle:
         """The request is not kept: it holds the prompt's text."""
         self._shadow = shadow
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value, request.alias)
+        self._call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._reservation: Reservation | None = None
@@ -159,7 +161,10 @@ class Lifecycle:
         """
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        access = first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias)
+        access = replace(
+            first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias),
+            batch=bool(self._call.batch),
+        )
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -210,8 +215,10 @@ class Lifecycle:
         one = self._reservation
         if one is None:
             return None
-        alias = self._call.alias
-        return Admitted(self.principal, self.model.name, one.obligations, one.namespace, one.group, alias)
+        call = self._call
+        return Admitted(
+            self.principal, self.model.name, one.obligations, one.namespace, one.group, call.alias, bool(call.batch)
+        )
 
     @property
     def tokens(self) -> Tokens:

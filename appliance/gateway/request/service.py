@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from appliance.common.errors import (
     ApplianceError,
@@ -100,6 +101,8 @@ class GatewayService:
         """Requests ended for an integrity failure since the start, in all engines."""
         self.publications = Publications(model_sandboxes, self.next_id)
         self._telemetry = telemetry
+        self.count = telemetry.count
+        """Adds to a counter of ``names``."""
         self._suspects = {name: Suspects() for name in model_sandboxes}
         self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
         self.shadows = Shadows(ledger.spends, telemetry.count)
@@ -180,13 +183,18 @@ class GatewayService:
         except ApplianceError as error:
             policy = self.ledger.policy
             alias = request.alias or (request.model if request.model in policy.routes else "")
-            call = Call(request.request_id, request.model, request.operation.value, alias)
+            batch = context.line.batch if context.line is not None else ""
+            call = Call(request.request_id, request.model, request.operation.value, alias, batch)
             self._audited_calls.denied(principal, call, policy.digest if error.rule else "", error)
             self.tenant_counts.add(Tokens(principal.tenant, request.model), error)
             self.shadows.refused(principal, request, context, error)
             trace.finish(error=error)
             raise
-        return Lifecycle(self._dependencies, principal, request, trace, self.shadows.request(principal, context))
+        line = context.line
+        dependencies = self._dependencies
+        if line is not None:
+            dependencies = replace(dependencies, audited_calls=self._audited_calls.of_line(line), batch=line.batch)
+        return Lifecycle(dependencies, principal, request, trace, self.shadows.request(principal, context))
 
     def _check_model(self, principal: Principal, request: AnyRequest, *, embeds: bool | None) -> None:
         """``embeds``: whether a model of vectors is needed, or one of text; None: any."""

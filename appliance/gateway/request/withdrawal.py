@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from appliance.common.errors import ApplianceError, PermissionDeniedError, PolicyChangedError, UnauthenticatedError
+from appliance.common.errors import (
+    ApplianceError,
+    FeatureNotAllowedError,
+    PermissionDeniedError,
+    PolicyChangedError,
+    UnauthenticatedError,
+)
 from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import Principal
 from policy.decision import Obligations
+from policy.evaluate import keeps_files, visible_models
 from policy.evaluate import principal as find_tenant
-from policy.evaluate import visible_models
 from policy.model import PolicySet
 from policy.routes import leads
 
@@ -31,6 +37,8 @@ class Admitted:
     group: bytes
     alias: str = ""
     """Route by which the model was asked for; empty: by its own name."""
+    batch: bool = False
+    """Whether it is a line of a batch."""
 
 
 def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
@@ -66,6 +74,8 @@ def reason_to_end(
         return PermissionDeniedError(
             f"this tenant may not use the model {name} any more; the request was stopped", param="model"
         )
+    if admitted.batch and not keeps_files(tenant):
+        return FeatureNotAllowedError("this tenant may not use files and batches any more; the request was stopped")
     if not leads(policy, admitted.model, admitted.alias):
         return PolicyChangedError(
             f"the route {name} changed while the request ran, and it was stopped; the same request may be sent again"

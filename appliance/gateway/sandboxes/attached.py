@@ -22,6 +22,7 @@ from appliance.common.control import (
     SandboxDown,
     SandboxUp,
     SandboxUse,
+    StoreUp,
     Welcome,
 )
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -123,9 +124,11 @@ class Sandboxes:
         tenant_sandboxes: TenantSandboxes,
         listener: SandboxListener,
         takers: Mapping[type[Control], Callable[[Any], None]],
+        take_store: Callable[[tuple[int, ...]], None] | None = None,
     ) -> None:
         """``takers`` act on messages that are not about sandboxes, by the type of message; they raise ValueError at
-        what no supervisor of this release sends."""
+        what no supervisor of this release sends. ``take_store`` takes over the socket of files and batches."""
+        self._take_store = take_store
         self._supervisor = supervisor
         self._models = models
         self._tenant_sandboxes = tenant_sandboxes
@@ -183,6 +186,9 @@ class Sandboxes:
         """
         if isinstance(message, SandboxUp) and len(fds) == 3:
             self._up(message, (fds[0], fds[1], fds[2]))
+            return
+        if isinstance(message, StoreUp) and self._take_store is not None:
+            self._take_store(fds)
             return
         for stray in fds:
             os.close(stray)

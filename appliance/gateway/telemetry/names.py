@@ -72,6 +72,9 @@ TOKEN_TYPES = ("input", "cached", "output")
 QUEUE_ADMITTED, QUEUE_REFUSED, QUEUE_CANCELLED = QUEUE_OUTCOMES = ("admitted", "refused", "cancelled")
 """Ends of a wait for a limit: it went on, it was refused after all, or its client left."""
 
+LINE_COMPLETED, LINE_FAILED, LINE_DELAYED = LINE_OUTCOMES = ("completed", "failed", "delayed")
+"""What became of a line of a batch: it has its answer, it has an error, or it is tried again later."""
+
 DROP_REASONS = ("queue_full", "export_failed", "shutdown")
 """Why a span does not reach the collector."""
 
@@ -152,6 +155,11 @@ SHADOW_DECISIONS = "athanor.policy.shadow_decisions"
 ROUTE_CHOICES = "athanor.route_choices"
 SUSPECTS = "athanor.suspects"
 QUARANTINED = "athanor.quarantined"
+BATCH_LINES = "athanor.batch.lines"
+STORED_BYTES = "athanor.batch.stored_bytes"
+STORED_FILES = "athanor.batch.stored_files"
+OPEN_BATCHES = "athanor.batch.open_batches"
+WAITING_LINES = "athanor.batch.waiting_lines"
 SENT_SPANS = "athanor.telemetry.sent_spans"
 QUEUED_SPANS = "athanor.telemetry.queued_spans"
 
@@ -296,6 +304,12 @@ COUNTERS = {
         "refused), waits, other_model.",
         frozenset({"verdict"}),
     ),
+    BATCH_LINES: Instrument(
+        "{line}",
+        "Lines of batches by outcome: completed, failed (its result is an error), delayed (a limit, or a model that is "
+        "away: it is tried again).",
+        frozenset({"tenant", "outcome"}),
+    ),
     DROPPED_SPANS: Instrument(
         "{span}", "Spans that did not reach the collector: queue_full, export_failed, shutdown.", frozenset({"reason"})
     ),
@@ -350,6 +364,10 @@ GAUGES = {
     SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),
     SANDBOX_FROZEN: Instrument("1", "Whether the sandbox is frozen because nobody uses it: 1 or 0.", _SANDBOX),
     SANDBOX_AWAY: Instrument("s", "How long the sandbox was away, or booted, before it was last ready.", _SANDBOX),
+    STORED_BYTES: Instrument("By", "Files and results of batches that are kept."),
+    STORED_FILES: Instrument("{file}", "Files that are kept, results of batches among them."),
+    OPEN_BATCHES: Instrument("{batch}", "Batches that are not over."),
+    WAITING_LINES: Instrument("{line}", "Lines of batches that have no result yet."),
     SUSPECTS: Instrument(
         "{request}", "Requests that were in an engine when it ended, remembered for an hour.", frozenset({"model"})
     ),

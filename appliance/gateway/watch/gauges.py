@@ -26,6 +26,7 @@ from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
+from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.rates import TREATMENTS
 
 log = structlog.get_logger()
@@ -119,13 +120,14 @@ class Gauges:
         telemetry: OtelTelemetry,
         certificate: Callable[[], tuple[float, float] | None] = lambda: None,
         disks: Disks | None = None,
+        stored: StoreGauges | None = None,
     ) -> None:
         """``certificate``: gives the Unix times between which the one in use is valid; ``disks``: what the
-        supervisor tells of them."""
+        supervisor tells of them; ``stored``: what it keeps of files and batches."""
         self._service = service
         self._certificate = certificate
         self._sandboxes = sandboxes
-        self._spill, self._disks = spill, disks or Disks()
+        self._spill, self._disks, self._stored = spill, disks or Disks(), stored or StoreGauges()
         self._telemetry = telemetry
         self.door: DoorGauges | None = None
         """Gauges of the tenants' ports; None before they are open."""
@@ -205,6 +207,7 @@ class Gauges:
         yield Level(names.WAITING_REQUESTS, len(self._service.ledger.lines), {})
         yield from self._spill.levels(self._telemetry.count)
         yield from self._disks.levels()
+        yield from self._stored.levels()
         if self.door is not None:
             yield from self.door.levels(self._telemetry.count)
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from appliance.common.audit.attestation import MAX_NONCE, MIN_NONCE
+from appliance.common.batches.values import ENDPOINTS, FILE_KEEP_S, LEAST_KEEP_S, MAX_FILE_BYTES, MAX_METADATA, WINDOWS
 from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
@@ -16,6 +17,7 @@ from appliance.gateway.front.tool_builder import MAX_TOOLS
 from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
 from appliance.gateway.http.openai import EFFORTS, MAX_PROMPTS
+from appliance.gateway.http.stored_objects import MAX_BATCHES_LISTED, MAX_FILES_LISTED
 from appliance.operator.reference.http_agents import MESSAGES, RESPONSES
 from appliance.operator.reference.markdown import Field, code, first_paragraph, page, section, table
 from isolation.ipc import messages as wire
@@ -41,6 +43,12 @@ ROUTE_MEANINGS = {
     "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
     "/v1/attestations": "What serves the caller's requests to a model, signed (attestation.md).",
+    "/v1/files": "Files of the caller's tenant: a new one, as multipart/form-data, or their list (batches.md).",
+    "/v1/files/{file_id}": "One of these files, or its deletion.",
+    "/v1/files/{file_id}/content": "Its bytes.",
+    "/v1/batches": "Batches of the caller's tenant: a new one, or their list (batches.md).",
+    "/v1/batches/{batch_id}": "One of these batches.",
+    "/v1/batches/{batch_id}/cancel": "No line of it begins any more.",
     "/v1/limits": "Limits of the caller's tenant, and what is left of them now (usage.md).",
     "/v1/usage": "What the caller's tenant has used in the current day and month, by model (usage.md).",
     "/version": "Version of the appliance.",
@@ -209,6 +217,31 @@ ATTESTATIONS: tuple[Field, ...] = (
     ),
 )
 
+FORM: tuple[Field, ...] = (
+    ("file", f"a part with a filename, at most {MAX_FILE_BYTES} bytes", "required", "Requests, one a line, as JSON."),
+    ("purpose", "batch", "required", "What the file is for."),
+    (
+        "expires_after[anchor], [seconds]",
+        f"created_at, and {LEAST_KEEP_S} to {FILE_KEEP_S} seconds",
+        f"{FILE_KEEP_S} seconds",
+        "Time after which the file is removed.",
+    ),
+)
+
+BATCH: tuple[Field, ...] = (
+    ("input_file_id", "id of a file", "required", "File with the requests."),
+    ("endpoint", ", ".join(ENDPOINTS), "required", "Route of all of them."),
+    ("completion_window", ", ".join(WINDOWS), "required", "Time after which lines without a result end with an error."),
+    ("metadata", f"object of at most {MAX_METADATA} texts", "none", "Shown again with the batch."),
+)
+
+LISTS: tuple[Field, ...] = (
+    ("after", "id", "none", "Entry behind which the page begins."),
+    ("limit", f"whole number, 1 to {MAX_FILES_LISTED} files or {MAX_BATCHES_LISTED} batches", "all, or 20", "Entries."),
+    ("order", "asc or desc", "desc", "Oldest or newest first; of files."),
+    ("purpose", "batch or batch_output", "both", "Files of one purpose."),
+)
+
 REQUEST_HEADERS = {
     "authorization": "`Bearer KEY`.",
     "x-api-key": "The key, below `/v1/messages`, as Anthropic's clients send it.",
@@ -253,6 +286,9 @@ def render() -> str:
         section("Fields of /tokenize", table(header, _coded(TOKENIZE))),
         section("Fields of /detokenize", table(header, _coded(DETOKENIZE))),
         section("Fields of /v1/attestations", table(header, _coded(ATTESTATIONS))),
+        section("Fields of POST /v1/files", table(header, _coded(FORM))),
+        section("Fields of POST /v1/batches", table(header, _coded(BATCH))),
+        section("Fields in the query of GET /v1/files and /v1/batches", table(header, _coded(LISTS))),
         section("Request headers", table(("header", "meaning"), [[code(k), v] for k, v in REQUEST_HEADERS.items()])),
         section("Response headers", table(("header", "meaning"), [[code(k), v] for k, v in RESPONSE_HEADERS.items()])),
         section(

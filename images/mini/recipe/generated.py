@@ -207,15 +207,20 @@ def _header(fact: Fact, _unique: frozenset[str]) -> str:
     )
 
 
+SEVERAL = ("/v1/files", "/v1/batches")
+"""Beginnings of paths that several methods have: a question names the method as well."""
+
+
 def _route(fact: Fact, _unique: frozenset[str]) -> str:
     method, path = _plain(fact.name).split(" ")
     where = "admin" if fact.detail.startswith("admin") else "tenants'"
+    named = f"{method} {path}" if path.startswith(SEVERAL) else path
     return _topic(
         fact,
         answer=f"`{method} {path}` ({where} port): {_short(fact.about)}",
-        phrases=(f"{method} {path}", f"route {path} {where} port", f"the {where} route {path}"),
+        phrases=(f"{method} {path}", f"route {named} {where} port", f"the {where} route {named}"),
         patterns=(
-            f"{{what is|what does|explain|describe}} {{{method} {path}|the {where} route {path}}}",
+            f"{{what is|what does|explain|describe}} {{{method} {path}|the {where} route {named}}}",
             f"{{route|endpoint|path|url}} {method} {path}",
             f"{{what|which}} {{is answered|comes back|answer comes}} {{from|by|on}} {method} {path}?",
             f"{{can I|may I|how do I}} {{call|ask|query|use}} {method} {path}?",

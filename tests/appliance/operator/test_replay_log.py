@@ -34,6 +34,7 @@ def request(number: int) -> Entry:
         cost=3,
         queued_ms=4,
         downgraded="",
+        batch="",
     )
 
 

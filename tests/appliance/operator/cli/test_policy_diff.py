@@ -87,6 +87,7 @@ def request(tenant: str, credential: str, **values) -> Entry:
         "cost": 0,
         "queued_ms": 0,
         "downgraded": "",
+        "batch": "",
     }
     return entry(
         "request",

@@ -31,7 +31,9 @@ def book(tmp_path: Path) -> Path:
             (15, 0, "beta", "m", 3_000_000_000),
         ]
     ):
-        texts = dict.fromkeys(("principal", "alias", "operation", "rule", "policy", "outcome", "downgraded"), "x")
+        texts = dict.fromkeys(
+            ("principal", "alias", "operation", "rule", "policy", "outcome", "downgraded", "batch"), "x"
+        )
         numbers = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "cost": cost, "queued_ms": 0}
         moment = int(datetime(2026, 11, day, hour, 59, tzinfo=UTC).timestamp() * 1000)
         one = entry("request", request=f"r{number}", tenant=tenant, model=model, **texts, **numbers)

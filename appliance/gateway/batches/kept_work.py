@@ -1,0 +1,220 @@
+"""Files and batches for the front end (``StoredWork``): the policy asked first, then the supervisor's store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from appliance.common.batches import messages
+from appliance.common.batches.messages import StoreCall
+from appliance.common.batches.values import MAX_FILE_BYTES, MAX_LINE_BYTES, StoredBatch, StoredFile
+from appliance.common.errors import (
+    ApplianceError,
+    FeatureNotAllowedError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    RateLimitedError,
+    StorageLimitError,
+    StoredNotFoundError,
+    StoredStateError,
+    UnavailableError,
+)
+from appliance.common.figures import counted
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.store_link import Answer, StoreDeniedError, StoreLink
+from appliance.gateway.stored_work import BatchPage, FilePage, Page, Upload
+from policy.evaluate import keeps_files
+from policy.model import PolicySet, Tenant
+
+UPLOADS_EACH = 4
+"""Uploads of one tenant at a time; each holds two pieces in memory."""
+
+UPLOADS_IN_ALL = 32
+"""Uploads of all tenants at a time."""
+
+UPLOAD_RETRY_S = 5.0
+"""Seconds after which another upload may begin: a small one takes less."""
+
+
+class KeptWork:
+    """Files and batches of tenants, kept by the supervisor."""
+
+    def __init__(
+        self, store: StoreLink, policy: Callable[[], PolicySet], changed: Callable[[StoredBatch], None]
+    ) -> None:
+        """``policy`` gives the one in force; ``changed`` is called with each batch that is made or cancelled."""
+        self._store = store
+        self._policy = policy
+        self._changed = changed
+        self._uploads: Counter[str] = Counter()
+
+    def check(self, principal: Principal) -> None:
+        """Return where the tenant may have files; see ``appliance.gateway.stored_work.StoredWork``."""
+        self._allowed(principal)
+
+    async def upload(self, principal: Principal, name: str) -> Upload:
+        """Begin a file; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        if self._uploads[tenant.id] >= UPLOADS_EACH or self._uploads.total() >= UPLOADS_IN_ALL:
+            raise RateLimitedError("too many uploads at once; send fewer in parallel", retry_after_s=UPLOAD_RETRY_S)
+        self._uploads[tenant.id] += 1
+        try:
+            call = messages.BeginUpload(tenant.id, principal.credential, name, tenant.limits.max_stored_bytes)
+            begun = await self._ask(call, messages.UploadBegun, "file")
+        except BaseException:
+            self._free(tenant.id)
+            raise
+        return _Upload(self, tenant.id, begun.file)
+
+    async def file(self, principal: Principal, file: str) -> StoredFile:
+        """Return a file's facts; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        return (await self._ask(messages.FileQuery(tenant.id, file), messages.FileFound, "file")).file
+
+    async def files(self, principal: Principal, page: Page) -> FilePage:
+        """Return the tenant's files; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        call = messages.FileList(tenant.id, page.purpose, page.after, page.limit, int(page.ascending))
+        found = await self._ask(call, messages.FilesFound, "file")
+        return FilePage(tuple(found.files), bool(found.more))
+
+    async def content(self, principal: Principal, file: str) -> AsyncIterator[bytes]:
+        """Yield a file's bytes; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant, after = self._allowed(principal), 0
+        while True:
+            answer, data = await self._fetch(messages.FileRead(tenant.id, file, after), messages.FileBytes, "file")
+            yield data
+            if answer.last:
+                return
+            after = answer.after
+
+    async def delete(self, principal: Principal, file: str) -> None:
+        """Delete a file; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        await self._ask(messages.FileDelete(tenant.id, file, principal.credential), messages.Accepted, "file")
+
+    async def begin(
+        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str]
+    ) -> StoredBatch:
+        """Make a batch; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        call = messages.BeginBatch(tenant.id, principal.credential, file, endpoint, window_s, dict(metadata))
+        found = await self._ask(call, messages.BatchFound, "file", "input_file_id")
+        self._changed(found.batch)
+        return found.batch
+
+    async def batch(self, principal: Principal, batch: str) -> StoredBatch:
+        """Return a batch; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        return (await self._ask(messages.BatchQuery(tenant.id, batch), messages.BatchFound, "batch")).batch
+
+    async def batches(self, principal: Principal, page: Page) -> BatchPage:
+        """Return the tenant's batches; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        found = await self._ask(messages.BatchList(tenant.id, page.after, page.limit), messages.BatchesFound, "batch")
+        return BatchPage(tuple(found.batches), bool(found.more))
+
+    async def cancel(self, principal: Principal, batch: str) -> StoredBatch:
+        """Cancel a batch; see ``appliance.gateway.stored_work.StoredWork``."""
+        tenant = self._allowed(principal)
+        call = messages.BatchCancel(tenant.id, batch, principal.credential)
+        found = await self._ask(call, messages.BatchFound, "batch")
+        self._changed(found.batch)
+        return found.batch
+
+    def _allowed(self, principal: Principal) -> Tenant:
+        """Return the caller's tenant.
+
+        Raises:
+            FeatureNotAllowedError: it may not have files and batches.
+        """
+        tenant = self._policy().tenants.get(principal.tenant)
+        if tenant is None or not tenant.features.batches:
+            error = FeatureNotAllowedError("this tenant may not use files and batches")
+            error.rule = f"tenants.{principal.tenant}.features.batches"
+            raise error
+        if not keeps_files(tenant):
+            error = FeatureNotAllowedError("nothing of this tenant is kept, and so no files and batches")
+            error.rule = f"tenants.{principal.tenant}.retention"
+            raise error
+        return tenant
+
+    def _free(self, tenant: str) -> None:
+        self._uploads[tenant] -= 1
+        if not self._uploads[tenant]:
+            del self._uploads[tenant]
+
+    async def _ask(
+        self, call: StoreCall, kind: type[Answer], what: str, param: str = "id", payload: bytes | bytearray = b""
+    ) -> Answer:
+        return (await self._fetch(call, kind, what, param, payload))[0]
+
+    async def _fetch(
+        self, call: StoreCall, kind: type[Answer], what: str, param: str = "id", payload: bytes | bytearray = b""
+    ) -> tuple[Answer, bytes]:
+        try:
+            return await self._store.fetch(call, kind, payload)
+        except StoreDeniedError as error:
+            raise _denied(error, what, param) from None
+
+
+class _Upload:
+    """A file of which more comes."""
+
+    def __init__(self, kept: KeptWork, tenant: str, file: str) -> None:
+        self._kept, self._tenant, self._file = kept, tenant, file
+        self._over = False
+
+    async def write(self, data: bytes | bytearray) -> None:
+        """Take the next bytes."""
+        await self._kept._ask(messages.UploadPiece(self._file), messages.Accepted, "file", "file", data)
+
+    async def end(self, keep_s: int) -> StoredFile:
+        """Keep the file."""
+        found = await self._kept._ask(messages.EndUpload(self._file, keep_s), messages.FileFound, "file", "file")
+        self._finish()
+        return found.file
+
+    async def drop(self) -> None:
+        """Forget the file; after ``end`` nothing."""
+        if self._over:
+            return
+        self._finish()
+        try:
+            await self._kept._ask(messages.DropUpload(self._file), messages.Accepted, "file")
+        except ApplianceError:
+            return  # What nobody goes on with is forgotten when this gateway leaves.
+
+    def _finish(self) -> None:
+        if not self._over:
+            self._over = True
+            self._kept._free(self._tenant)
+
+
+def _denied(error: StoreDeniedError, what: str, param: str) -> ApplianceError:
+    """Return what the caller is told where the store does not carry out a call."""
+    reason, number = error.reason, error.number
+    if reason in ("unknown", "unknown_after"):
+        where = "after" if reason == "unknown_after" else param
+        return StoredNotFoundError(f"there is no {what} of this id, or none that is yours", param=where)
+    texts = {
+        "tenant_full": f"this tenant may keep {number} bytes of files and results; delete some",
+        "appliance_full": "the appliance keeps as much as it may; try again later",
+        "too_many_files": f"this tenant may keep {counted(number, 'file')}; delete some",
+        "too_many_batches": f"this tenant may have {counted(number, 'batch', 'batches')}; wait until one is over",
+    }
+    if reason in texts:
+        return StorageLimitError(texts[reason], details={"limit": str(number)} if number else None)
+    match reason:
+        case "file_too_large":
+            return PayloadTooLargeError(f"a file has at most {MAX_FILE_BYTES} bytes; divide it", param="file")
+        case "line_too_long":
+            return InvalidRequestError(f"line {number} has more than {MAX_LINE_BYTES} bytes", param="file")
+        case "too_many_lines":
+            return InvalidRequestError(f"a file has at most {counted(number, 'request')}; divide it", param="file")
+        case "in_use":
+            return StoredStateError("a batch reads this file; cancel it first, or wait until it is over", param=param)
+        case "over":
+            return StoredStateError("the batch is over already", param=param)
+    return UnavailableError("files and batches cannot be kept at the moment", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,197 @@
+"""One line of a batch as a request of its tenant: parsed as its route parses, run as every request, answered with a
+line of the results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+
+from appliance.common.audit.entry import Entry, to_wire
+from appliance.common.batches.values import EXPIRED_CODE, MAX_RESULT_BYTES, StoredBatch, line_request
+from appliance.common.errors import (
+    ApplianceError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PolicyChangedError,
+    RateLimitedError,
+    SpendLimitError,
+    UnavailableError,
+)
+from appliance.gateway.batches.checking import BatchRequest, LineError, read_line
+from appliance.gateway.front.defect import defect
+from appliance.gateway.front.request_builder import Stamp
+from appliance.gateway.generate_request import BatchLine, CallContext, Operation, Principal, Service
+from appliance.gateway.http import openai, openai_embeddings, openai_objects, responses_objects
+from appliance.gateway.http.collecting import collect, started
+from appliance.gateway.http.dialect import Parsed
+from appliance.gateway.http.openai_embeddings import ParsedEmbed
+from appliance.gateway.http.openai_objects import pieces_of
+from appliance.gateway.http.parsing import Parser
+from appliance.gateway.http.responses_request import parse_response
+from isolation.ipc.messages import Priority
+
+LONGEST_S = 3_600.0
+"""Seconds that one attempt may take, as any request without a deadline."""
+
+HOURS_S = 30.0
+"""Seconds after which a line is tried again that came out of its tenant's hours."""
+
+LEAST_WAIT_S, MOST_WAIT_S = 0.1, 60.0
+"""Bounds of the wait before a line is tried again: a limit that is raised is noticed within a minute."""
+
+_PARSERS: dict[str, Callable[[bytes, Stamp], Parsed | ParsedEmbed]] = {
+    "/v1/chat/completions": partial(openai.parse, Operation.CHAT),
+    "/v1/completions": partial(openai.parse, Operation.TEXT_COMPLETION),
+    "/v1/responses": parse_response,
+    "/v1/embeddings": openai_embeddings.parse,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """What became of a line."""
+
+    ok: bool
+    data: bytes
+    """The line of the results."""
+    entry: str = ""
+    """Entry of the audit log that charges it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineDelay:
+    """A line that is to be tried again after so many seconds."""
+
+    wait_s: float
+
+
+class LineCalls:
+    """Runs lines."""
+
+    def __init__(self, service: Service, caller_withdrawn: Callable[[Principal], ApplianceError | None]) -> None:
+        """``caller_withdrawn`` gives the error of requests of a caller whose credential or tenant is gone."""
+        self._service = service
+        self._caller_withdrawn = caller_withdrawn
+        self._parser = Parser()
+
+    async def run(
+        self, batch: StoredBatch, number: int, text: bytes, note_model: Callable[[str], None]
+    ) -> LineAnswer | LineDelay:
+        """Run a line to its end. ``note_model`` is called with the model that it asks for."""
+        request_id = line_request(batch.id, number)
+        charged: list[Entry] = []
+        try:
+            read = await self._parser.parse(batch.tenant, partial(_read_line, batch.endpoint), text, Stamp(request_id))
+        except InvalidRequestError as error:  # not a line that passed the check of its file
+            return _failed(batch, request_id, "", error)
+        custom_id = read.custom_id
+        left_s = batch.expires - time.time()
+        if left_s <= 0:
+            return expired(batch, number, text)
+        try:
+            body = await self._answer(
+                batch, request_id, read.body, min(left_s, LONGEST_S), (note_model, charged.append)
+            )
+            if len(body) > MAX_RESULT_BYTES - len(text) - 1_024:
+                raise InvalidRequestError("the answer is longer than a result may be")
+        except ApplianceError as error:
+            if isinstance(error, DeadlineExceededError) and batch.expires <= time.time():
+                return expired(batch, number, text)
+            wait_s = _wait_of(error)
+            if wait_s is not None:
+                return LineDelay(min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s)))
+            return _failed(batch, request_id, custom_id, error, charged)
+        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+            return _failed(batch, request_id, custom_id, defect(error, request_id), charged)
+        head = {"id": request_id, "custom_id": custom_id}
+        start = json.dumps(head, separators=(",", ":"))[:-1]
+        response = f',"response":{{"status_code":200,"request_id":{json.dumps(request_id)},"body":'
+        return LineAnswer(True, start.encode() + response.encode() + body + b'},"error":null}\n', _entry(charged))
+
+    async def _answer(
+        self,
+        batch: StoredBatch,
+        request_id: str,
+        body: bytes,
+        left_s: float,
+        notes: tuple[Callable[[str], None], Callable[[Entry], None]],
+    ) -> bytes:
+        """Return the body of the answer.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
+        note_model, charge = notes
+        principal = Principal(batch.tenant, batch.credential)
+        if (withdrawn := self._caller_withdrawn(principal)) is not None:
+            raise withdrawn
+        stamp = Stamp(request_id, time.monotonic() + left_s)
+        parsed = await self._parser.parse(batch.tenant, _PARSERS[batch.endpoint], body, stamp)
+        note_model(parsed.request.model)
+        context = CallContext(
+            route=f"POST {batch.endpoint}",
+            front_end="batch",
+            attributes={"athanor.batch.id": batch.id},
+            line=BatchLine(batch.id, charge),
+        )
+        if isinstance(parsed, ParsedEmbed):
+            embed = self._service.routed(principal, replace(parsed.request, priority=Priority.LOW))
+            found = await self._service.embed(principal, embed, context)
+            return b"".join(openai_embeddings.answer(found, embed.model, base64=parsed.base64))
+        if parsed.others:
+            raise InvalidRequestError("a line has one prompt; send a line for each", param="prompt")
+        request = self._service.routed(principal, replace(parsed.request, priority=Priority.LOW, stream=False))
+        writer = parsed.make_writer(request, int(time.time()))
+        async with aclosing(self._service.generate(principal, request, context)) as events:
+            del parsed, request  # with the prompt
+            await started(events)
+            heard, finished = await collect(events)
+        return b"".join(pieces_of(writer.collected(heard, finished)))
+
+
+def expired(batch: StoredBatch, number: int, text: bytes) -> LineAnswer:
+    """Return the result of a line that did not end before its batch's window."""
+    try:
+        custom_id = read_line(text, batch.endpoint).custom_id
+    except LineError:
+        custom_id = ""
+    message = "the line did not end before the end of the batch's completion window"
+    error = {"code": EXPIRED_CODE, "message": message}
+    document = {"id": line_request(batch.id, number), "custom_id": custom_id, "response": None, "error": error}
+    return LineAnswer(False, json.dumps(document, separators=(",", ":")).encode() + b"\n")
+
+
+def _read_line(endpoint: str, text: bytes, _stamp: Stamp) -> BatchRequest:
+    try:
+        return read_line(text, endpoint)
+    except LineError as error:
+        raise InvalidRequestError(error.message, param=error.param) from None
+
+
+def _failed(
+    batch: StoredBatch, request_id: str, custom_id: str, error: ApplianceError, charged: list[Entry] | None = None
+) -> LineAnswer:
+    """Return the result of a line that an error ended."""
+    form = responses_objects.ERRORS if batch.endpoint == "/v1/responses" else openai_objects.ERRORS
+    response = {"status_code": error.wire.http, "request_id": request_id, "body": form.document(error, request_id)}
+    document = {"id": request_id, "custom_id": custom_id, "response": response, "error": None}
+    return LineAnswer(False, json.dumps(document, separators=(",", ":")).encode() + b"\n", _entry(charged or []))
+
+
+def _entry(charged: list[Entry]) -> str:
+    return to_wire(charged[-1]) if charged else ""
+
+
+def _wait_of(error: ApplianceError) -> float | None:
+    """Return the seconds after which a line that met an error is tried again; None where that would not help."""
+    if error.rule.endswith(".hours"):
+        return HOURS_S
+    if isinstance(error, UnavailableError | PolicyChangedError):
+        return error.retry_after_s or 1.0
+    if isinstance(error, RateLimitedError | SpendLimitError):
+        return error.retry_after_s
+    return None

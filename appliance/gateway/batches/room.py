@@ -1,0 +1,67 @@
+"""Whether a line of a batch may begin: only in room that no other request needs.
+
+Lines run with the lowest priority, so in an engine they get what other requests leave. Before that, none begins while
+requests wait in the engine of its model, while a request of its own tenant waits for a limit, or while less than half
+of what the tenant may have at once is left: of its places, its rate of requests and its rate of tokens. So the other
+half is there for a request that comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.model_states import model_state
+from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
+from policy.model import ModelState, Tenant
+
+RUNNING_IN_ALL = 32
+"""Lines of all tenants that run at a time: enough to fill the batches of an engine."""
+
+RUNNING_EACH = 16
+"""Lines of one tenant that run at a time."""
+
+KEPT_FREE = 2
+"""One part in so many of what a tenant may have at once is left to its other requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Looks at limits and engines, without taking anything."""
+
+    ledger: Ledger
+    models: Mapping[str, ModelSandboxes]
+    """Shared sandboxes by model."""
+    tenant_sandboxes: TenantSandboxes
+
+    def may_begin(self, tenant: str, model: str, running: int) -> bool:
+        """Return whether a line of a tenant may begin now, beside so many that run; ``model`` is the model or route of
+        its batch's last line, empty while none is known. Of a tenant that is gone all may: each ends with an error."""
+        known = self.ledger.policy.tenants.get(tenant)
+        if known is None:
+            return True
+        if running >= RUNNING_EACH or self.ledger.lines.of(tenant):
+            return False
+        limits, rates = known.limits, self.ledger.rates(tenant)
+        return (
+            self.ledger.concurrency(tenant) < max(1, limits.concurrency // KEPT_FREE)
+            and rates.remaining_requests * KEPT_FREE >= rates.limit_requests
+            and rates.remaining_tokens * KEPT_FREE >= rates.limit_tokens
+            and self._model_has_room(known, model)
+        )
+
+    def _model_has_room(self, tenant: Tenant, name: str) -> bool:
+        route = self.ledger.policy.routes.get(name)
+        names = route.models if route is not None else (name,)
+        found = [self.models[one] for one in names if one in self.models]
+        return not found or any(self._is_free(tenant, one) for one in found)
+
+    def _is_free(self, tenant: Tenant, model: ModelSandboxes) -> bool:
+        own = self.tenant_sandboxes.find(model.name, tenant.id)
+        if model_state(model, own, tenant.isolation_class) is not ModelState.READY:
+            return False
+        sandboxes = own if tenant.isolation_class.own_engine else model
+        engine = None if sandboxes is None else sandboxes.engine
+        return engine is None or not engine.stats.waiting

@@ -1,0 +1,64 @@
+"""Files and batches of one gateway: its parts, made together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from appliance.common.batches import messages
+from appliance.common.control import Control
+from appliance.common.errors import ApplianceError, UnavailableError
+from appliance.common.keys import KeyTable
+from appliance.gateway.batches.kept_work import KeptWork
+from appliance.gateway.batches.line_calls import LineCalls
+from appliance.gateway.batches.room import Room
+from appliance.gateway.batches.runner import BatchRunner
+from appliance.gateway.front.auth import holds
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.request.service import GatewayService
+from appliance.gateway.request.withdrawal import caller_withdrawn
+from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
+from policy.model import PolicySet, Retention
+
+
+class Batches:
+    """Files and batches of a gateway."""
+
+    def __init__(
+        self, service: GatewayService, tell: Callable[[Control], None], keys: Callable[[], KeyTable], *, wanted: bool
+    ) -> None:
+        """``keys`` gives those in force; ``wanted``: whether the configuration has files and batches."""
+        self.link = StoreLink(tell, wanted=wanted)
+        self._wanted = wanted
+        self._service = service
+        ledger = service.ledger
+
+        def withdrawn(principal: Principal) -> ApplianceError | None:
+            in_force = holds(principal, keys(), datetime.now(UTC))
+            return caller_withdrawn(principal, ledger.policy, credential_holds=in_force)
+
+        room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes)
+        self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, service.count)
+        self._work = KeptWork(self.link, lambda: ledger.policy, self._runner.changed)
+
+    @property
+    def work(self) -> KeptWork | None:
+        """What the front end asks; None where no files are kept."""
+        return self._work if self._wanted else None
+
+    async def run(self) -> None:
+        """Run batches until cancelled."""
+        try:
+            await self._runner.run()
+        finally:
+            self.link.close()
+
+    async def follow(self, policy: PolicySet) -> None:
+        """Have the supervisor remove what it keeps of tenants of which nothing may be kept under a policy."""
+        tenants = [name for name, one in policy.tenants.items() if one.retention is Retention.NONE]
+        if not self._wanted or not tenants:
+            return
+        try:
+            await self.link.ask(messages.ForgetTenants(tenants), messages.Accepted)
+        except (UnavailableError, StoreDeniedError):
+            self.link.on_up()

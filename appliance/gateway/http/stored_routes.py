@@ -1,0 +1,284 @@
+"""Routes of files and batches: OpenAI's ``/v1/files`` and ``/v1/batches`` over ``StoredWork``.
+
+A file is read as it arrives and handed on piece by piece, so no more of it than one piece is in this process; who asks
+and whether the policy lets the tenant have files is known before the first byte of it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from appliance.common.batches.values import MAX_FILE_BYTES, MAX_NAME_CHARS, PIECE_BYTES, StoredFile
+from appliance.common.errors import (
+    FeatureNotAllowedError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    StoredNotFoundError,
+)
+from appliance.common.ids import new_request_id
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.http import header_fields, stored_objects
+from appliance.gateway.http.body import read_body
+from appliance.gateway.http.exchange import Exchange
+from appliance.gateway.http.multipart import MultipartReader, PartHead, boundary_of
+from appliance.gateway.http.openai import document_of
+from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.stored_work import StoredWork, Upload
+
+FILES, BATCHES = "/v1/files", "/v1/batches"
+FILE_PATH, CONTENT_PATH = FILES + "/{file_id}", FILES + "/{file_id}/content"
+BATCH_PATH, CANCEL_PATH = BATCHES + "/{batch_id}", BATCHES + "/{batch_id}/cancel"
+
+MAX_DOCUMENT_BYTES = 64 << 10
+"""Bytes of the body of a new batch: 16 texts of metadata, as escaped as can be."""
+
+MAX_FIELD_BYTES = 4 << 10
+"""Bytes of a field beside a file."""
+
+MAX_FORM_BYTES = MAX_FILE_BYTES + (64 << 10)
+"""Bytes of an upload's body: the largest file, with its boundaries and fields."""
+
+UPLOAD_S = 900.0
+"""Seconds for a whole upload: 200 MiB at 1.9 Mbit/s."""
+
+IDLE_S = 30.0
+"""Seconds within which more of an upload must come."""
+
+CONTENT_TYPE = "application/jsonl"
+
+
+@dataclass(slots=True)
+class _Form:
+    """An upload's form as far as it was read."""
+
+    stored: StoredWork
+    principal: Principal
+    fields: dict[str, str] = field(default_factory=dict)
+    upload: Upload | None = None
+    _field: str | None = None
+    """Name of the field that is being read; None: of the file, or of a part that is passed over."""
+    _text: bytearray = field(default_factory=bytearray)
+    _piece: bytearray = field(default_factory=bytearray)
+    _in_file: bool = False
+
+    async def take(self, event: PartHead | bytes) -> None:
+        """Take a part's beginning or content.
+
+        Raises:
+            ApplianceError: for the caller.
+        """
+        if isinstance(event, PartHead):
+            self._end_field()
+            await self._begin(event)
+        elif self._in_file:
+            await self._add(event)
+        elif self._field is not None:
+            self._text += event
+            if len(self._text) > MAX_FIELD_BYTES:
+                raise InvalidRequestError(f"a field has more than {MAX_FIELD_BYTES} bytes", param="file")
+
+    async def end(self) -> StoredFile:
+        """Keep the file.
+
+        Raises:
+            ApplianceError: for the caller.
+        """
+        self._end_field()
+        stored_objects.check_purpose(self.fields.get("purpose"))
+        keep_s = stored_objects.keep_of(self.fields)
+        if self.upload is None:
+            raise InvalidRequestError("file is required: a part with this name and a filename", param="file")
+        if self._piece:
+            await self.upload.write(self._piece)
+        return await self.upload.end(keep_s)
+
+    async def _begin(self, head: PartHead) -> None:
+        self._in_file = head.name == "file"
+        self._field = None if self._in_file else head.name
+        if not self._in_file:
+            if head.name in self.fields:
+                raise InvalidRequestError("a field of the form is there twice", param="file")
+            return
+        if self.upload is not None:
+            raise InvalidRequestError("the form has two files; send one", param="file")
+        if "purpose" in self.fields:
+            stored_objects.check_purpose(self.fields["purpose"])
+        name = (unquote(head.filename or "") or "file.jsonl")[:MAX_NAME_CHARS]
+        self.upload = await self.stored.upload(self.principal, name)
+
+    async def _add(self, data: bytes) -> None:
+        assert self.upload is not None, "the file's part has begun"
+        self._piece += data
+        while len(self._piece) >= PIECE_BYTES:
+            piece = self._piece[:PIECE_BYTES]
+            del self._piece[:PIECE_BYTES]
+            await self.upload.write(piece)
+
+    def _end_field(self) -> None:
+        if self._field is not None:
+            self.fields[self._field] = self._text.decode("utf-8", "replace")
+        self._field = None
+        self._text.clear()
+
+
+class StoredRoutes:
+    """Handlers of the routes."""
+
+    def __init__(self, stored: StoredWork | None, settings: HttpSettings) -> None:
+        """``stored``: None where the appliance keeps no files."""
+        self._stored = stored
+        self._settings = settings
+
+    async def upload(self, exchange: Exchange, principal: Principal) -> None:
+        """``POST /v1/files``."""
+        stored, head = self._keeper(), exchange.head
+        stored.check(principal)
+        if any(value.lower() != "identity" for value in head.values("content-encoding")):
+            raise InvalidRequestError("a compressed body is not taken; send it as it is", param="content-encoding")
+        if head.length is not None and head.length > MAX_FORM_BYTES:
+            raise _too_large()
+        types = head.values("content-type")
+        reader = MultipartReader(boundary_of(types[0] if len(types) == 1 else ""))
+        form = _Form(stored, principal)
+        try:
+            async with asyncio.timeout(UPLOAD_S):
+                await _read_form(exchange, reader, form)
+                one = await form.end()
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"the file did not arrive within {UPLOAD_S:g} s, or stopped for {IDLE_S:g} s", param="file"
+            ) from None
+        finally:
+            if form.upload is not None:
+                await form.upload.drop()
+        await exchange.answer(200, stored_objects.file_object(one), new_request_id())
+
+    async def list_files(self, exchange: Exchange, principal: Principal) -> None:
+        """``GET /v1/files``."""
+        page = stored_objects.files_page(stored_objects.query_of(exchange.head.query))
+        found = await self._keeper().files(principal, page)
+        document = stored_objects.page_object([stored_objects.file_object(one) for one in found.files], more=found.more)
+        await exchange.answer(200, document, new_request_id())
+
+    async def file(self, exchange: Exchange, principal: Principal) -> None:
+        """``GET /v1/files/{file_id}``."""
+        one = await self._keeper().file(principal, _id_in(exchange, FILES))
+        await exchange.answer(200, stored_objects.file_object(one), new_request_id())
+
+    async def content(self, exchange: Exchange, principal: Principal) -> None:
+        """``GET /v1/files/{file_id}/content``."""
+        pieces = self._keeper().content(principal, _id_in(exchange, FILES))
+        first = await anext(pieces, b"")
+        await exchange.download(_from(first, pieces), CONTENT_TYPE, new_request_id())
+
+    async def delete(self, exchange: Exchange, principal: Principal) -> None:
+        """``DELETE /v1/files/{file_id}``."""
+        file = _id_in(exchange, FILES)
+        await self._keeper().delete(principal, file)
+        await exchange.answer(200, stored_objects.file_deleted(file), new_request_id())
+
+    async def create(self, exchange: Exchange, principal: Principal) -> None:
+        """``POST /v1/batches``."""
+        stored = self._keeper()
+        stored.check(principal)
+        body = await read_body(
+            exchange.body,
+            exchange.head,
+            lambda _size: None,
+            max_bytes=MAX_DOCUMENT_BYTES,
+            timeout_s=self._settings.body_timeout_s,
+        )
+        exchange.body_pending = False
+        document = document_of(body)
+        one = await stored.begin(principal, *stored_objects.new_batch(document))
+        known = stored_objects.BATCH_FIELDS | {"output_expires_after"}
+        ignored = tuple(name for name, value in document.items() if value is not None and name not in known)
+        rows = header_fields.ignored(ignored)
+        await exchange.answer(200, stored_objects.batch_object(one), new_request_id(), rows)
+
+    async def list_batches(self, exchange: Exchange, principal: Principal) -> None:
+        """``GET /v1/batches``."""
+        page = stored_objects.batches_page(stored_objects.query_of(exchange.head.query))
+        found = await self._keeper().batches(principal, page)
+        entries = [stored_objects.batch_object(one) for one in found.batches]
+        await exchange.answer(200, stored_objects.page_object(entries, more=found.more), new_request_id())
+
+    async def batch(self, exchange: Exchange, principal: Principal) -> None:
+        """``GET /v1/batches/{batch_id}``."""
+        one = await self._keeper().batch(principal, _id_in(exchange, BATCHES))
+        await exchange.answer(200, stored_objects.batch_object(one), new_request_id())
+
+    async def cancel(self, exchange: Exchange, principal: Principal) -> None:
+        """``POST /v1/batches/{batch_id}/cancel``."""
+        one = await self._keeper().cancel(principal, _id_in(exchange, BATCHES))
+        await exchange.answer(200, stored_objects.batch_object(one), new_request_id())
+
+    def _keeper(self) -> StoredWork:
+        if self._stored is None:
+            raise FeatureNotAllowedError("this appliance keeps no files and batches")
+        return self._stored
+
+
+def template_of(path: str) -> str:
+    """Return the path of the route that a path with an id belongs to; the path itself where it has none."""
+    for prefix, whole, below, word in (
+        (FILES, FILE_PATH, CONTENT_PATH, "content"),
+        (BATCHES, BATCH_PATH, CANCEL_PATH, "cancel"),
+    ):
+        name, slash, rest = path.removeprefix(prefix + "/").partition("/")
+        if path.startswith(prefix + "/") and name:
+            return whole if not slash else below if rest == word else path
+    return path
+
+
+def _id_in(exchange: Exchange, prefix: str) -> str:
+    """Return the id in the path.
+
+    Raises:
+        StoredNotFoundError: it is none that anything here can have.
+    """
+    name = exchange.head.path.removeprefix(prefix + "/").partition("/")[0]
+    if not stored_objects.is_id(name):
+        raise StoredNotFoundError("there is nothing of this id, or nothing that is yours", param="id")
+    return name
+
+
+async def _read_form(exchange: Exchange, reader: MultipartReader, form: _Form) -> None:
+    """Read a form to its end.
+
+    Raises:
+        ApplianceError: for the caller.
+        TimeoutError: nothing more comes.
+        ClientGoneError: the caller left.
+    """
+    body, size = exchange.body, 0
+    while True:
+        async with asyncio.timeout(IDLE_S):
+            data = await body.take()
+        size += len(data)
+        if size > MAX_FORM_BYTES:
+            raise _too_large()
+        for event in reader.feed(data):
+            await form.take(event)
+        if body.complete and not body.data:
+            exchange.body_pending = False
+            if not reader.complete:
+                raise InvalidRequestError("the body is no multipart/form-data: its end is missing", param="file")
+            return
+
+
+async def _from(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def _too_large() -> PayloadTooLargeError:
+    return PayloadTooLargeError(
+        f"a file has at most {MAX_FILE_BYTES} bytes; divide it",
+        param="file",
+        details={"limit_bytes": str(MAX_FILE_BYTES)},
+    )

@@ -1,0 +1,110 @@
+"""What the HTTP front end asks for files and batches: values and the protocol of who keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance.common.batches.values import StoredBatch, StoredFile
+from appliance.gateway.generate_request import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list that is asked for."""
+
+    limit: int
+    after: str = ""
+    """Id behind which it begins; empty: at the beginning."""
+    ascending: bool = False
+    """Whether the oldest come first."""
+    purpose: str = ""
+    """Purpose of the files that are asked for; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePage:
+    """Part of a list of files."""
+
+    files: tuple[StoredFile, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPage:
+    """Part of a list of batches."""
+
+    batches: tuple[StoredBatch, ...]
+    more: bool
+
+
+class Upload(Protocol):
+    """A file of which more comes."""
+
+    async def write(self, data: bytes | bytearray) -> None:
+        """Take the next bytes.
+
+        Raises:
+            ApplianceError: typed, from the closed list; the file is gone.
+        """
+        ...
+
+    async def end(self, keep_s: int) -> StoredFile:
+        """Keep the file, for so many seconds; 0: as long as files are kept.
+
+        Raises:
+            ApplianceError: typed, from the closed list; the file is gone.
+        """
+        ...
+
+    async def drop(self) -> None:
+        """Forget the file; after ``end`` nothing."""
+        ...
+
+
+class StoredWork(Protocol):
+    """Files and batches of tenants. All methods raise ``ApplianceError``, typed, from the closed list: where the policy
+    does not let the tenant have any, for what it has not (as for what others have), and beyond a bound."""
+
+    def check(self, principal: Principal) -> None:
+        """Return where the caller's tenant may have files and batches."""
+        ...
+
+    async def upload(self, principal: Principal, name: str) -> Upload:
+        """Begin a file."""
+        ...
+
+    async def file(self, principal: Principal, file: str) -> StoredFile:
+        """Return a file's facts."""
+        ...
+
+    async def files(self, principal: Principal, page: Page) -> FilePage:
+        """Return the tenant's files."""
+        ...
+
+    def content(self, principal: Principal, file: str) -> AsyncIterator[bytes]:
+        """Yield a file's bytes, piece by piece."""
+        ...
+
+    async def delete(self, principal: Principal, file: str) -> None:
+        """Delete a file."""
+        ...
+
+    async def begin(
+        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str]
+    ) -> StoredBatch:
+        """Make a batch of a file."""
+        ...
+
+    async def batch(self, principal: Principal, batch: str) -> StoredBatch:
+        """Return a batch."""
+        ...
+
+    async def batches(self, principal: Principal, page: Page) -> BatchPage:
+        """Return the tenant's batches."""
+        ...
+
+    async def cancel(self, principal: Principal, batch: str) -> StoredBatch:
+        """Cancel a batch."""
+        ...

@@ -1,0 +1,182 @@
+"""Files and batches on a whole appliance with real models: the official client, other tenants, reloads and a shred."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.system.batch_appliance import MINI, POLICY, Kept, requests_file, wait
+from tests.system.conftest import PLAIN
+from tests.system.test_embeddings import embedding_model
+
+pytestmark = [pytest.mark.runsc, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def kept(runsc_path: Path) -> Iterator[Kept]:
+    """An appliance with the embedded model and one of vectors."""
+    with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        vectors = Path(folder) / "models" / "vectors"
+        embedding_model(vectors)
+        embeds = {**MINI, "name": "vectors", "path": str(vectors), "runner": "embed"}
+        made = Kept(Path(folder), runsc_path, [MINI, embeds])
+        made.prepare()
+        made.start()
+        yield made
+        made.stop()
+
+
+def athanor(kept: Kept, *words: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "appliance.operator.cli", *words, "--config", str(kept.config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def reload(kept: Kept) -> None:
+    """Put the policy's file in force."""
+    answer = httpx.post(kept.ready["admin"] + "/reload", timeout=60, verify=PLAIN)
+    assert answer.status_code == 200, answer.text
+
+
+def begin(client: openai.OpenAI, count: int, url: str = "/v1/chat/completions", **body: Any) -> Any:
+    """A new batch."""
+    file = client.files.create(file=("in.jsonl", requests_file(count, url, **body)), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")  # type: ignore[arg-type]
+
+
+def ended(kept: Kept, client: openai.OpenAI, batch: str) -> Any:
+    """A batch that is over."""
+
+    def look() -> Any:
+        one = client.batches.retrieve(batch)
+        return one if one.status in ("completed", "failed", "expired", "cancelled") else None
+
+    return wait(look, 120, kept.tail)
+
+
+def results(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
+    """Lines of a file of results."""
+    assert file is not None
+    return [json.loads(line) for line in client.files.content(file).text.splitlines()]
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"])
+def test_the_official_client_gets_answers_of_models(kept: Kept, url: str) -> None:
+    """Each route's lines are answered by a real model; each is in the audit log once, with its batch, the price of
+    batches and the least priority of its trace; the batch's own entries are there too."""
+    client = kept.openai()
+    batch = begin(client, 8, url)
+    done = ended(kept, client, batch.id)
+    counts = done.request_counts
+    assert (done.status, counts.total, counts.completed, counts.failed) == ("completed", 8, 8, 0)
+    found = results(client, done.output_file_id)
+    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(8)]
+
+    def logged() -> Any:
+        mine = [one for one in kept.entries() if one.get("batch") == batch.id]
+        return mine if sum(one["kind"] == "request" for one in mine) == 8 and len(mine) == 10 else None
+
+    entries = wait(logged, 30)
+    assert [one["event"] for one in entries if one["kind"] == "batch"] == ["created", "completed"]
+    for entry, answer in zip((one for one in entries if one["kind"] == "request"), found, strict=True):
+        usage = answer["response"]["body"]["usage"]
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        output = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        assert (entry["input_tokens"], entry["output_tokens"]) == (prompt, output)
+        assert entry["cost"] == prompt * 500 + output * 1_000
+    trace = kept.get(f"/traces/{batch.id}-1").text
+    assert batch.id in trace
+
+
+def test_another_tenant_finds_nothing(kept: Kept) -> None:
+    """Ids of another tenant's file, batch and results are 404s like unknown ones, through the whole appliance."""
+    alpha, beta = kept.openai(), kept.openai("beta")
+    batch = begin(alpha, 2)
+    done = ended(kept, alpha, batch.id)
+    for file in (done.input_file_id, done.output_file_id):
+        for call in (beta.files.retrieve, beta.files.content, beta.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                call(file)  # type: ignore[operator]
+    for call in (beta.batches.retrieve, beta.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(batch.id)
+    assert list(beta.files.list()) == list(beta.batches.list()) == []
+    assert alpha.files.retrieve(done.output_file_id).id == done.output_file_id
+
+
+def test_a_reload_that_takes_the_model_away_ends_the_lines(kept: Kept) -> None:
+    """A policy that gives the tenant another model: every line that is left has a typed error, and the batch is over.
+    One that takes the switch away refuses files as well; with the first policy again (control) both are back."""
+    client = kept.openai()
+    batch = begin(client, 400, max_tokens=16)
+    wait(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0, 60)
+    (kept.state / "policy.yaml").write_text(POLICY.replace('models: ["*"], features', 'models: ["x"], features', 1))
+    reload(kept)
+    done = ended(kept, client, batch.id)
+    counts = done.request_counts
+    assert counts.completed + counts.failed == 400 and counts.failed > 0
+    codes = {one["response"]["body"]["error"]["code"] for one in results(client, done.error_file_id)}
+    assert codes <= {"model_not_found", "model_not_allowed"}
+    (kept.state / "policy.yaml").write_text(POLICY.replace("{batches: true}", "{batches: false}", 1))
+    reload(kept)
+    with pytest.raises(openai.PermissionDeniedError):
+        client.files.list()
+    (kept.state / "policy.yaml").write_text(POLICY)
+    reload(kept)
+    assert ended(kept, client, begin(client, 1).id).status == "completed"
+
+
+def test_a_large_file_comes_back_and_no_process_holds_it(kept: Kept) -> None:
+    """64 MiB go in and come back; the gateway grows by a quarter of it at most."""
+    pid = kept.pid("gateway")
+    assert pid is not None
+    data = (b'{"custom_id": "' + b"x" * 8_000 + b'"}\n') * (64 << 20 >> 13)
+    headers = {"authorization": f"Bearer {kept.keys['beta']}"}
+
+    def held() -> int:
+        text = Path(f"/proc/{pid}/status").read_text()
+        return int(text.split("VmHWM:")[1].split()[0]) << 10
+
+    before = held()
+    answer = httpx.post(
+        kept.ready["http"] + "/v1/files",
+        data={"purpose": "batch"},
+        files={"file": ("big.jsonl", data)},
+        headers=headers,
+        timeout=120,
+        verify=PLAIN,
+    )
+    assert answer.status_code == 200, answer.text
+    assert kept.openai("beta").files.content(answer.json()["id"]).read() == data
+    assert held() - before < len(data) // 4
+    kept.openai("beta").files.delete(answer.json()["id"])
+
+
+def test_a_shred_leaves_no_file(kept: Kept) -> None:
+    """After `athanor tenant shred` the tenant's files and batches are gone, its text is nowhere in the folder, and the
+    other tenant's (control) are as before; what it leaves afterwards is kept."""
+    alpha, beta = kept.openai(), kept.openai("beta")
+    kept_file = beta.files.create(file=("beta.jsonl", b"beta keeps this\n"), purpose="batch").id
+    batch = begin(alpha, 3)
+    done = ended(kept, alpha, batch.id)
+    assert "objects removed" in athanor(kept, "tenant", "shred", "alpha", "--yes")
+    for file in (done.input_file_id, done.output_file_id):
+        with pytest.raises(openai.NotFoundError):
+            alpha.files.content(file)
+    with pytest.raises(openai.NotFoundError):
+        alpha.batches.retrieve(batch.id)
+    on_disk = b"".join(path.read_bytes() for path in (kept.state / "batches").iterdir())
+    assert b"line-0" not in on_disk and b"beta keeps this" not in on_disk
+    assert beta.files.content(kept_file).read() == b"beta keeps this\n"
+    assert ended(kept, alpha, begin(alpha, 1).id).status == "completed"
