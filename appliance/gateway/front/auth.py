@@ -142,7 +142,7 @@ def holds(principal: Principal, keys: KeyTable, now: datetime, tokens: TokenVeri
     connection and by the policy alone. So is the line of a batch that was made with a token: the batch outlives it."""
     credential = principal.credential
     if credential.startswith(TOKEN_CREDENTIAL):
-        return not principal.secret or tokens is not None and tokens.holds(principal, now.timestamp())
+        return not principal.secret or (tokens is not None and tokens.holds(principal, now.timestamp()))
     if not credential.startswith(KEY_CREDENTIAL):
         return True
     return keys.holds(credential.removeprefix(KEY_CREDENTIAL), now, principal.secret)
