@@ -404,14 +404,9 @@ class PriceSchema(_Strict):
         default=None, alias="class", description="Class of the tenants it is for. Left out: all classes."
     )
     input: Amount = Field(description="Price of a million prompt tokens.")
-    cached_input: Amount | None = Field(
-        default=None,
-        description="Price of a million prompt tokens that were found in the tenant's cache. Left out: as input.",
-    )
+    cached_input: Amount | None = Field(default=None, description="Price of a million cached ones. Left out: as input.")
     output: Amount = Field(description="Price of a million output tokens.")
-    batch: BatchPriceSchema | None = Field(
-        default=None, description="Price of requests of batches. Left out: as of others."
-    )
+    batch: BatchPriceSchema | None = Field(default=None, description="Price of batches. Left out: as of others.")
 
 
 class PricesSchema(_Strict):

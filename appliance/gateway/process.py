@@ -127,14 +127,8 @@ class Gateway:
         takers, take_store = self._takers(questions), self._batches.link.take
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
         self._certificate = CertificateDates(config.listen.tls)
-        self._state = ApplianceState(
-            self._service,
-            self._sandboxes,
-            self._file,
-            self._telemetry.store,
-            certificate=self._certificate,
-            disks=self._disks,
-        )
+        watched = self._service, self._sandboxes, self._file, self._telemetry.store
+        self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
         self._stop, self._reloading, self._announced = asyncio.Event(), asyncio.Lock(), False
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:

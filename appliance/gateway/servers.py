@@ -32,13 +32,13 @@ from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.front.tls_files import CertificateDates, TlsContexts, TlsFiles
-from appliance.gateway.generate_request import Service
 from appliance.gateway.grpc import connection as grpc_connection
 from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
 from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.service import Service
 from appliance.gateway.stored_work import StoredWork
 
 TICK_S = 1.0

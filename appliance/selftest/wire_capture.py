@@ -79,7 +79,7 @@ def answer_of(prompt: int, repetition: int) -> list[tuple[float, str]]:
 
 
 class Rehearsed:
-    """``appliance.gateway.generate_request.Service`` with scripted answers; the prompt is the number of an
+    """``appliance.gateway.service.Service`` with scripted answers; the prompt is the number of an
     answer."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Rehearsed:
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event]:
-        """Play an answer; see ``appliance.gateway.generate_request.Service``."""
+        """Play an answer; see ``appliance.gateway.service.Service``."""
         prompt, repetition = json.loads(request.stop[0])
         yield Started(8 + prompt, prompt)
         steps = answer_of(prompt, repetition)

@@ -24,7 +24,7 @@ from appliance.common.errors import (
 from appliance.gateway.batches.checking import BatchRequest, LineError, read_line
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.request_builder import Stamp
-from appliance.gateway.generate_request import BatchLine, CallContext, Operation, Principal, Service
+from appliance.gateway.generate_request import BatchLine, CallContext, Operation, Principal
 from appliance.gateway.http import openai, openai_embeddings, openai_objects, responses_objects
 from appliance.gateway.http.collecting import collect, started
 from appliance.gateway.http.dialect import Parsed
@@ -32,6 +32,7 @@ from appliance.gateway.http.openai_embeddings import ParsedEmbed
 from appliance.gateway.http.openai_objects import pieces_of
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.responses_request import parse_response
+from appliance.gateway.service import Service
 from isolation.ipc.messages import Priority
 
 LONGEST_S = 3_600.0

@@ -20,7 +20,8 @@ from appliance.common.refused_credentials import CredentialRefusal
 from appliance.common.scopes import Scope
 from appliance.common.token_claims import MAX_TOKEN_CHARS, TOKEN_CREDENTIAL, TokenError, looks_like_token
 from appliance.gateway.front.tokens import TokenVerifier
-from appliance.gateway.generate_request import Principal, Service
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.service import Service
 
 MAX_AUTHORIZATION_CHARS = MAX_TOKEN_CHARS + 16
 """Characters of an authorization header; a key has at most 132."""

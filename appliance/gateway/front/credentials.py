@@ -13,7 +13,8 @@ from appliance.gateway.front.auth import Resolver, holds
 from appliance.gateway.front.key_file import LOOK_S, KeyFile
 from appliance.gateway.front.key_uses import Send, UnsentKeyUses
 from appliance.gateway.front.tokens import TokenVerifier
-from appliance.gateway.generate_request import Principal, Service
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.service import Service
 
 EndUnproved = Callable[[Callable[[Principal], bool]], None]
 """Ends every running request of a caller whose credential does not hold."""

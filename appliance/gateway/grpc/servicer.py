@@ -45,7 +45,6 @@ from appliance.gateway.generate_request import (
     Event,
     GenerateRequest,
     Principal,
-    Service,
     Tokenized,
     TokenizerRequest,
     TokenPrompt,
@@ -58,6 +57,7 @@ from appliance.gateway.grpc.paced_grpc import PacedMessages
 from appliance.gateway.grpc.usage_calls import USAGE_SERVICE, UsageCalls
 from appliance.gateway.grpc.watched_health import WatchedHealth
 from appliance.gateway.grpc.wire import OK, Status
+from appliance.gateway.service import Service
 
 SERVICE = "athanor.inference.v1.InferenceService"
 HEALTH = "grpc.health.v1.Health"

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable
 
 from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.padding import Padding
-from appliance.gateway.generate_request import Principal, Service
+from appliance.gateway.generate_request import Principal
 from appliance.gateway.grpc.generated import usage_pb2 as pb
 from appliance.gateway.grpc.usage_mapping import fill, interval_of, to_limits, to_usage
+from appliance.gateway.service import Service
 
 USAGE_SERVICE = "athanor.usage.v1.UsageService"
 

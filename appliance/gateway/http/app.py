@@ -27,7 +27,7 @@ from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.request_builder import Stamp, traceparent
-from appliance.gateway.generate_request import CallContext, Operation, Principal, Service
+from appliance.gateway.generate_request import CallContext, Operation, Principal
 from appliance.gateway.http import header_fields, messages_objects, openai, openai_objects, responses_objects
 from appliance.gateway.http.account_objects import limits_object, usage_object
 from appliance.gateway.http.body import Body, ClientGoneError
@@ -50,6 +50,7 @@ from appliance.gateway.http.stored_routes import (
     StoredRoutes,
     template_of,
 )
+from appliance.gateway.service import Service
 from appliance.gateway.stored_work import StoredWork
 
 CONNECTIONS_RETRY_S = 1.0

@@ -17,10 +17,10 @@ from appliance.gateway.generate_request import (
     GenerateRequest,
     Principal,
     PromptTokens,
-    Service,
     Started,
 )
 from appliance.gateway.http.openai_objects import Writer
+from appliance.gateway.service import Service
 
 AT_ONCE = 16
 """Prompts of one request that run at a time: enough to fill an engine's batches, few beside its queue."""

@@ -25,7 +25,6 @@ from appliance.gateway.generate_request import (
     Finished,
     GenerateRequest,
     Principal,
-    Service,
     TokenizerRequest,
 )
 from appliance.gateway.http import attest_route, header_fields, openai_embeddings, tokenizer_routes
@@ -39,6 +38,7 @@ from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
+from appliance.gateway.service import Service
 
 DEADLINE_MARGIN_S = 0.25
 """Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""

@@ -65,6 +65,8 @@ Once the replay runs, the request's own deadline holds again."""
 MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
 
+ENDED = "the engine ended while it answered; the same request may be sent again"
+
 CALLERS_FAULT = (InvalidRequestError, PermissionDeniedError)
 """Errors of requests that can never be served as they are. What the text sandbox did for one is charged to the tenant's
 token rate; else it would cost the tenant one of its requests, and the sandbox as much as a prompt that is served.
@@ -357,10 +359,7 @@ class Lifecycle:
             self._answered = True
         except EngineGoneError as error:
             if self.outcome.emitted:
-                raise UnavailableError(
-                    "the engine ended while it answered; the same request may be sent again",
-                    retry_after_s=RETRY_AFTER_S,
-                ) from error
+                raise UnavailableError(ENDED, retry_after_s=RETRY_AFTER_S) from error
             self.enter_by = min(self.enter_by, time.monotonic() + REPLAY_S)
 
     def priority(self, granted: Priority) -> wire.Priority:

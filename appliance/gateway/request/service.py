@@ -1,4 +1,4 @@
-"""The service behind both front ends (``appliance.gateway.generate_request.Service``)."""
+"""The service behind both front ends (``appliance.gateway.service.Service``)."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ class GatewayService:
         return self._wire_id
 
     def routed(self, principal: Principal, request: Routable) -> Routable:
-        """Choose the model of a request for a route; see ``appliance.gateway.generate_request.Service``."""
+        """Choose the model of a request for a route; see ``appliance.gateway.service.Service``."""
         return self._routing.routed(self.ledger.policy, principal, request)
 
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event]:
-        """Run the request; see ``appliance.gateway.generate_request.Service``."""
+        """Run the request; see ``appliance.gateway.service.Service``."""
         with self._begin(principal, request, context, embeds=False) as life:
             session = Session(life, request)
             # The session drops the prompt's text once it has the ids; it must not be held here for an hour.
@@ -144,22 +144,22 @@ class GatewayService:
                     yield event
 
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
-        """Make a vector of each text; see ``appliance.gateway.generate_request.Service``."""
+        """Make a vector of each text; see ``appliance.gateway.service.Service``."""
         with self._begin(principal, request, context, embeds=True) as life:
             return await EmbeddingSession(life, request).run()
 
     async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
-        """Give a prompt's token ids; see ``appliance.gateway.generate_request.Service``."""
+        """Give a prompt's token ids; see ``appliance.gateway.service.Service``."""
         with self._begin(principal, request, context, embeds=None) as life:
             return await TokenizerSession(life, request).tokenize()
 
     async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
-        """Give the text of token ids; see ``appliance.gateway.generate_request.Service``."""
+        """Give the text of token ids; see ``appliance.gateway.service.Service``."""
         with self._begin(principal, request, context, embeds=None) as life:
             return await TokenizerSession(life, request).detokenize()
 
     async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
-        """Give an attestation; see ``appliance.gateway.generate_request.Service``."""
+        """Give an attestation; see ``appliance.gateway.service.Service``."""
         if self._questions is None:
             raise UnavailableError("no supervisor is there to attest anything", retry_after_s=RETRY_AFTER_S)
         with self._begin(principal, request, context, embeds=None) as life:
@@ -234,11 +234,11 @@ class GatewayService:
         return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
 
     def limits(self, principal: Principal) -> TenantLimits:
-        """Return the tenant's limits and what is left of them; see ``appliance.gateway.generate_request.Service``."""
+        """Return the tenant's limits and what is left of them; see ``appliance.gateway.service.Service``."""
         return self.ledger.limits_now(principal.tenant)
 
     async def usage(self, principal: Principal) -> TenantUsed:
-        """Return what the tenant has used; see ``appliance.gateway.generate_request.Service``."""
+        """Return what the tenant has used; see ``appliance.gateway.service.Service``."""
         if self._uses is None:
             raise UnavailableError("no supervisor is there to tell what was used", retry_after_s=RETRY_AFTER_S)
         return await self._uses.of(principal.tenant, self.ledger.policy.currency)

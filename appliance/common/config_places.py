@@ -1,0 +1,38 @@
+"""Sections of the configuration about folders whose contents may be large: pulled models, and tenants' files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from appliance.common.config_section import BYTES, Section, Unit
+
+
+class ModelCacheConfig(Section):
+    """Cache of models that were pulled (`athanor model pull`), each under its digest."""
+
+    directory: Path = Field(strict=False)
+    """Folder of the cache. It belongs to the downloader's user and is readable for all with access."""
+    max_bytes: Annotated[int, Field(ge=0), BYTES] = 0
+    """Most bytes of models in the cache. A pull that needs room removes models that are neither pinned nor named here,
+    the least recently used first. 0: as many as the disk takes."""
+    max_rate: Annotated[int, Field(ge=0), Unit("bytes per second")] = 0
+    """Bandwidth of all pulls together. 0: no limit."""
+    sources: Path | None = Field(default=None, strict=False)
+    """File of endpoints and credentials of sources (docs/model-cache.md); under systemd a credential. Left out: what
+    the providers' own environment variables say."""
+    socket: Path | None = Field(default=None, strict=False)
+    """Socket of athanor-fetch.service. Left out: `fetch.sock` in run_dir while `athanor serve` runs, and otherwise
+    `athanor model pull` starts a downloader for itself."""
+
+
+class BatchesConfig(Section):
+    """Files and batches of tenants (docs/batches.md), sealed under the tenants' keys: the sections `keys` and `audit`
+    are needed."""
+
+    directory: Path = Field(strict=False)
+    """Folder of the files and batches; it belongs to the supervisor's user alone."""
+    max_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 16 << 30
+    """Bytes that all tenants together may keep. The policy says how many each may (`max_stored_bytes`)."""
