@@ -32,6 +32,7 @@ from appliance.operator.cli import (
     policy,
     policy_cases,
     policy_diff,
+    policy_edit,
     policy_explain,
     policy_init,
     policy_shadow,
@@ -134,6 +135,7 @@ _add("Commands", "test", policy_cases.run, policy_cases.EXAMPLES, _policy)
 _add("Commands", "schema", policy_init.schema, policy_init.SCHEMA_EXAMPLES, _policy)
 _add("Commands", "shadow", policy_shadow.shadow, policy_shadow.EXAMPLES, _policy)
 _add("Commands", "sign", policy_sign.sign, policy_sign.SIGN_EXAMPLES, _policy)
+_add("Commands", "edit", policy_edit.edit, policy_edit.EXAMPLES, _policy)
 _add("Commands", "apply", policy_versions.apply, policy_versions.APPLY_EXAMPLES, _policy)
 _add("Commands", "history", policy_versions.history, policy_versions.HISTORY_EXAMPLES, _policy)
 _add("Commands", "rollback", policy_versions.rollback, policy_versions.ROLLBACK_EXAMPLES, _policy)

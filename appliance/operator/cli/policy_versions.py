@@ -69,7 +69,7 @@ def history(
     The supervisor keeps the text of each policy that comes into force, however it was put there,
     and the audit log has its digest: a request's entry leads to the text that decided it.
     """
-    kept = _history(_load(config))
+    kept = _history(load_configuration(config))
     if number is not None:
         _show_version(kept, kept.read(number), output_format)
         return
@@ -93,8 +93,8 @@ def apply(
     the file with the owner and mode of the old one, and waits until it is in force. Signatures
     beside the new one go with it. If it is refused, or nothing can be written, all is as before.
     """
-    loaded = _load(config)
-    _change(loaded, _given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
+    loaded = load_configuration(config)
+    change_policy(loaded, _given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
 
 
 def rollback(
@@ -111,16 +111,21 @@ def rollback(
     .aside, and not read. Tells what changes and asks, as apply does. The history goes on: going
     back is a new version.
     """
-    loaded = _load(config)
+    loaded = load_configuration(config)
     kept = _history(loaded)
     numbers = kept.numbers()
     if number is None and len(numbers) < 2:
         fail(exits.REFUSED, "the history has no policy before this one", "athanor policy history")
     chosen = kept.read(numbers[1] if number is None else number)
-    _change(loaded, _restored(chosen, loaded.policy), admin, f"go back to version {chosen.number}", yes=yes)
+    change_policy(loaded, _restored(chosen, loaded.policy), admin, f"go back to version {chosen.number}", yes=yes)
 
 
-def _load(config: Path) -> ApplianceConfig:
+def load_configuration(config: Path) -> ApplianceConfig:
+    """Return the configuration of the appliance whose policy a command is about.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
     from appliance.common.config_loader import load_config
 
     return load_config(config)
@@ -212,7 +217,7 @@ def _restored(version: Version, policy: Path) -> NewPolicy:
     return NewPolicy(version.files, loaded, gone)
 
 
-def _change(config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool) -> None:
+def change_policy(config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool) -> None:
     """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was."""
     from appliance.operator.cli.policy_diff_view import changes_view, summary_view
     from appliance.operator.cli.policy_sources import read

@@ -21,9 +21,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
 
-    def invoke(*args: str, columns: int = 80) -> Result:
+    def invoke(*args: str, columns: int = 80, typed: str | None = None) -> Result:
         environment = {"COLUMNS": str(columns), "TERM": "dumb"}
-        return CliRunner().invoke(app, args, env=environment, prog_name="athanor")
+        return CliRunner().invoke(app, args, env=environment, input=typed, prog_name="athanor")
 
     return invoke
 

@@ -283,3 +283,39 @@ def test_a_policy_is_tried_without_effect(run: Run, place: Place, appliance: Fak
     assert (broken.exit_code, "has problems" in broken.stdout) == (1, True)
     appliance.shadow = ShadowStatus(file=str(shadow))
     assert "no policy is tried" in run("policy", "shadow", *arguments).stdout
+
+
+def editor(place: Place, monkeypatch: pytest.MonkeyPatch, *commands: str) -> None:
+    """An editor that runs one of these commands of sed at each call."""
+    script, calls = place.folder / "editor", place.folder / "calls"
+    cases = "".join(f"{number}) sed -i '{command}' \"$1\";;\n" for number, command in enumerate(commands))
+    script.write_text(
+        f"#!/bin/sh\nn=$(cat {calls} 2>/dev/null || echo 0)\necho $((n + 1)) > {calls}\ncase $n in\n{cases}esac\n"
+    )
+    script.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(script))
+
+
+def test_a_file_is_edited_checked_and_put_in_force(
+    run: Run, place: Place, appliance: FakeAppliance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake is shown and edited again; the mended text is in force, its comment too; an editor that changes nothing
+    changes nothing; a drop-in can be edited, another file cannot. What the appliance refuses is kept for its writer."""
+    arguments = ("--config", str(place.config), "--admin", appliance.url, "--yes")
+    editor(place, monkeypatch, "s/weight: 5/weight: none/", "s/weight: none/weight: 7/; $ a # on friday")
+    told = run("policy", "edit", *arguments, typed="y\n")
+    assert told.exit_code == 0, told.stdout
+    assert "weight" in told.stdout and place.policy.read_text().endswith("# on friday\n")
+    assert (appliance.reloads, "weight: 7" in place.policy.read_text()) == (1, True)
+    assert "nothing was changed" in run("policy", "edit", *arguments).stdout
+    drop_in = place.folder / "policy.d" / "b.yaml"
+    editor(place, monkeypatch, *["p"] * 3, "s/weight: 1/weight: 2/")
+    assert run("policy", "edit", str(drop_in), *arguments).exit_code == 0
+    assert "weight: 2" in drop_in.read_text()
+    assert run("policy", "edit", str(place.folder / "else.yaml"), *arguments).exit_code == 2
+    appliance.outcome = ReloadOutcome(ok=False, digest="", message="no", problems=("no",))
+    editor(place, monkeypatch, *["p"] * 4, "s/weight: 2/weight: 3/")
+    refused = run("policy", "edit", str(drop_in), *arguments)
+    kept = Path(" ".join(refused.stderr.split()).partition("kept in ")[2].partition(";")[0])
+    assert (refused.exit_code, "weight: 2" in drop_in.read_text(), "weight: 3" in kept.read_text()) == (1, True, True)
+    kept.unlink()
