@@ -86,6 +86,10 @@ def test_a_shadow_decides_without_effect(own_appliance: Appliance, root: Path, t
     """A policy that takes the model away is tried: the request is served, the table says by which rule it would not
     have been, and the metric counts it. With `--off` nothing is tried any more."""
     appliance, new = own_appliance, tmp_path / "new.yaml"
+    section = (root / "docs" / "policy.md").read_text().partition("## Try it on the requests")[2].partition("\n## ")[0]
+    block = section.partition("```sh\n")[2].partition("```")[0]
+    shown = [shlex.split(line.partition("#")[0])[1:] for line in block.splitlines()]
+    assert shown == [["policy", "shadow", "new.yaml"], ["policy", "shadow"], ["policy", "shadow", "--off"]]
     text = (appliance.state / "policy.yaml").read_text()
     new.write_text(text.replace('models: ["*"]', 'models: ["nothing-here"]', 1))
     admin = ["--admin", appliance.ready["admin"]]

@@ -13,7 +13,7 @@ from tests.appliance.operator.cli.conftest import Run, without_digests
 
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-IN_FORCE = "## Put in force"
+IN_FORCE = "## Try it on the requests"
 
 
 @pytest.fixture
