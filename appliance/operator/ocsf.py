@@ -2,9 +2,9 @@
 
 The form is OCSF 1.6.0 (https://schema.ocsf.io/1.6.0). What the log has and the schema has no place for is under
 ``unmapped``, by the log's own names. A class says what happened: API Activity (6003) a request that was allowed or
-denied, Authentication (3002) calls without a valid credential, Entity Management (3004) policies, keys and orders of
-the operator, Application Lifecycle (6002) sandboxes, Detection Finding (2004) requests ended for a block that was
-another tenant's, Base Event (0) the log itself.
+denied, Authentication (3002) calls without a valid credential, Entity Management (3004) policies, keys, models,
+files, batches and orders of the operator, Application Lifecycle (6002) sandboxes, Detection Finding (2004) requests
+ended for a block that was another tenant's, Base Event (0) the log itself.
 """
 
 from __future__ import annotations
@@ -156,6 +156,26 @@ def _model(values: Values) -> _Event:
     return _Event(3004, activity, message, SUCCESS if good else FAILURE, LOW, attributes)
 
 
+def _file(values: Values) -> _Event:
+    return _kept(values, "file", str(values["file"]))
+
+
+def _batch(values: Values) -> _Event:
+    failed = values["event"] in ("failed", "expired")
+    return _kept(values, "batch", str(values["batch"]), FAILURE if failed else SUCCESS)
+
+
+def _kept(values: Values, kind: str, uid: str, status: int = SUCCESS) -> _Event:
+    """An event about something that is kept for a tenant; without a principal the appliance did it."""
+    event = str(values["event"])
+    attributes = {
+        "entity": {"name": uid, "type": kind, "uid": uid},
+        "actor": {"user": {"uid": str(values["principal"]) or SERVICE, "org": {"uid": values["tenant"]}}},
+    }
+    activity = {"created": CREATE, "deleted": DELETE}.get(event, UPDATE)
+    return _Event(3004, activity, f"{kind}: {event}", status, attributes=attributes)
+
+
 def _sandbox(values: Values) -> _Event:
     state = str(values["state"])
     attributes = {"app": {"name": f"{values['role']} sandbox of {values['model']}", "vendor_name": SERVICE}}
@@ -190,6 +210,8 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "keys": _keys,
     "order": _order,
     "model": _model,
+    "file": _file,
+    "batch": _batch,
     "gap": _gap,
     "log": _log,
 }

@@ -39,6 +39,7 @@ FREED_S = 60.0
 
 SERVICES = [
     "athanor.inference.v1.InferenceService",
+    "athanor.usage.v1.UsageService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",

@@ -46,6 +46,8 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "keys": [{}],
     "order": [{"what": "shred", "outcome": "OK"}, {"what": "rotate", "outcome": "FAILED", "tenant": ""}],
     "model": [{"what": "pull", "outcome": "OK"}, {"what": "remove", "outcome": "FAILED", "model": ""}],
+    "file": [{"event": "created"}, {"event": "deleted"}, {"event": "expired", "principal": ""}],
+    "batch": [{"event": "created"}, {"event": "expired", "principal": ""}],
     "gap": [{}],
     "log": [{"event": "opened"}, {"event": "damaged"}],
 }
