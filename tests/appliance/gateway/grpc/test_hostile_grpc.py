@@ -347,7 +347,7 @@ async def test_calls_are_not_free_on_a_new_connection(running):
     """Calls with a wrong key cost their address as much on many connections as on one: none of them is among the frames
     with which every connection may begin."""
     wrong = b"".join(_call(stream, ("authorization", "Bearer no")) for stream in range(1, 17, 2))
-    peers = [await Peer.connect(running) for _ in range(12)]
+    peers = [await Peer.connect(running) for _ in range(48)]
     for peer in peers:
         peer.say(wrong)
     assert raw.ENHANCE_YOUR_CALM in await asyncio.gather(*map(_ended_or_none, peers))
