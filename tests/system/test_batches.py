@@ -89,7 +89,11 @@ def test_the_official_client_gets_answers_of_models(kept: Kept, url: str) -> Non
 
     entries = wait(logged, 30)
     assert [one["event"] for one in entries if one["kind"] == "batch"] == ["created", "completed"]
-    for entry, answer in zip((one for one in entries if one["kind"] == "request"), found, strict=True):
+    # Lines end in any order; their requests are numbered as the lines are.
+    requests = sorted(
+        (one for one in entries if one["kind"] == "request"), key=lambda one: int(one["request"].rpartition("-")[2])
+    )
+    for entry, answer in zip(requests, found, strict=True):
         usage = answer["response"]["body"]["usage"]
         prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
         output = usage.get("completion_tokens", usage.get("output_tokens", 0))
