@@ -307,8 +307,21 @@ def token(**changes: Any) -> str:
     return PROVIDER.token("k1", PROVIDER.claims(time.time(), **changes))
 
 
+REFUSED_OFTEN_S = 30.0
+"""Longest wait of an address that was refused often, until it is answered again."""
+
+
 def code_of(served: Served, method: str, secret: str) -> grpc.StatusCode:
-    """Status of a call with an empty message."""
+    """Status of a call with an empty message. An address that was refused often has its connection closed, and has to
+    wait; it tries again here, as clients do."""
+    until = time.monotonic() + REFUSED_OFTEN_S
+    while (found := code_once(served, method, secret)) is grpc.StatusCode.UNAVAILABLE and time.monotonic() < until:
+        time.sleep(1.0)
+    return found
+
+
+def code_once(served: Served, method: str, secret: str) -> grpc.StatusCode:
+    """Status of one try."""
     with grpc.insecure_channel(served.ready["grpc"].removeprefix("http://")) as channel:
         call = channel.unary_stream(method)(b"", metadata=(("authorization", f"Bearer {secret}"),), timeout=30)
         try:
