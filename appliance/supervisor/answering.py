@@ -1,4 +1,4 @@
-"""Answering of the gateway that take a file or a key to answer: one at a time, in a thread, each answered by its id."""
+"""Questions of the gateway that take a file or a key to answer: one at a time, in a thread, each answered by its id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.common.control import Attest, Control, UsageQuery
 from appliance.common.errors import ControlError
 
 MAX_WAITING = 64
-"""Answering that wait for their answers; more are not kept, and the gateway's wait for them ends."""
+"""Questions that wait for their answers; more are not kept, and the gateway's wait for them ends."""
 
 MAX_ID_CHARS = 64
 """Longest id of a request; a gateway's have 28 characters."""

@@ -132,7 +132,7 @@ def import_keys(
     Each line is an object with "tenant", and "id", "expires", "scopes" and "key" where they are
     wanted. A line that cannot be used refuses all, by its number.
     """
-    from appliance.operator.cli.key_force import wait_for
+    from appliance.operator.cli.key_in_force import wait_for
     from appliance.operator.key_import import read_list
     from appliance.operator.key_table import KeyFiles, changing
 
@@ -179,7 +179,7 @@ def rotate(  # noqa: PLR0913 - a parameter is an option
     The key's id stays, so the policy does not change. `athanor key list` shows when either secret
     was last used.
     """
-    from appliance.operator.cli.key_force import wait_for
+    from appliance.operator.cli.key_in_force import wait_for
     from appliance.operator.key_import import read_end, read_lasting
     from appliance.operator.key_table import KeyFiles, changing
 
@@ -216,7 +216,7 @@ def revoke(
     A revoked key stays in the table, so that its id is not given to another one.
     """
     from appliance.common.figures import counted
-    from appliance.operator.cli.key_force import wait_for
+    from appliance.operator.cli.key_in_force import wait_for
     from appliance.operator.key_table import revoking
 
     if not key_ids and not tenant:
