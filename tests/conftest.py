@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compute on one thread in each of several workers: more threads than cores would wait for each other."""
+    """Let programs of the tests take SIGINT, and compute on one thread in each of several workers: more threads than
+    cores would wait for each other.
+
+    A shell without job control starts what it puts in the background with SIGINT ignored; a program inherits that, and
+    a test that interrupts it would wait for an end that does not come.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         import torch
 
