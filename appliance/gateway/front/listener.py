@@ -44,6 +44,10 @@ LOOK_S = 0.05
 HANDSHAKE_S = 10.0
 """Seconds from accept to the end of the TLS handshake, a proxy's header before it included."""
 
+FAREWELL_S = 5.0
+"""Seconds that a closed TLS connection waits for its last bytes to go and the peer's close_notify to come: an idle
+client reads neither, and the event loop's own 30 s would hold its place that long."""
+
 log = structlog.get_logger()
 
 
@@ -211,7 +215,7 @@ class Listener:
                         await self._opened.handshakes.turn(slot.network)
                 handed = True
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: self._make(slot), accepted, ssl=self._context
+                    lambda: self._make(slot), accepted, ssl=self._context, ssl_shutdown_timeout=self._farewell_s()
                 )
             made = True
         except ProxyHeaderError as error:
@@ -225,6 +229,10 @@ class Listener:
                     accepted.shutdown(socket.SHUT_RDWR)
                 if not handed:
                     accepted.close()
+
+    def _farewell_s(self) -> float | None:
+        """Seconds for TLS to end; None without TLS, which has no such end."""
+        return None if self._context is None else FAREWELL_S
 
     async def _assign(self, accepted: socket.socket, slot: Slot) -> bool:
         """Read whose connection it is, and count it so; False when it may not be kept.

@@ -18,6 +18,7 @@ from cryptography import x509
 
 from appliance.common.config import ClientCertificates
 from appliance.gateway import servers
+from appliance.gateway.front import listener
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
 from appliance.gateway.http import protocol
@@ -225,6 +226,7 @@ async def test_a_connection_with_a_certificate_ends_after_an_hour(
             opened = running.front_ends._http_shared.opened.connections
             assert len(opened) == 2
             monkeypatch.setattr(protocol, "CERTIFIED_S", 0.0)
+            monkeypatch.setattr(listener, "FAREWELL_S", 0.2)
             while len(opened) > 1:
                 await asyncio.sleep(0.02)
             (left,) = opened
