@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from appliance.common.batches import messages
 from appliance.common.batches.values import (
     CANCELLED,
@@ -30,17 +28,19 @@ from appliance.common.errors import ApplianceError, UnavailableError
 from appliance.gateway.batches.checking import FileCheck
 from appliance.gateway.batches.line_calls import LineAnswer, LineCalls, LineDelay, expired
 from appliance.gateway.batches.room import RUNNING_IN_ALL, Room
+from appliance.gateway.front.defect import defect
 from appliance.gateway.http.parsing import INLINE_BYTES
 from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
 from appliance.gateway.telemetry import names
-
-log = structlog.get_logger()
 
 LOOK_S = 0.1
 """Seconds between two looks for room while there are lines."""
 
 TAKE_AGAIN_S = 0.5
 """Seconds until a result is given to the store again that it did not take."""
+
+REST_S = 60.0
+"""Seconds for which a batch rests after a line that ended by a defect of the program: the line is tried again."""
 
 LINES_AT_ONCE = 16
 """Lines of one batch that are fetched together."""
@@ -296,8 +296,10 @@ class BatchRunner:
         def note_model(model: str) -> None:
             one.model = model
 
+        ended = False
         try:
             answer = await self._calls.run(batch, number, text, note_model)
+            ended = True
             if isinstance(answer, LineDelay):
                 self._count(names.BATCH_LINES, tenant=batch.tenant, outcome=names.LINE_DELAYED)
                 one.lines.insert(0, (number, text))
@@ -305,6 +307,8 @@ class BatchRunner:
             else:
                 await self._give(batch, number, answer)
         finally:
+            if not ended:
+                one.not_before = max(one.not_before, time.monotonic() + REST_S)
             one.running.discard(number)
             self._running[batch.tenant] -= 1
             if one.exhausted and not one.lines:
@@ -336,8 +340,8 @@ class BatchRunner:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._wake.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a line of a batch failed", task=task.get_name(), error=repr(error), exc_info=error)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            defect(error, task.get_name())
 
 
 def _texts(found: messages.LinesFound, data: bytes) -> Iterator[tuple[int, bytes]]:

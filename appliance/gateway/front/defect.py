@@ -18,8 +18,8 @@ log = structlog.get_logger()
 
 
 def defect(error: Exception, request_id: str) -> InternalError:
-    """Log a defect (request id, type of the exception, frames from the outermost to the innermost) and return the error
-    that the caller sees in its place."""
+    """Log a defect (request id, or what stands for it; type of the exception; frames from the outermost to the
+    innermost) and return the error that the caller sees in its place."""
     frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
     where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno}:{frame.name}" for frame in frames]
     log.error("defect", request_id=request_id, kind=type(error).__name__, where=where)

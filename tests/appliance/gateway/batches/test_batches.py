@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError, UnavailableError
-from appliance.gateway.batches import room
+from appliance.gateway.batches import room, runner
 from isolation.ipc.messages import Priority
 from tests.appliance.gateway.batches.stack import POLICY, Stack, stacked, until
 from tests.appliance.gateway.front.support import MODEL, text_script
@@ -168,6 +168,26 @@ async def test_a_line_that_never_can_fails(stack: Stack) -> None:
         done = await stack.ended(client, (await begin(client, [line("a")])).id, "completed")
         (one,) = await results(client, done.error_file_id)
         assert (one["response"]["status_code"], len(stack.service.requests)) == (status, 1)
+
+
+async def test_a_defect_of_a_kind_that_nobody_foresaw_is_not_met_ten_times_a_second(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that ends by an error of no known kind rests with its batch and is tried again; a line that waits for a
+    model (control) is tried ten times as often. It is answered once the error has gone."""
+    client, tries = stack.openai(), {}
+    monkeypatch.setattr(runner, "REST_S", 1.0)
+    for error in (OSError("oops"), UnavailableError("away", retry_after_s=0.1)):
+        stack.service.requests.clear()
+        stack.service.script = [error]
+        batch = await begin(client, [line("a")])
+        await until(lambda: stack.service.requests)
+        await asyncio.sleep(2.5)
+        tries[type(error)] = len(stack.service.requests)
+        stack.service.script = text_script("Hello")
+        done = await stack.ended(client, batch.id, "completed")
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+    assert 1 <= tries[OSError] <= 3 < 6 < tries[UnavailableError]
 
 
 async def test_a_withdrawn_credential_ends_its_lines(stack: Stack) -> None:
