@@ -73,6 +73,10 @@ BREACHES = {
         "import isolation.host.process",
     ),
     "Only the downloader speaks to stores": ("appliance/operator/fetch_client.py", "import obstore"),
+    "Only isolation.keys seals, signs and reads certificates and tokens": (
+        "appliance/gateway/front/tokens.py",
+        "import jwt",
+    ),
     "Only the GPU's kernels know Triton": ("engine/serve.py", "import triton"),
     "The engine parses no text": ("engine/serve.py", "import jinja2"),
     "The host has no tensors and no tokenizers": ("appliance/gateway/process.py", "import numpy"),

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 DOCUMENT, UPGRADE = ROOT / "docs/install.md", ROOT / "docs/upgrade.md"
 ADMIN = "unix:/run/athanor/admin.sock"
 POLICY = "/etc/athanor/policy.yaml"
-EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5, "athanor-fetch": 1.2}
+EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5, "athanor-fetch": 1.2, "athanor-statements": 1.0}
 """The most that systemd's own analysis may say of each unit, of 10."""
 
 RESTARTS = 4
@@ -87,7 +87,15 @@ def test_systemd_finds_the_units_sound(container):
     """Nothing to say against any of them as they are loaded, and little exposure of each service."""
     units = [
         f"athanor{name}"
-        for name in ("-gateway.service", "-supervisor.service", "-fetch.service", ".target", "-sandboxes.slice")
+        for name in (
+            "-gateway.service",
+            "-supervisor.service",
+            "-fetch.service",
+            "-statements.service",
+            "-statements.timer",
+            ".target",
+            "-sandboxes.slice",
+        )
     ]
     assert container.run("systemd-analyze", "verify", *units) == ""
     for unit, most in EXPOSURE.items():
@@ -113,6 +121,26 @@ def test_the_journal_is_asked_by_field(container):
     assert '"tenant": "alpha"' not in container.journal("-o", "cat", "ATHANOR_TENANT=beta")
     assert "gateway attached" in container.journal("-o", "cat", "-u", "athanor-supervisor", "_TRANSPORT=journal")
     assert word not in container.journal("-o", "json", "--all")
+
+
+def test_statements_are_made_by_a_timer(container):
+    """The service runs to its end within its walls and makes nothing of a month without requests; the same command over
+    this month makes one for each tenant (control), as the same user; the timer waits for the first of a month."""
+    container.run("systemctl", "enable", "--now", "athanor-statements.timer")
+    container.run("systemctl", "start", "athanor-statements.service")
+    assert container.run("systemctl", "show", "--property=Result", "--value", "athanor-statements") == "success"
+    made = "/var/lib/athanor-supervisor/statements"
+    assert container.run("ls", made) == ""
+    edited = ("--since=month", "--until=now", "--into", made, "--from", "/var/lib/athanor-supervisor/audit")
+    user = ("setpriv", "--reuid=athanor-supervisor", "--regid=athanor", "--clear-groups")
+    container.run(*user, "athanor", "statement", "create", "--all", *edited)
+    names = container.run("ls", made).split()
+    assert [name.partition("-")[0] for name in names] == ["alpha", "beta"]
+    next_run = container.run(
+        "systemctl", "show", "--property=NextElapseUSecRealtime", "--value", "athanor-statements.timer"
+    )
+    assert re.search(r"-01 00:1\d", next_run), next_run
+    container.run("systemctl", "disable", "--now", "athanor-statements.timer")
 
 
 def test_reload_waits_for_its_outcome(container):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.common.audit import files
@@ -13,11 +16,20 @@ from appliance.common.audit.entry import Value
 from appliance.common.audit.statement import Head, Statement, differences, sign_statement, stated
 from appliance.common.audit.verify import Report, read_verifier, verify
 from appliance.common.errors import ConfigError, os_errors_as
-from appliance.operator.audit_entries import EntryFilter, in_order
+from appliance.operator.audit_entries import EntryFilter, LoggedEntry, in_order
 from isolation.keys.signing import SigningKey, SigningKeyError, load
 
 MAX_REQUESTS = 1_000_000
 """Most requests of one statement: four hundred megabytes of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Files of statements of several tenants."""
+
+    new: tuple[Path, ...]
+    there: tuple[Path, ...]
+    """Files that an earlier run had made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +50,54 @@ def make_statement(directory: Path, signing_key: Path, wanted: Stated) -> str:
     """
     verifier = _log_verifier(directory)
     key = _key_of(signing_key, verifier)
-    last = _verified(directory, verifier, wanted)
+    last = _verified(directory, verifier, wanted.since_ms)
     requests: list[Mapping[str, Value]] = []
     for one in _requests(directory, wanted, last.size):
-        if len(requests) == MAX_REQUESTS:
-            raise ConfigError(f"there are more than {MAX_REQUESTS:,} requests: make statements of shorter times")
         requests.append(one)
+        _check_count(len(requests), wanted.tenant)
     root = base64.b64encode(last.root).decode()
     head = Head(verifier.name, root, wanted.tenant, wanted.since_ms, wanted.until_ms)
     return sign_statement(head, requests, key)
+
+
+def make_statements(directory: Path, signing_key: Path, since_ms: int, until_ms: int, folder: Path) -> Made:
+    """Make a statement of each tenant that has requests in a time, a file each below ``folder``, from a log that is
+    whole.
+
+    A file is whole or not there. Those that are there already are left as they are, so that a second run, or one after
+    a kill, makes what is missing. The log is verified once, and read once for each ``MAX_REQUESTS`` requests.
+
+    Raises:
+        ConfigError: as ``make_statement``; or the folder cannot be written.
+    """
+    verifier = _log_verifier(directory)
+    key = _key_of(signing_key, verifier)
+    last = _verified(directory, verifier, since_ms)
+    root = base64.b64encode(last.root).decode()
+    counts = Counter(one.entry.fields["tenant"] for one in _chosen(directory, since_ms, until_ms, last.size))
+    paths = {str(tenant): folder / statement_name(str(tenant), since_ms, until_ms) for tenant in counts}
+    there = [path for path in paths.values() if path.exists()]
+    missing = {tenant: counts[tenant] for tenant in sorted(paths) if not paths[tenant].exists()}
+    for tenant, count in missing.items():
+        _check_count(count, tenant)
+    for tenants in _shares(missing):
+        requests: dict[str, list[Mapping[str, Value]]] = {tenant: [] for tenant in tenants}
+        for one in _chosen(directory, since_ms, until_ms, last.size, tenants):
+            requests[str(one.entry.fields["tenant"])].append(stated(one.entry, one.time_ms))
+        for tenant, stated_of_it in requests.items():
+            head = Head(verifier.name, root, tenant, since_ms, until_ms)
+            _put(paths[tenant], sign_statement(head, stated_of_it, key))
+    return Made(tuple(paths[tenant] for tenant in missing), tuple(there))
+
+
+def statement_name(tenant: str, since_ms: int, until_ms: int) -> str:
+    """Return the name of a statement's file: the tenant and the month, or both ends of another time. Pure."""
+    since, until = (datetime.fromtimestamp(ms / 1_000, UTC) for ms in (since_ms, until_ms))
+    months = since.year * 12 + since.month, until.year * 12 + until.month
+    begins = {(one.day, one.hour, one.minute, one.second) == (1, 0, 0, 0) for one in (since, until)}
+    if begins == {True} and months[1] - months[0] == 1:
+        return f"{tenant}-{since:%Y-%m}.statement"
+    return f"{tenant}-{since:%Y%m%dT%H%M%SZ}-{until:%Y%m%dT%H%M%SZ}.statement"
 
 
 def compare(statement: Statement, directory: Path) -> list[str]:
@@ -60,21 +111,61 @@ def compare(statement: Statement, directory: Path) -> list[str]:
     verifier = _log_verifier(directory)
     head = statement.head
     wanted = Stated(head.tenant, head.since, head.until)
-    _verified(directory, verifier, wanted)
+    _verified(directory, verifier, wanted.since_ms)
     size = _size_of(directory, verifier, head.root)
     return differences(statement, _requests(directory, wanted, size))
 
 
 def _requests(directory: Path, wanted: Stated, size: int) -> Iterator[Mapping[str, Value]]:
-    chosen = EntryFilter(wanted.since_ms, wanted.until_ms, kinds=("request",), tenants=(wanted.tenant,))
+    for one in _chosen(directory, wanted.since_ms, wanted.until_ms, size, (wanted.tenant,)):
+        yield stated(one.entry, one.time_ms)
+
+
+def _chosen(
+    directory: Path, since_ms: int, until_ms: int, size: int, tenants: Sequence[str] = ()
+) -> Iterator[LoggedEntry]:
+    """Read the requests of a time, of these tenants or of all, that the first ``size`` entries have."""
+    chosen = EntryFilter(since_ms, until_ms, kinds=("request",), tenants=tuple(tenants))
     for one in in_order(directory):
         if one.number >= size:
             return
         if chosen.takes(one):
-            yield stated(one.entry, one.time_ms)
+            yield one
 
 
-def _verified(directory: Path, verifier: Verifier, wanted: Stated) -> Checkpoint:
+def _check_count(count: int, tenant: str) -> None:
+    if count > MAX_REQUESTS:
+        raise ConfigError(f"{tenant} has more than {MAX_REQUESTS:,} requests: make statements of shorter times")
+
+
+def _shares(counts: Mapping[str, int]) -> Iterator[list[str]]:
+    """Part tenants so that each part has at most ``MAX_REQUESTS`` requests, which are in memory together."""
+    share: list[str] = []
+    held = 0
+    for tenant, count in counts.items():
+        if share and held + count > MAX_REQUESTS:
+            yield share
+            share, held = [], 0
+        share.append(tenant)
+        held += count
+    if share:
+        yield share
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file that is whole or not there, readable by its owner and group."""
+    draft = path.with_name(f".{path.name}.draft")
+    with os_errors_as(f"cannot write {path}"):
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o640)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def _verified(directory: Path, verifier: Verifier, since_ms: int) -> Checkpoint:
     """Return the last checkpoint of a log that is whole and has the time."""
     report = Report()
     with os_errors_as(f"cannot read the audit log in {directory}"):
@@ -83,7 +174,7 @@ def _verified(directory: Path, verifier: Verifier, wanted: Stated) -> Checkpoint
         problem = report.problems[0] if report.problems else "it has no checkpoint"
         raise ConfigError(f"the audit log in {directory} is not whole: {problem}")
     first = next(in_order(directory), None)
-    if report.first and (first is None or first.time_ms > wanted.since_ms):
+    if report.first and (first is None or first.time_ms > since_ms):
         message = f"the log begins at entry {report.first}: older segments, with requests of that time, were moved away"
         raise ConfigError(f"{message}; put them into a copy of the folder, and name that with --from")
     return report.last

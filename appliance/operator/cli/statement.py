@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.common.errors import reason_of
+from appliance.common.figures import counted
 from appliance.operator.cli import exits
 from appliance.operator.cli.audit import DEFAULT_FOLDER, From, config_errors_fail, verifier_in
 from appliance.operator.cli.moments import MOMENTS, read_moment
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 CREATE_EXAMPLES = """
 athanor statement create --tenant alpha --out alpha.statement | last month's
 athanor statement create --tenant alpha --since 2026-10-05 --until 2026-10-06 --out day.statement | one day's
+athanor statement create --all --into ./statements | last month's of each tenant, those that are missing
 """
 
 VERIFY_EXAMPLES = """
@@ -32,8 +34,13 @@ SHOWN = 20
 """Most differences that are printed."""
 
 
-def create(
-    tenant: Annotated[str, typer.Option("--tenant", metavar="ID", help="The tenant whose requests are stated.")],
+def create(  # noqa: PLR0913 - a parameter is an option
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="ID", help="The tenant whose requests are stated.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="A statement of each tenant that has requests in the time.")
+    ] = False,
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help=f"Begin of the time: {MOMENTS} (UTC).")
     ] = "last-month",
@@ -48,23 +55,51 @@ def create(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; without it to standard output.")
     ] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="DIR", help="With --all: folder of the files; what is there stays.")
+    ] = None,
 ) -> None:
     """Make a statement of a tenant's requests, signed with the key of the audit log.
 
     It has each request that the log has of the tenant, with its tokens and its cost, and their
-    sums. The log is verified first; nothing is stated from one that is not whole.
+    sums. The log is verified first; nothing is stated from one that is not whole. With --all, one
+    for each tenant; run again, it makes those that are missing.
     """
     from appliance.common.audit.files import SIGNING_KEY
-    from appliance.operator.statements import Stated, make_statement
 
+    if every != (tenant is None) or every != (into is not None) or (every and out is not None):
+        fail(exits.USAGE, "whose statements?", "write --tenant ID [--out FILE], or --all --into DIR")
     now = datetime.now(UTC)
     begin, end = (
         int(read_moment(*one).timestamp() * 1_000) for one in ((since, now, "--since"), (until, now, "--until"))
     )
     if end <= begin:
         fail(exits.USAGE, f"the time ends before it begins: --since {since} --until {until}")
+    key = signing_key or directory / SIGNING_KEY
+    if into is not None:
+        _create_all(directory, key, (begin, end), into)
+    elif tenant is not None:
+        _create_one(directory, key, (tenant, begin, end), out)
+
+
+def _create_all(directory: Path, key: Path, span: tuple[int, int], into: Path) -> None:
+    from appliance.operator.statements import make_statements
+
+    if not into.is_dir():
+        fail(exits.REFUSED, f"{into} is no folder", "make it, readable by those alone who may see bills")
     with config_errors_fail():
-        text = make_statement(directory, signing_key or directory / SIGNING_KEY, Stated(tenant, begin, end))
+        made = make_statements(directory, key, *span, into)
+    for path in made.new:
+        typer.echo(path)
+    there = f"; {counted(len(made.there), 'was', 'were')} there already" if made.there else ""
+    errors().print(f"{counted(len(made.new), 'statement')} made{there}", soft_wrap=True, markup=False)
+
+
+def _create_one(directory: Path, key: Path, wanted: tuple[str, int, int], out: Path | None) -> None:
+    from appliance.operator.statements import Stated, make_statement
+
+    with config_errors_fail():
+        text = make_statement(directory, key, Stated(*wanted))
     if out is None:
         typer.echo(text, nl=False)
         return

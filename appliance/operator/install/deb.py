@@ -255,7 +255,8 @@ fi
 #!/bin/sh
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now athanor.target athanor-gateway.service athanor-supervisor.service athanor-fetch.service
+    systemctl disable --now athanor-statements.timer athanor.target athanor-gateway.service \\
+        athanor-supervisor.service athanor-fetch.service
 fi
 """,
     "postrm": """\

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 SHIPPED_COMMAND = "/usr/bin/athanor"
 """What the shipped units run; replaced by where the command is."""
 
-UNIT_KINDS = (".service", ".slice", ".target")
+UNIT_KINDS = (".service", ".slice", ".target", ".timer")
 UNITS = "systemd/system"
 
 ADMIN_PLACE, PACKAGE_PLACE = "etc", "usr/lib"
@@ -31,6 +31,8 @@ RENAMED = {"athanor.sysusers.conf": "sysusers.d/athanor.conf", "athanor.tmpfiles
 
 SERVICES = ("athanor-gateway.service", "athanor-supervisor.service", "athanor-fetch.service")
 TARGET = "athanor.target"
+TIMER = "athanor-statements.timer"
+"""What an operator may enable beside the services; it starts the service of its name."""
 
 HIDDEN_FROM_UNITS = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - named, not written to
 """What ProtectHome= and PrivateTmp= take away from the services."""

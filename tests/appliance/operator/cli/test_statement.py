@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,82 @@ def test_a_statement_that_leaves_a_request_out_differs(
     assert told.exit_code == 1
     assert "the log has a request that is not stated" in told.stdout
     assert "the log says something else" in told.stdout
+
+
+def test_each_tenant_has_a_file_and_what_is_there_stays(run: Run, log: Path, tmp_path: Path) -> None:
+    """All statements of a month are made at once, the same as one by one; a second run makes those that are missing,
+    and a draft that a kill left is replaced."""
+    folder = tmp_path / "statements"
+    folder.mkdir()
+    create = ("statement", "create", "--all", *OCTOBER, "--from", str(log), "--into", str(folder))
+    told = run(*create)
+    assert told.exit_code == 0, told.stderr
+    files_made = [folder / f"{tenant}-2026-10.statement" for tenant in ("alpha", "beta")]
+    assert told.stdout.split() == [str(path) for path in files_made]
+    assert "2 statements made" in told.stderr
+    one = run("statement", "create", "--tenant", "alpha", *OCTOBER, "--from", str(log))
+    assert files_made[0].read_text() == one.stdout
+    assert files_made[0].stat().st_mode & 0o777 == 0o640
+    files_made[0].write_text("signed and sent")
+    files_made[1].unlink()
+    (folder / ".beta-2026-10.statement.draft").write_text("half")
+    told = run(*create)
+    assert (told.exit_code, told.stdout.split()) == (0, [str(files_made[1])])
+    assert "1 statement made; 1 was there already" in told.stderr
+    assert files_made[0].read_text() == "signed and sent"
+    assert sorted(folder.iterdir()) == files_made
+    key = str(log / files.PUBLIC_KEY)
+    assert run("statement", "verify", str(files_made[1]), "--key", key, "--log", str(log)).exit_code == 0
+
+
+def test_all_of_them_are_made_in_shares(run: Run, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than are held at once take several readings of the log, and give the same; a tenant with more than
+    one statement may have is refused by name before anything is written."""
+    create = ("statement", "create", "--all", *OCTOBER, "--from", str(log), "--into")
+    whole, shared = tmp_path / "whole", tmp_path / "shared"
+    for folder, most in ((whole, 1_000), (shared, 40)):
+        folder.mkdir()
+        monkeypatch.setattr(statements, "MAX_REQUESTS", most)
+        assert run(*create, str(folder)).exit_code == 0
+    assert [path.read_bytes() for path in sorted(whole.iterdir())] == [
+        path.read_bytes() for path in sorted(shared.iterdir())
+    ]
+    monkeypatch.setattr(statements, "MAX_REQUESTS", 30)
+    (few := tmp_path / "few").mkdir()
+    told = run(*create, str(few))
+    assert (told.exit_code, "alpha has more than 30 requests" in told.stderr) == (1, True)
+    assert list(few.iterdir()) == []
+
+
+def test_whose_statements_has_to_be_said(run: Run, log: Path, tmp_path: Path) -> None:
+    """One tenant or all, each with its own place for the text; a folder has to be there."""
+    for wrong in (
+        (),
+        ("--all",),
+        ("--all", "--tenant", "alpha", "--into", str(tmp_path)),
+        ("--tenant", "alpha", "--into", str(tmp_path)),
+        ("--all", "--into", str(tmp_path), "--out", "x"),
+    ):
+        told = run("statement", "create", *wrong, *OCTOBER, "--from", str(log))
+        assert (told.exit_code, "--all --into DIR" in told.stderr) == (2, True), wrong
+    told = run("statement", "create", "--all", *OCTOBER, "--from", str(log), "--into", str(tmp_path / "none"))
+    assert (told.exit_code, "is no folder" in told.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "name"),
+    [
+        ("2026-10-01", "2026-11-01", "acme-2026-10"),
+        ("2026-12-01", "2027-01-01", "acme-2026-12"),
+        ("2026-10-01", "2026-12-01", "acme-20261001T000000Z-20261201T000000Z"),
+        ("2026-10-05", "2026-11-05", "acme-20261005T000000Z-20261105T000000Z"),
+        ("2026-10-01T00:00:01", "2026-11-01", "acme-20261001T000001Z-20261101T000000Z"),
+    ],
+)
+def test_a_file_is_named_by_its_month(since: str, until: str, name: str) -> None:
+    """A whole month by year and month, any other time by both of its ends, so that no two times share a name."""
+    both = (int(datetime.fromisoformat(one).replace(tzinfo=UTC).timestamp() * 1_000) for one in (since, until))
+    assert statements.statement_name("acme", *both) == f"{name}.statement"
 
 
 def test_a_changed_statement_is_refused(run: Run, log: Path, statement: Path) -> None:
