@@ -97,3 +97,26 @@ def test_traces_reach_the_collector_complete(tmp_path: Path, runsc_path: Path) -
     assert first.status.code == Status.STATUS_CODE_ERROR and attributes(first)["error.type"] == "engine_lost"
     assert [link.span_id for link in again.links] == [first.span_id]
     assert shown[REPLAYED]["summary"]["outcome"] == "ok"
+
+
+@pytest.mark.full
+def test_a_thousand_ids_are_those_that_clients_saw(tmp_path: Path, runsc_path: Path) -> None:
+    """Behind the collector each request's generation has the id that its client was given, on every route."""
+    headers = {"anthropic-version": "2023-06-01"}
+    with running_grpc() as backend, rotel(tmp_path, backend.url) as collector:
+        with running(tmp_path / "state", env=collector.environment("grpc")) as appliance:
+            client = appliance.openai("alpha").with_options(default_headers=headers)
+            said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+            bodies: dict[str, dict[str, Any]] = {"/chat/completions": said, "/messages": said}
+            bodies |= {"/completions": {"prompt": "hi", "max_tokens": 1}}
+            bodies |= {"/responses": {"input": "hi", "max_output_tokens": 1}}
+            seen = {
+                str(client.post(path, body={"model": "athanor-mini", **body}, cast_to=httpx.Response).json()["id"])
+                for _ in range(250)
+                for path, body in bodies.items()
+            }
+        assert len(seen) == 1_000
+        deadline, found = time.monotonic() + 60, set[object]()
+        while not seen <= found and time.monotonic() < deadline:
+            found |= {attributes(span).get("gen_ai.response.id") for span in backend.spans(1)}
+    assert found - {None} == seen

@@ -156,12 +156,18 @@ class HttpFrontEnd:
     def _context(self, exchange: Exchange, route: Route | None) -> CallContext:
         head = exchange.head
         client = self._proxies.client_of(exchange.connection.address, head.values(self._proxies.header))
+        known = {"url.path": head.path} if route else {}
         return CallContext(
-            # An unknown path is the client's text: it must not become a span's name.
+            # An unknown path is the client's text: it becomes no span's name and is not kept.
             route=f"{head.method} {route.path if route else '*'}",
             front_end="http",
             traceparent=traceparent(head.values("traceparent")),
-            attributes={"http.request.method": head.method, "client.address": client},
+            attributes={
+                "http.request.method": head.method,
+                "client.address": client,
+                "url.scheme": exchange.connection.scheme,
+                **known,
+            },
         )
 
     def _check_host(self, exchange: Exchange) -> None:

@@ -142,6 +142,7 @@ class HttpConnection(asyncio.Protocol):
         self._room: asyncio.Event | None = None
         self.address = slot.address
         """The peer's address, or the client's for which a proxy opened the connection."""
+        self.scheme = "http"
         self.certified = False
         """Whether the peer has shown a certificate of a known authority."""
         self.peer_uris: tuple[str, ...] = ()
@@ -161,6 +162,7 @@ class HttpConnection(asyncio.Protocol):
         """Start the clock for the first head. With TLS, the handshake is done."""
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
+        self.scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
         self.certified, self.peer_uris = peer_certificate(transport)
         self._transport.set_write_buffer_limits(UNSENT_BYTES)
         self._slot.on_evicted = self._transport.abort

@@ -17,6 +17,14 @@ from appliance.gateway.telemetry import names
 MAX_VALUE_CHARS = 128
 """Characters of a text attribute: room for a model's name or a SPIFFE URI, not for a prompt."""
 
+RESPONSE_PREFIXES = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+    "/v1/messages": "msg_",
+}
+"""What an answer's id begins with, by route; the other answers have none, or the request's own."""
+
 Value = str | int | float | bool
 Attributes = dict[str, Value]
 
@@ -65,13 +73,21 @@ def server_end(context: CallContext, error: ApplianceError | None) -> Attributes
     return found
 
 
-def generation(request: AnyRequest) -> Attributes:
-    """Return the attributes of the generation span. Stop strings are the caller's content and stay out."""
+def response_id(route: str, request_id: str) -> str:
+    """Return the id of a response as its client sees it, from the route, ``POST /v1/messages`` or a gRPC method, and
+    the request's id."""
+    prefix = RESPONSE_PREFIXES.get(route.rpartition(" ")[2])
+    return request_id if prefix is None else prefix + request_id.removeprefix("req_")
+
+
+def generation(request: AnyRequest, route: str) -> Attributes:
+    """Return the attributes of the generation span of a call by ``route``. Stop strings are the caller's content and
+    stay out."""
     found: Attributes = {
         names.OPERATION: request.operation.value,
         names.PROVIDER: names.SCOPE,
         names.REQUEST_MODEL: clean(request.alias or request.model),
-        names.RESPONSE_ID: request.request_id,
+        names.RESPONSE_ID: response_id(route, request.request_id),
     }
     if not isinstance(request, GenerateRequest):
         return found

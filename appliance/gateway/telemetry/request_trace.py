@@ -99,7 +99,7 @@ class RequestTrace:
         self._model, self._operation = attributes.clean(request.model), request.operation.value
         name = attributes.clean(f"{request.operation.value} {request.alias or request.model}")
         span = self._generation = self._open(name, SpanKind.INTERNAL, self._server.span_id, self.now_ns())
-        span.attributes.update(attributes.generation(request))
+        span.attributes.update(attributes.generation(request, self._context.route))
         if request.alias:
             span.attributes[names.RESPONSE_MODEL] = self._model
         if self._tenant is not None:

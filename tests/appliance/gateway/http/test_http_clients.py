@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import httpx
 import openai
@@ -11,6 +12,7 @@ import pytest
 
 from appliance.common.errors import ContextLengthError, PermissionDeniedError, RateLimitedError, UnavailableError
 from appliance.gateway.generate_request import Operation, Started
+from appliance.gateway.telemetry.attributes import response_id, server
 from tests.appliance.gateway.front.support import MODEL, Running, logprob_script, serving, text_script
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -253,6 +255,30 @@ async def test_context_passes_trace_and_deadline(running):
     assert context.attributes["client.address"] == "127.0.0.1"
     assert request.deadline is not None
     assert request.request_id.startswith("req_")
+
+
+async def test_the_client_s_id_is_that_of_the_trace(running):
+    """Each route's answer has the id that its generation span has; so does each chunk of a stream. The server span has
+    scheme and path of a known route, and no path of an unknown one, which is the client's text."""
+    seen = []
+    async with _client(running) as client:
+        for stream in (False, True):
+            chat = {"model": MODEL, "messages": MESSAGES, "stream": stream, "max_tokens": 4}
+            bodies = {"chat/completions": chat, "messages": chat}
+            bodies["completions"] = {"model": MODEL, "prompt": "hi", "stream": stream}
+            bodies["responses"] = {"model": MODEL, "input": "hi", "stream": stream}
+            for path, body in bodies.items():
+                answer = await client.post(f"/{path}", body=body, cast_to=httpx.Response)
+                seen.append(set(re.findall(r'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"', answer.text)))
+        with pytest.raises(openai.NotFoundError):
+            await client.get("/secret-path", cast_to=httpx.Response)
+    asked = zip(running.service.contexts, running.service.requests, strict=False)
+    assert seen == [{response_id(context.route, request.request_id)} for context, request in asked]
+    assert len(seen) == 8
+    found = server(running.service.contexts[0], "r", None)
+    assert (found["url.scheme"], found["url.path"]) == ("http", "/v1/chat/completions")
+    unknown = running.service.refusals[-1][0]
+    assert "url.path" not in unknown.attributes and "secret" not in str(unknown)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -91,7 +91,7 @@ def test_attributes_are_those_of_the_pin(telemetry: OtelTelemetry, collector: Co
         "gen_ai.request.seed": 7,
         "gen_ai.request.presence_penalty": 0.25,
         "gen_ai.request.stream": True,
-        "gen_ai.response.id": "req_000000000000000000000001",
+        "gen_ai.response.id": "chatcmpl-000000000000000000000001",
         "gen_ai.response.model": "mini",
         "gen_ai.response.finish_reasons": ["stop"],
         "gen_ai.usage.input_tokens": 12,
