@@ -1,4 +1,4 @@
-"""What a policy names that is nowhere: models that are not served, keys that are not in force. Pure.
+"""What a policy names that is nowhere: models that are not served, keys not in force, unknown issuers. Pure.
 
 It is no reason to refuse a policy: a model may come with the next start, and a key be withdrawn before its tenant is.
 """
@@ -18,7 +18,10 @@ from policy.positions import Path, dotted
 from policy.written import WrittenFile
 
 API_KEY = "key:"
-"""Beginning of a credential that is an API key; others are SPIFFE URIs, which no table lists."""
+"""Beginning of a credential that is an API key; SPIFFE URIs are the ones that nothing lists."""
+
+ISSUED = "oidc:"
+"""Beginning of a credential that is a token of an issuer, whose name follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,12 @@ class Dangling:
 
 
 def dangling(
-    policy: PolicySet, models: Collection[str], keys: Collection[str] | None, *, whole: bool = True
+    policy: PolicySet,
+    models: Collection[str],
+    keys: Collection[str] | None,
+    *,
+    whole: bool = True,
+    issuers: Collection[str] | None = None,
 ) -> list[Dangling]:
     """Return what leads nowhere, in the order of the policy.
 
@@ -42,12 +50,14 @@ def dangling(
         policy: the policy.
         models: names of the models that are served.
         keys: ids of the API keys in force; None: not known, and not compared.
+        issuers: names of the issuers whose tokens are taken; None: not known, and not compared.
         whole: the policy is all there is, so that a key it does not name belongs to nobody.
     """
     found = [
         *_models(policy, models),
         *_routes(policy, models),
-        *(() if keys is None else _credentials(policy, frozenset(keys))),
+        *(() if keys is None else _keys(policy, frozenset(keys))),
+        *(() if issuers is None else _tokens(policy, issuers)),
     ]
     if whole and keys is not None:
         free = sorted(set(keys) - {name.removeprefix(API_KEY) for name in policy.principals})
@@ -109,9 +119,23 @@ def _led_to(route: Route) -> Iterator[tuple[Path, str]]:
         yield ("fallback", index), model
 
 
-def _credentials(policy: PolicySet, keys: frozenset[str]) -> Iterator[Dangling]:
+def _keys(policy: PolicySet, keys: frozenset[str]) -> Iterator[Dangling]:
+    for path, credential in _credentials(policy, API_KEY):
+        if credential not in keys:
+            yield Dangling(path, f"no key in force has the id {credential!r}")
+
+
+def _tokens(policy: PolicySet, issuers: Collection[str]) -> Iterator[Dangling]:
+    names = f"; known: {', '.join(sorted(issuers))}" if issuers else "; the configuration has no section `tokens`"
+    for path, credential in _credentials(policy, ISSUED):
+        issuer = credential.partition(":")[0]
+        if issuer not in issuers:
+            yield Dangling(path, f"no issuer of tokens is named {issuer!r}{names}")
+
+
+def _credentials(policy: PolicySet, kind: str) -> Iterator[tuple[Path, str]]:
+    """Yield the place of each credential of a kind and what follows its beginning."""
     for tenant in policy.tenants.values():
         for index, credential in enumerate(tenant.credentials):
-            if credential.startswith(API_KEY) and credential.removeprefix(API_KEY) not in keys:
-                message = f"no key in force has the id {credential.removeprefix(API_KEY)!r}"
-                yield Dangling(("tenants", tenant.id, "credentials", index), message)
+            if credential.startswith(kind):
+                yield ("tenants", tenant.id, "credentials", index), credential.removeprefix(kind)

@@ -37,6 +37,19 @@ def test_loose_ends_have_their_place() -> None:
     assert dangling(policy, ["chat-1"], None) == []
 
 
+def test_tokens_of_an_unknown_issuer() -> None:
+    """A credential of an issuer that the configuration does not have is told at its line, with those that it has; one
+    that it has (control) is not, nor any where the issuers are not known."""
+    source = Source("p.yaml", TEXT.replace('"key:a"', '"key:a", "oidc:corp:team-a", "oidc:cort:team-a"'))
+    policy = load_policy([source])
+    assert [str(one) for one in located(dangling(policy, ["chat-1"], ["a"], issuers=["corp"]), [source], "k")] == [
+        "p.yaml:4:48: tenants.alpha.credentials[2]: no issuer of tokens is named 'cort'; known: corp"
+    ]
+    without = dangling(policy, ["chat-1"], ["a"], issuers=[])
+    assert len(without) == 2 and all("no section `tokens`" in one.message for one in without)
+    assert dangling(policy, ["chat-1"], ["a"]) == []
+
+
 ROUTES = """\
 version: 1
 tenants:

@@ -96,7 +96,9 @@ def _compare(
     now = datetime.now(UTC)
     whole = given is not None or loaded.policy.resolve() in {path.resolve() for path in paths}
     models, keys = [model.name for model in loaded.models], [name for name, one in records.items() if one.holds(now)]
-    loose = located(dangling(policy, models, keys, whole=whole), sources, str(loaded.credentials))
+    issuers = [issuer.name for issuer in loaded.tokens]
+    found = dangling(policy, models, keys, whole=whole, issuers=issuers)
+    loose = located(found, sources, str(loaded.credentials))
     return [*_unsigned(loaded, sources), *loose] if whole and len(paths) == 1 else loose
 
 

@@ -99,9 +99,9 @@ def check_policy(policy: Policy, running: Running) -> Iterator[Finding]:
             means="what it says is not in force",
             mend=f"mv '{file}' /root    # or let its name end in .yaml, if it belongs to the policy",
         )
-    if policy.missing_models:
+    if policy.missing:
         yield Subject(Area.ACCESS, "policy").warning(
-            _some(policy.missing_models), means="whoever should call it is refused", mend=check
+            _some(policy.missing), means="whoever should call it is refused", mend=check
         )
     yield from _keys(policy)
 

@@ -232,8 +232,9 @@ class Policy:
     """Keys in force that no tenant names."""
     expiring_keys: tuple[str, ...] = ()
     """Keys of tenants that expire within ``EXPIRY_DAYS``, each with the day."""
-    missing_models: tuple[str, ...] = ()
-    """Places where it names a model that is not served, each with what is said there."""
+    missing: tuple[str, ...] = ()
+    """Places where it names a model that is not served or an issuer that is not known, each with what is said
+    there."""
     overlooked: tuple[str, ...] = ()
     """Files among the drop-ins that are no part of it."""
 

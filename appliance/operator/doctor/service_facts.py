@@ -286,12 +286,13 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
         return Policy(path=where, problems=(f"cannot read {error.filename or where}: {reason_of(error)}",))
     pepper = pepper_of(config)
     readable = pepper is not None and os.access(pepper, os.R_OK)
+    models, issuers = [model.name for model in config.models], [issuer.name for issuer in config.tokens]
     found = Policy(
         path=where,
         digest=loaded.digest,
         tenants=tuple(loaded.tenants),
         keys_unseen=not readable,
-        missing_models=tuple(map(str, dangling(loaded, [model.name for model in config.models], None))),
+        missing=tuple(map(str, dangling(loaded, models, None, issuers=issuers))),
         overlooked=beside,
     )
     if pepper is None or not readable:

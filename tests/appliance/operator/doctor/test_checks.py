@@ -293,7 +293,7 @@ FAULTS = {
         "mv '/p.d/1.yml'",
     ),
     "policy with a model of nobody": (
-        service(policy=replace(SERVICE.policy, missing_models=("tenants.a.models[0]: no model is named 'x'",))),
+        service(policy=replace(SERVICE.policy, missing=("tenants.a.models[0]: no model is named 'x'",))),
         W,
         "policy",
         "athanor policy check",

@@ -80,7 +80,7 @@ def test_faults_on_disk_are_seen(state: Path) -> None:
     policy.write_text(good)
     found = look_at_service(read(state), state / "athanor.yaml", RUNNING).policy
     assert (found.tenants, found.missing_keys) == (("gamma", "alpha", "beta"), ("key:gamma-1",))
-    assert [place.partition(":")[0] for place in found.missing_models] == ["tenants.gamma.models[0]"]
+    assert [place.partition(":")[0] for place in found.missing] == ["tenants.gamma.models[0]"]
     assert [line.partition(":")[0] for line in found.overlooked] == [str(drop_ins / "10.yml")]
     policy.write_text(good.replace("concurrency", "concurency", 1))
     (state / "pepper").chmod(0o644)
