@@ -21,6 +21,7 @@ from appliance.gateway.http.stored_objects import MAX_BATCHES_LISTED, MAX_FILES_
 from appliance.operator.reference.http_agents import MESSAGES, RESPONSES
 from appliance.operator.reference.markdown import Field, code, first_paragraph, page, section, table
 from isolation.ipc import messages as wire
+from isolation.ipc.logit_bias import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES
 from isolation.ipc.sampling import PARAMETERS
 
 ABOUT = f"""
@@ -101,6 +102,12 @@ GENERATION: tuple[Field, ...] = (
         f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}",
         "none",
         "Log-probabilities of the prompt's tokens, with so many alternatives. Not in a stream.",
+    ),
+    (
+        "logit_bias",
+        f"object of at most {MAX_LOGIT_BIASES} token ids with numbers of {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+        "none",
+        "Added to the scores of these ids, before penalties and temperature; log-probabilities are those without it.",
     ),
     (
         "service_tier",
