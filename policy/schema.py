@@ -213,7 +213,8 @@ class LimitsSchema(_Strict):
         default=1 << 30,
         ge=1,
         le=1 << 50,
-        description="Bytes of files and of results of batches that are kept at once; uploads beyond it are refused.",
+        description="Bytes of files, of results of batches and of responses that are kept at once; uploads beyond it "
+        "are refused, and responses are not kept.",
     )
 
 
@@ -244,6 +245,11 @@ class FeaturesSchema(_Strict):
     batches: bool = Field(
         default=False,
         description="Files, kept sealed on disk, and batches of the requests in them. Not with retention: none.",
+    )
+    stored_responses: bool = Field(
+        default=False,
+        description="Answers of /v1/responses, kept sealed on disk for 30 days unless a request says store: false, for "
+        "later requests to continue. Not with retention: none.",
     )
 
 

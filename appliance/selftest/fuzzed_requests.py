@@ -163,6 +163,7 @@ FIELDS = (
     "reasoning",
     "reasoning_effort",
     "previous_response_id",
+    "store",
     "text",
     "include",
     "metadata",

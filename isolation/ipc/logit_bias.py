@@ -57,5 +57,7 @@ def pack_logit_bias(bias: LogitBias) -> tuple[bytes, bytes]:
 
 def unpack_logit_bias(frame: Frame, start: int, count: int) -> LogitBias:
     """Return the entries whose columns begin at ``start``."""
-    values = start + 4 * count
-    return LogitBias(take_array("I", frame, start, values), take_array("f", frame, values, values + 4 * count))
+    middle = start + 4 * count
+    values: array[float] = array("f")
+    values.frombytes(memoryview(frame)[middle : middle + 4 * count])
+    return LogitBias(take_array("I", frame, start, middle), values)

@@ -36,7 +36,9 @@ errors have Anthropic's form, and the key may stand in `x-api-key`.
 ROUTE_MEANINGS = {
     "/v1/chat/completions": "Answer to a conversation, whole or as a stream.",
     "/v1/completions": "Continuation of a text or of token ids, whole or as a stream.",
-    "/v1/responses": "Answer to a conversation in the form of OpenAI's Responses API; nothing is kept.",
+    "/v1/responses": "Answer to a conversation in the form of OpenAI's Responses API.",
+    "/v1/responses/{response_id}": "A stored response, or its deletion (stored-responses.md).",
+    "/v1/responses/{response_id}/input_items": "Items that it answers, page by page.",
     "/v1/responses/input_tokens": "Number of tokens that such an input has.",
     "/v1/messages": "Answer to a conversation in the form of Anthropic's Messages API.",
     "/v1/messages/count_tokens": "Number of tokens that such a conversation has.",

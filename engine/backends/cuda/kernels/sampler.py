@@ -1,8 +1,8 @@
 """Chooses the next token of every row on the device: the order and formulas of ``docs/sampling.md``.
 
 Three launches. ``_prepare`` (rows times stretches of the vocabulary): mask, biases, penalties, and the largest score of
-each stretch. ``_choose`` (rows): the maximum, or a draw by the request's own counter generator under top-k, top-p, min-p and
-typical-p; then the count of the chosen token. ``_report`` (rows): log-probabilities of rows that asked.
+each stretch. ``_choose`` (rows): the maximum, or a draw by the request's own counter generator under top-k, top-p,
+min-p and typical-p; then the count of the chosen token. ``_report`` (rows): log-probabilities of rows that asked.
 
 A row is computed by one order of roundings, whatever is beside it. Draws are the same bits as on the CPU; the token is
 the same unless the point falls within rounding of the border between two tokens, because exponentials differ in their

@@ -112,8 +112,8 @@ class SamplingColumns:
     masks: Tensor
     """int32 ``(lines, words)``: bit ``i % 32`` of word ``i // 32`` allows token ``i``; further ids are forbidden."""
     bias_ids: Tensor
-    """int32 ``(lines, MAX_LOGIT_BIASES)``: ids whose scores have a bias, as many as the row's words say; a row's line is
-    its own."""
+    """int32 ``(lines, MAX_LOGIT_BIASES)``: ids whose scores have a bias, as many as the row's words say; a row's
+    line is its own."""
     biases: Tensor
     """float32, of the same shape."""
 

@@ -1,9 +1,10 @@
 """What some rows ask of the choice of their tokens beyond numbers, as memory on the device.
 
 *Counts* of the ids that occurred, for penalties: the host writes those of the known tokens when a row is admitted, and
-each step counts what it chooses. *Biases* of some ids: the host writes them when a row is admitted. *Masks* of structured rows: the host writes one before each step that such a row takes
-part in. *Reports* of log-probabilities: steps write them into a ring, as their tokens. Each row has a line of its own
-of the first three; the last line is that of the padding row.
+each step counts what it chooses. *Biases* of some ids: the host writes them when a row is admitted. *Masks* of
+structured rows: the host writes one before each step that such a row takes part in. *Reports* of log-probabilities:
+steps write them into a ring, as their tokens. Each row has a line of its own of the first three; the last line is that
+of the padding row.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REPORT_WORDS = 1 + 2 * MAX_TOP_LOGPROBS
 
 
 class ChoiceMemory:
-    """Counts, biases and masks of ``lines`` rows, the last of them the padding row, for a vocabulary of ``vocab`` ids."""
+    """Counts, biases and masks of ``lines`` rows, the last of them the padding row, of ``vocab`` ids."""
 
     def __init__(self, lines: int, vocab: int, eos_ids: frozenset[int], device: torch.device) -> None:
         self._vocab = vocab

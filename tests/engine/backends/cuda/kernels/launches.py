@@ -26,10 +26,10 @@ from engine.backends.cuda.kernels.tile_sizes import configuration
 from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, SamplingColumns
 from engine.backends.cuda.runtime.rows import NUM_FIELDS
 from engine.core.kv.layout import FULL, Reach
-from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
 from engine.model.layers.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
 ROWS, TOKENS, BLOCKS, VOCAB = 64, 256, 1_000, 128_256
 META = torch.device("meta")
