@@ -84,8 +84,8 @@ class ResponseRoutes:
 
     async def delete(self, exchange: Exchange, principal: Principal) -> None:
         """``DELETE /v1/responses/{response_id}``."""
-        response = _id_in(exchange)
-        await self._keeper().delete(principal, response)
+        stored, response = self._keeper(), _id_in(exchange)
+        await stored.delete(principal, response)
         await exchange.answer(200, {"id": response, "object": "response", "deleted": True}, new_request_id())
 
     async def _read(self, exchange: Exchange, principal: Principal) -> KeptResponse:
