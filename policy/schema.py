@@ -213,8 +213,7 @@ class LimitsSchema(_Strict):
         default=1 << 30,
         ge=1,
         le=1 << 50,
-        description="Bytes of files, of results of batches and of responses that are kept at once; uploads beyond it "
-        "are refused, and responses are not kept.",
+        description="Bytes of files, results of batches and responses that are kept; uploads beyond it are refused.",
     )
 
 
@@ -242,14 +241,10 @@ class FeaturesSchema(_Strict):
         default=True,
         description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
     )
-    batches: bool = Field(
-        default=False,
-        description="Files, kept sealed on disk, and batches of the requests in them. Not with retention: none.",
-    )
+    batches: bool = Field(default=False, description="Files, kept sealed, and batches. Not with retention: none.")
     stored_responses: bool = Field(
         default=False,
-        description="Answers of /v1/responses, kept sealed on disk for 30 days unless a request says store: false, for "
-        "later requests to continue. Not with retention: none.",
+        description="Answers of /v1/responses, kept sealed on disk for 30 days. Not with retention: none.",
     )
 
 

@@ -64,7 +64,7 @@ class Upload(Protocol):
         ...
 
 
-class StoredResponses(Protocol):
+class ResponseKeeper(Protocol):
     """Responses of tenants that are kept, as bytes that the front end alone reads."""
 
     def withheld(self, principal: Principal, param: str) -> ApplianceError | None:
@@ -95,7 +95,7 @@ class StoredWork(Protocol):
     does not let the tenant have any, for what it has not (as for what others have), and beyond a bound."""
 
     @property
-    def responses(self) -> StoredResponses:
+    def responses(self) -> ResponseKeeper:
         """What keeps responses."""
         ...
 

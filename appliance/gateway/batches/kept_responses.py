@@ -1,4 +1,4 @@
-"""Stored responses for the front end (``StoredResponses``): the policy asked first, then the supervisor's store."""
+"""Stored responses for the front end (``ResponseKeeper``): the policy asked first, then the supervisor's store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KeptResponses:
         MiB."""
 
     def withheld(self, principal: Principal, param: str) -> ApplianceError | None:
-        """Return why a caller's responses are not kept; see ``appliance.gateway.stored_work.StoredResponses``."""
+        """Return why a caller's responses are not kept; see ``appliance.gateway.stored_work.ResponseKeeper``."""
         tenant = self._policy().tenants.get(principal.tenant)
         if tenant is not None and keeps_responses(tenant):
             return None
@@ -48,7 +48,7 @@ class KeptResponses:
         return error
 
     async def keep(self, principal: Principal, response: str, document: bytes) -> bool:
-        """Keep a response; see ``appliance.gateway.stored_work.StoredResponses``."""
+        """Keep a response; see ``appliance.gateway.stored_work.ResponseKeeper``."""
         tenant = self._policy().tenants.get(principal.tenant)
         kept = False
         # The policy may have changed while the answer was computed.
@@ -65,7 +65,7 @@ class KeptResponses:
         return kept
 
     async def read(self, principal: Principal, response: str, param: str = "id") -> bytes:
-        """Return a response; see ``appliance.gateway.stored_work.StoredResponses``."""
+        """Return a response; see ``appliance.gateway.stored_work.ResponseKeeper``."""
         tenant = self._allowed(principal, param)
         call = messages.ResponseRead(tenant.id, response, principal.credential)
         async with self._turns.setdefault(tenant.id, asyncio.Lock()):
@@ -77,7 +77,7 @@ class KeptResponses:
         return document
 
     async def delete(self, principal: Principal, response: str) -> None:
-        """Delete a response; see ``appliance.gateway.stored_work.StoredResponses``."""
+        """Delete a response; see ``appliance.gateway.stored_work.ResponseKeeper``."""
         tenant = self._allowed(principal, "id")
         call = messages.ResponseDelete(tenant.id, response, principal.credential)
         try:

@@ -41,7 +41,7 @@ from appliance.gateway.http.response_routes import Keeping, KeptWriter
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
 from appliance.gateway.service import Service
-from appliance.gateway.stored_work import StoredResponses
+from appliance.gateway.stored_work import ResponseKeeper
 
 DEADLINE_MARGIN_S = 0.25
 """Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""
@@ -84,7 +84,7 @@ class SseSink:
 class Generation:
     """Serves what generates, embeds, and uses a tokenizer alone."""
 
-    def __init__(self, service: Service, settings: HttpSettings, stored: StoredResponses | None = None) -> None:
+    def __init__(self, service: Service, settings: HttpSettings, stored: ResponseKeeper | None = None) -> None:
         """``stored`` keeps responses; None where the appliance keeps none."""
         self._service = service
         self._settings = settings

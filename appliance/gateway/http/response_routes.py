@@ -14,7 +14,7 @@ from appliance.gateway.http.exchange import Exchange
 from appliance.gateway.http.openai_objects import pieces_of
 from appliance.gateway.http.parsing import INLINE_BYTES
 from appliance.gateway.http.response_items import KeptResponse, check_response_id, items_page
-from appliance.gateway.stored_work import StoredResponses
+from appliance.gateway.stored_work import ResponseKeeper
 
 RESPONSES = "/v1/responses"
 RESPONSE_PATH, ITEMS_PATH = RESPONSES + "/{response_id}", RESPONSES + "/{response_id}/input_items"
@@ -40,7 +40,7 @@ class KeptWriter(Protocol):
 class Keeping:
     """Keeps the answer to one request."""
 
-    def __init__(self, stored: StoredResponses, principal: Principal, writer: KeptWriter, items: bytes) -> None:
+    def __init__(self, stored: ResponseKeeper, principal: Principal, writer: KeptWriter, items: bytes) -> None:
         """``items``: JSON of what it answers."""
         self._stored = stored
         self._principal = principal
@@ -61,7 +61,7 @@ class Keeping:
 class ResponseRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, stored: StoredResponses | None) -> None:
+    def __init__(self, stored: ResponseKeeper | None) -> None:
         """``stored``: None where the appliance keeps nothing."""
         self._stored = stored
 
@@ -91,7 +91,7 @@ class ResponseRoutes:
     async def _read(self, exchange: Exchange, principal: Principal) -> KeptResponse:
         return KeptResponse.unpacked(await self._keeper().read(principal, _id_in(exchange)))
 
-    def _keeper(self) -> StoredResponses:
+    def _keeper(self) -> ResponseKeeper:
         if self._stored is None:
             raise FeatureNotAllowedError("this appliance keeps no responses")
         return self._stored
