@@ -23,6 +23,7 @@ from engine.backends.cuda.runtime.rows import NO_LINE, NUM_FIELDS, Field, words_
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.core.offline import generate
 from isolation.ipc.engine import Submit
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 from isolation.ipc.sampling import Sampling
 
 
@@ -272,4 +273,6 @@ def columns_of(rows: int, vocab: int, wishes: Wishes, device: torch.device) -> S
         words=words.to(device),
         counts=torch.zeros(rows, vocab, dtype=torch.int32, device=device),
         masks=torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device),
+        bias_ids=torch.zeros(rows, MAX_LOGIT_BIASES, dtype=torch.int32, device=device),
+        biases=torch.zeros(rows, MAX_LOGIT_BIASES, device=device),
     )

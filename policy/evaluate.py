@@ -96,12 +96,19 @@ def keeps_files(tenant: Tenant) -> bool:
     return tenant.features.batches and tenant.retention is not Retention.NONE
 
 
+def keeps_responses(tenant: Tenant) -> bool:
+    """Return whether responses of a tenant are kept."""
+    return tenant.features.stored_responses and tenant.retention is not Retention.NONE
+
+
 def _withheld(tenant: Tenant, access: AccessRequest) -> tuple[str, Feature] | None:
     """Return what of an access is withheld from the tenant, with the key that withholds it."""
     if access.batch and not keeps_files(tenant):
         return "retention" if tenant.features.batches else "features.batches", Feature.BATCHES
     if access.feature is not None and not tenant.features.grants(access.feature):
         return f"features.{access.feature.value}", access.feature
+    if access.feature is Feature.STORED_RESPONSES and not keeps_responses(tenant):
+        return "retention", access.feature
     return None
 
 
@@ -467,6 +474,7 @@ _FEATURES = {
     Feature.TOOLS: "tools",
     Feature.ATTESTATION: "attestations",
     Feature.BATCHES: "files and batches",
+    Feature.STORED_RESPONSES: "stored responses",
 }
 """Feature -> what a denial calls it."""
 

@@ -133,6 +133,7 @@ class Feature(StrEnum):
     TOOLS = "tools"
     ATTESTATION = "attestation"
     BATCHES = "batches"
+    STORED_RESPONSES = "stored_responses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,8 @@ class Features:
     """Whether the tenant may ask for a signed statement of what serves it."""
     batches: bool = False
     """Whether the tenant may leave files, and batches of requests in them."""
+    stored_responses: bool = False
+    """Whether responses of the tenant are kept, so that later ones may continue them."""
 
     def grants(self, feature: Feature) -> bool:
         """Return whether the tenant has it."""

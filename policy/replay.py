@@ -67,6 +67,7 @@ NOT_REPLAYED: Mapping[str, str] = {
     "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
+    "features.stored_responses": "entries do not say which requests asked that their response is kept",
     "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""

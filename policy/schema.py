@@ -213,7 +213,7 @@ class LimitsSchema(_Strict):
         default=1 << 30,
         ge=1,
         le=1 << 50,
-        description="Bytes of files and of results of batches that are kept at once; uploads beyond it are refused.",
+        description="Bytes of files, results of batches and responses that are kept; uploads beyond it are refused.",
     )
 
 
@@ -241,9 +241,10 @@ class FeaturesSchema(_Strict):
         default=True,
         description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
     )
-    batches: bool = Field(
+    batches: bool = Field(default=False, description="Files, kept sealed, and batches. Not with retention: none.")
+    stored_responses: bool = Field(
         default=False,
-        description="Files, kept sealed on disk, and batches of the requests in them. Not with retention: none.",
+        description="Answers of /v1/responses, kept sealed on disk for 30 days. Not with retention: none.",
     )
 
 

@@ -55,6 +55,7 @@ DOCUMENTS = (
     "docs/add-a-model.md",
     "docs/usage.md",
     "docs/batches.md",
+    "docs/stored-responses.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
 """Where a path in a document may begin."""

@@ -96,7 +96,7 @@ def device_tokens(logits: torch.Tensor, sampling: Sampling) -> list[int]:
     words[Field.LIMIT] = 1 << 30
     words[Field.PENALTY_LINE] = torch.arange(count) if has_penalties(sampling) else -1
     words[len(Field) :] = torch.tensor([words_of(sampling)] * count).T
-    columns = SamplingColumns(words, memory.counts, memory.masks)
+    columns = SamplingColumns(words, memory.counts, memory.masks, memory.bias_ids, memory.biases)
     return sample(logits, torch.arange(count), torch.arange(count) + 4, columns).tokens.tolist()
 
 

@@ -203,7 +203,7 @@ class ModelNotFoundError(ApplianceError):
 
 
 class StoredNotFoundError(ApplianceError):
-    """No such file or batch of this tenant."""
+    """No such file, batch or stored response of this tenant."""
 
     wire = Wire("NOT_FOUND", 404, "invalid_request_error", "object_not_found", "STORED_NOT_FOUND")
 

@@ -20,6 +20,8 @@ class Scope(StrEnum):
     """Signed statements of what serves the tenant."""
     BATCHES = "batches"
     """Files and batches, whose lines need no other scope."""
+    RESPONSES = "responses"
+    """Stored responses: reading and deleting them. Continuing one needs ``generate``."""
     MODELS = "models"
     """What is there: models, version, services, health over time."""
 

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from appliance.common.audit.entry import Entry
 from appliance.common.scopes import Scope
 from isolation.ipc.grammar import GrammarKind, Whitespace
+from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import Thinking
 from isolation.ipc.sampling import Sampling
@@ -145,6 +146,8 @@ class GenerateRequest:
     """What the output may call; what it follows otherwise is then part of this, and ``grammar`` is None."""
     prompt_logprobs: int = -1
     """As ``logprobs``, for the prompt."""
+    logit_bias: LogitBias | None = None
+    """Numbers added to the scores of some token ids."""
     echo: bool = False
     """Whether the prompt's text is part of the answer."""
     choices: int = 1

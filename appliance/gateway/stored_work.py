@@ -1,4 +1,4 @@
-"""What the HTTP front end asks for files and batches: values and the protocol of who keeps them."""
+"""What the HTTP front end asks for files, batches and stored responses: values, and protocols of what keeps them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from appliance.common.batches.values import StoredBatch, StoredFile
+from appliance.common.errors import ApplianceError
 from appliance.gateway.generate_request import Principal
 
 
@@ -63,9 +64,40 @@ class Upload(Protocol):
         ...
 
 
+class ResponseKeeper(Protocol):
+    """Responses of tenants that are kept, as bytes that the front end alone reads."""
+
+    def withheld(self, principal: Principal, param: str) -> ApplianceError | None:
+        """Return the error for a caller whose tenant may keep no responses, and asks for it by a field; None where it
+        may."""
+        ...
+
+    async def keep(self, principal: Principal, response: str, document: bytes) -> bool:
+        """Keep a response; False where it cannot be kept."""
+        ...
+
+    async def read(self, principal: Principal, response: str, param: str = "id") -> bytes:
+        """Return a response; ``param`` is the field that names it.
+
+        Raises:
+            ApplianceError: typed, from the closed list: the policy does not let the tenant have any, or it has not this
+                one, as for those of others.
+        """
+        ...
+
+    async def delete(self, principal: Principal, response: str) -> None:
+        """Delete a response; raises as ``read``."""
+        ...
+
+
 class StoredWork(Protocol):
     """Files and batches of tenants. All methods raise ``ApplianceError``, typed, from the closed list: where the policy
     does not let the tenant have any, for what it has not (as for what others have), and beyond a bound."""
+
+    @property
+    def responses(self) -> ResponseKeeper:
+        """What keeps responses."""
+        ...
 
     def check(self, principal: Principal) -> None:
         """Return where the caller's tenant may have files and batches."""

@@ -24,7 +24,7 @@ SUCCESS, FAILURE = 1, 2
 INFORMATIONAL, LOW, MEDIUM, CRITICAL = 1, 2, 3, 5
 """Values of ``severity_id``."""
 
-CREATE, UPDATE, DELETE, OTHER = 1, 3, 4, 99
+CREATE, READ, UPDATE, DELETE, OTHER = 1, 2, 3, 4, 99
 """Values of ``activity_id`` in the classes about calls and entities; ``OTHER`` in every class."""
 
 LOGON, START, STOP = 1, 3, 4
@@ -165,6 +165,10 @@ def _batch(values: Values) -> _Event:
     return _kept(values, "batch", str(values["batch"]), FAILURE if failed else SUCCESS)
 
 
+def _response(values: Values) -> _Event:
+    return _kept(values, "response", str(values["response"]))
+
+
 def _kept(values: Values, kind: str, uid: str, status: int = SUCCESS) -> _Event:
     """An event about something that is kept for a tenant; without a principal the appliance did it."""
     event = str(values["event"])
@@ -172,7 +176,7 @@ def _kept(values: Values, kind: str, uid: str, status: int = SUCCESS) -> _Event:
         "entity": {"name": uid, "type": kind, "uid": uid},
         "actor": {"user": {"uid": str(values["principal"]) or SERVICE, "org": {"uid": values["tenant"]}}},
     }
-    activity = {"created": CREATE, "deleted": DELETE}.get(event, UPDATE)
+    activity = _KEPT.get(event, UPDATE)
     return _Event(3004, activity, f"{kind}: {event}", status, attributes=attributes)
 
 
@@ -212,9 +216,13 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "model": _model,
     "file": _file,
     "batch": _batch,
+    "response": _response,
     "gap": _gap,
     "log": _log,
 }
 """Kind of entry to its event; a test compares the kinds."""
+
+_KEPT = {"created": CREATE, "kept": CREATE, "read": READ, "deleted": DELETE}
+"""What happened to something that is kept to its activity."""
 
 _STATES = {"up": START, "down": STOP}

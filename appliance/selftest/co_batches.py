@@ -28,6 +28,7 @@ from engine.model.checkpoint.registry import FAMILIES, build_model
 from engine.startup.load import build_engine
 from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.grammar import Masks, MaskState
+from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.messages import Finish
 from isolation.ipc.sampling import Sampling
 
@@ -36,6 +37,9 @@ BLOCK = 4
 CONTEXT = 90
 MOST_STEPS = 20_000
 """Steps within which a load must finish."""
+
+BIAS = LogitBias(array("I", range(0, VOCAB, 3)), array("f", [3.0] * len(range(0, VOCAB, 3))))
+"""Bias of some requests: a third of all ids are likelier."""
 
 KINDS = (
     Sampling(temperature=0.0),
@@ -114,13 +118,15 @@ def reckless() -> Iterator[None]:
 def requests_of(
     draw: np.random.Generator, first: int, count: int, *, tenant: int, longest: int, **fields: object
 ) -> list[Submit]:
-    """Build requests of all kinds: some structured, some with two outputs. Ids are four apart."""
+    """Build requests of all kinds: some structured, some with two outputs, some with a bias. Ids are four apart."""
     found = []
     for number in range(first, first + 4 * count, 4):
         tokens = draw.integers(0, VOCAB, int(draw.integers(1, longest))).tolist()
         sampling = replace(KINDS[int(draw.integers(len(KINDS)))], seed=number)
         sort = int(draw.integers(6))
         shape: dict[str, object] = {"choices": 2} if sort == 0 else {"structured": sort == 1}
+        if sort == 2:
+            shape["logit_bias"] = BIAS
         found.append(
             Submit(
                 number,

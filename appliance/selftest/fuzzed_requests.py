@@ -69,6 +69,7 @@ SOUND: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("stream", (True, False)),
     ("deterministic", (True,)),
     ("stop_token_ids", ([], [5, 9])),
+    ("logit_bias", ({}, {"5": -100, "9": 100}, {str(number): -0.5 for number in range(300)})),
     ("service_tier", ("flex", "default")),
     ("user", ("somebody",)),
 )
@@ -162,6 +163,7 @@ FIELDS = (
     "reasoning",
     "reasoning_effort",
     "previous_response_id",
+    "store",
     "text",
     "include",
     "metadata",
@@ -210,6 +212,20 @@ CHOICES: tuple[Any, ...] = (
     "required",
     {"type": "function", "function": {"name": "now"}},
     {"type": "x"},
+)
+BIASES: tuple[Any, ...] = (
+    {"5": 100},
+    {"511": -100, "512": 1},
+    {"05": 1},
+    {"\u0665": 1},
+    {"-1": 1},
+    {"5": 100.1},
+    {"5": True},
+    {"5": None},
+    {"5": 1e999},
+    {"9999999999": 1},
+    {str(number): 1 for number in range(301)},
+    [5, 1],
 )
 CALLS: tuple[Any, ...] = (
     [{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
@@ -359,7 +375,7 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
         document["input"] = draw.choice(ITEMS) if path == "/v1/responses" and draw.random() < 0.5 else prompt(draw)
     for _ in range(draw.choice((0, 1, 1, 2, 4))):
         name = draw.choice(FIELDS)
-        known = {"response_format": GRAMMARS, "tools": TOOLS, "tool_choice": CHOICES}.get(name)
+        known = {"response_format": GRAMMARS, "tools": TOOLS, "tool_choice": CHOICES, "logit_bias": BIASES}.get(name)
         document[name] = value(draw) if known is None or draw.random() < 0.1 else draw.choice(known)
     if draw.random() < 0.05:
         document["model"] = value(draw)
@@ -452,4 +468,7 @@ def message(draw: random.Random) -> pb.GenerateRequest:
         made.structured_output.whitespace = draw.choice((0, 0, 0, 0, 0, 1, 2, 99))  # type: ignore[assignment]
     made.stop.extend(sound(draw.choice(TEXTS)) for _ in range(draw.choice((0, 0, 1, 20))))
     made.stop_token_ids.extend(draw.choice((0, 511, 2**32 - 1)) for _ in range(draw.choice((0, 0, 1, 65))))
+    for _ in range(draw.choice((0, 0, 1, 301))):
+        values = (-100.0, 0.5, 100.5, float("nan"), float("inf"))
+        made.logit_bias[draw.randrange(draw.choice((512, 2**32)))] = draw.choice(values)
     return made

@@ -72,6 +72,7 @@ FIELDS = (
     "retention",
     "store",
     "deterministic",
+    "logit_bias",
     *NAMES,
     "epoch",
     "group",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from isolation.ipc.engine import Submit
+from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.sampling import Sampling
 
 SILENT_ID = (1 << 64) - 1
@@ -43,6 +44,8 @@ class Specification(NamedTuple):
     """Time at which the request fails unless it has ended, on the clock of ``arrival_ns``."""
     adapter: int = 0
     """Number of the adapter that computes it; 0: the model alone."""
+    logit_bias: LogitBias | None = None
+    """Numbers added to the scores of some ids."""
 
     @classmethod
     def of(
@@ -68,6 +71,7 @@ class Specification(NamedTuple):
             order,
             arrival_ns,
             deadline_ns,
+            logit_bias=submit.logit_bias,
         )
 
     @property

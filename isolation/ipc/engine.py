@@ -9,8 +9,9 @@ long as no log-probabilities were asked for.
 Payloads (``n`` items each where marked):
 
 * Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8, choices u8,
-  prompt_logprobs i8, deadline_us u64, sampling (``WIRE_CODES``), namespace 32 bytes, group 32 bytes,
-  public 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32.
+  prompt_logprobs i8, biases u16, deadline_us u64, sampling (``WIRE_CODES``), namespace 32 bytes, group 32 bytes,
+  public 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32, then the logit bias as
+  ``isolation.ipc.logit_bias`` has it.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
   waiting, free_blocks, defects, prompts, their positions, their alternatives (u32 each); columns requests n x u64,
   token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64); failures n x (u64, u8); then logprobs and prompts as
@@ -39,6 +40,7 @@ from isolation.ipc.frame import (
     take_array,
     take_bytes,
 )
+from isolation.ipc.logit_bias import BIAS_BYTES, LogitBias, check_logit_bias, pack_logit_bias, unpack_logit_bias
 from isolation.ipc.logprob import (
     PromptLogprobs,
     TokenLogprobs,
@@ -66,7 +68,7 @@ from isolation.ipc.sampling import WIRE_CODES, Sampling, out_of_bounds, values_o
 
 MAX_WEIGHT = 1_000
 
-_SUBMIT = struct.Struct(f"<IIHBBbBBbQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s")
+_SUBMIT = struct.Struct(f"<IIHBBbBBbHQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s")
 _STEP = struct.Struct("<12I")
 _START = struct.Struct("<QIQ")
 _FAILURE = struct.Struct("<QB")
@@ -119,6 +121,8 @@ class Submit:
     public: bytes = b""
     """Key of the public prefix that it may begin with, or nothing. As many whole blocks are shared as both have in
     common; what follows is its own, as ever. Not used with ``prompt_logprobs``."""
+    logit_bias: LogitBias | None = None
+    """Numbers added to the scores of some ids; of every choice, and of no prompt's log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +192,14 @@ def _check_submit(message: Submit) -> None:
     require_range("choices", message.choices, 1, MAX_CHOICES)
     require(message.request + message.choices - 1 <= MAX_U64, "the ids of the choices leave 64 bits")
     require_range("deadline_us", message.deadline_us, 0, MAX_DEADLINE_US)
+    if message.logit_bias is not None:
+        check_logit_bias(message.logit_bias)
     fault = out_of_bounds(message.sampling)
     require(not fault, fault)
 
 
 def _pack_submit(message: Submit) -> bytes:
+    bias = message.logit_bias
     fixed = _SUBMIT.pack(
         message.max_tokens,
         len(message.token_ids),
@@ -208,13 +215,15 @@ def _pack_submit(message: Submit) -> bytes:
         message.priority,
         message.choices,
         message.prompt_logprobs,
+        len(bias) if bias is not None else 0,
         message.deadline_us,
         *values_of(message.sampling),
         message.namespace,
         message.group or _NO_KEY,
         message.public or _NO_KEY,
     )
-    return b"".join((fixed, message.token_ids.tobytes(), array("I", message.stop_ids).tobytes()))
+    parts = (fixed, message.token_ids.tobytes(), array("I", message.stop_ids).tobytes())
+    return b"".join(parts if bias is None else (*parts, *pack_logit_bias(bias)))
 
 
 def _unpack_submit(request: int, frame: Frame) -> Submit:
@@ -228,6 +237,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         priority,
         choices,
         prompt_logprobs,
+        num_biases,
         deadline_us,
         *numbers,
         namespace,
@@ -239,7 +249,8 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
     require(bool(flags & 32) or public == _NO_KEY, "a public prefix's key where there is none")
     prompt = HEADER_BYTES + _SUBMIT.size
     stops = prompt + 4 * num_tokens
-    end = stops + 4 * num_stop_ids
+    biases = stops + 4 * num_stop_ids
+    end = biases + BIAS_BYTES * num_biases
     require(end == len(frame), "the counts do not give the frame's length")
     return Submit(
         request=request,
@@ -247,7 +258,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         token_ids=take_array("I", frame, prompt, stops),
         max_tokens=max_tokens,
         sampling=Sampling(*numbers),
-        stop_ids=tuple(take_array("I", frame, stops, end)),
+        stop_ids=tuple(take_array("I", frame, stops, biases)),
         ignore_eos=bool(flags & 1),
         retain=bool(flags & 2),
         logprobs=logprobs,
@@ -260,6 +271,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         deterministic=bool(flags & 8),
         group=group if flags & 16 else b"",
         public=public if flags & 32 else b"",
+        logit_bias=unpack_logit_bias(frame, biases, num_biases) if num_biases else None,
     )
 
 

@@ -24,11 +24,12 @@ from isolation.keys.root import create_root
 from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S, PlainClient
 
 LIMITS = "{requests_per_minute: 600000, tokens_per_minute: 100000000, concurrency: 256}"
+KEEPS = "features: {batches: true, stored_responses: true}"
 POLICY = f"""\
 version: 1
 tenants:
-  alpha: {{credentials: ["key:alpha-1"], models: ["*"], features: {{batches: true}}, limits: {LIMITS}}}
-  beta: {{credentials: ["key:beta-1"], models: ["*"], features: {{batches: true}}, limits: {LIMITS}}}
+  alpha: {{credentials: ["key:alpha-1"], models: ["*"], {KEEPS}, limits: {LIMITS}}}
+  beta: {{credentials: ["key:beta-1"], models: ["*"], {KEEPS}, limits: {LIMITS}}}
 prices:
   currency: EUR
   rules:

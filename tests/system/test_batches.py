@@ -1,8 +1,10 @@
-"""Files and batches on a whole appliance with real models: the official client, other tenants, reloads and a shred."""
+"""Files, batches and stored responses on a whole appliance with real models: the official client, other tenants,
+reloads and a shred."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -132,7 +134,7 @@ def test_a_reload_that_takes_the_model_away_ends_the_lines(kept: Kept) -> None:
     assert counts.completed + counts.failed == 400 and counts.failed > 0
     codes = {one["response"]["body"]["error"]["code"] for one in results(client, done.error_file_id)}
     assert codes <= {"model_not_found", "model_not_allowed"}
-    (kept.state / "policy.yaml").write_text(POLICY.replace("{batches: true}", "{batches: false}", 1))
+    (kept.state / "policy.yaml").write_text(POLICY.replace("{batches: true", "{batches: false", 1))
     reload(kept)
     with pytest.raises(openai.PermissionDeniedError):
         client.files.list()
@@ -165,6 +167,72 @@ def test_a_large_file_comes_back_and_no_process_holds_it(kept: Kept) -> None:
     assert kept.openai("beta").files.content(answer.json()["id"]).read() == data
     assert held() - before < len(data) // 4
     kept.openai("beta").files.delete(answer.json()["id"])
+
+
+def test_responses_of_models_are_kept_continued_and_shredded(kept: Kept) -> None:
+    """A real model continues a stored response, and its prompt is that of the whole conversation sent again; another
+    tenant finds nothing, and after `athanor tenant shred` nobody does, on the disk neither. The audit log has an entry
+    for each thing done, and the metrics count them."""
+    alpha, beta = kept.openai(), kept.openai("beta")
+    asked = {"model": "athanor-mini", "max_output_tokens": 8, "temperature": 0}
+    first = alpha.responses.create(input="What is a canary-71c05b?", **asked)
+    second = alpha.responses.create(input="And a tenant?", previous_response_id=first.id, **asked)
+    items = [
+        {"role": "user", "content": "What is a canary-71c05b?"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And a tenant?"},
+    ]
+    whole = alpha.responses.create(input=items, store=False, **asked)  # type: ignore[arg-type]
+    assert (second.output_text, second.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    *_, last = alpha.responses.create(input="hi", previous_response_id=second.id, stream=True, **asked)
+    third = last.response
+    assert [one.store for one in (first, second, whole, third)] == [True, True, False, True]
+    assert alpha.responses.retrieve(third.id).output_text == third.output_text
+    assert "canary-71c05b" in str(list(alpha.responses.input_items.list(third.id)))
+    for call in (beta.responses.retrieve, beta.responses.delete, beta.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            call(first.id)  # type: ignore[operator]
+    alpha.responses.delete(second.id)
+    other = beta.responses.create(input="canary-71c05b", **asked)
+    assert "objects removed" in athanor(kept, "tenant", "shred", "alpha", "--yes")
+    for one in (first, third):
+        with pytest.raises(openai.NotFoundError):
+            alpha.responses.retrieve(one.id)
+    assert beta.responses.retrieve(other.id).output_text == other.output_text
+    assert b"canary-71c05b" not in b"".join(path.read_bytes() for path in (kept.state / "batches").iterdir())
+
+    def told() -> Any:
+        events = [one["event"] for one in kept.entries() if one["kind"] == "response" and one["tenant"] == "alpha"]
+        return events if len(events) == 7 else None
+
+    assert sorted(wait(told, 30)) == ["deleted", *["kept"] * 3, *["read"] * 3]
+    metrics = kept.get("/metrics").text
+    assert re.search(r'athanor_response_operations_total{.*"kept".*"alpha".*} 3', metrics)
+    assert ended(kept, alpha, begin(alpha, 1).id).status == "completed"
+
+
+def test_logit_bias_reaches_the_model(kept: Kept) -> None:
+    """An id at +100 is the whole answer of a real model, in its sandbox, by chat and completions; of an id beyond its
+    vocabulary the field is named."""
+    client = kept.openai()
+    asked: dict[str, Any] = {"model": "athanor-mini", "max_tokens": 3, "temperature": 0, "seed": 1}
+    plain = client.completions.create(prompt="What is", logprobs=0, **asked)
+    chosen = httpx.post(
+        kept.ready["http"] + "/tokenize",
+        json={"model": "athanor-mini", "prompt": "the", "add_special_tokens": False},
+        headers={"authorization": f"Bearer {kept.keys['alpha']}"},
+        timeout=20,
+        verify=PLAIN,
+    ).json()["tokens"][0]
+    biased = client.completions.create(prompt="What is", logit_bias={str(chosen): 100}, **asked)
+    text = biased.choices[0].text
+    assert text != plain.choices[0].text and text == text[: len(text) // 3] * 3
+    messages: Any = [{"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(messages=messages, logit_bias={str(chosen): 100}, **asked)
+    assert chat.choices[0].message.content == text
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(messages=messages, logit_bias={"1000000": 1}, **asked)
+    assert refused.value.param == "logit_bias"
 
 
 def test_a_shred_leaves_no_file(kept: Kept) -> None:

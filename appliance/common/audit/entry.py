@@ -65,6 +65,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "completed": _N,
         "failed": _N,
     },
+    "response": {"event": _T, "tenant": _T, "principal": _T, "response": _T, "bytes": _N},
     "policy": {"outcome": _T, "policy": _T, "tenants": _N},
     "integrity": {"model": _T, "generation": _N, "count": _N},
     "sandbox": {
@@ -94,6 +95,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``file``: a tenant's file was created or deleted, or has expired;
 * ``batch``: a batch was created or cancelled by its tenant, or is over: completed, failed (its file was refused),
   expired or, without a principal, cancelled; with the numbers of its lines and of those that have a result;
+* ``response``: a tenant's response was kept or deleted, has expired, or was read, which is told once a day;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, and the digests of its image and

@@ -184,6 +184,34 @@ class ForgetTenants:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseKeep:
+    """Gateway: a response is to be kept; it is the payload. ``most`` are the bytes that its tenant may keep."""
+
+    tenant: str
+    principal: str
+    response: str
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRead:
+    """Gateway: asks for a response."""
+
+    tenant: str
+    response: str
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseDelete:
+    """Gateway: the tenant deletes a response."""
+
+    tenant: str
+    response: str
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
 class UploadBegun:
     """Supervisor: the id of the file that comes."""
 
@@ -245,6 +273,14 @@ class LinesFound:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseFound:
+    """Supervisor: a response, as payload, with the times at which it was made and goes."""
+
+    created: int
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRefused:
     """Supervisor: why a call was not carried out: one of ``REFUSALS``, with a number where there is one."""
 
@@ -254,7 +290,7 @@ class StoreRefused:
 
 REFUSALS = (
     *("unknown", "unknown_after", "tenant_full", "appliance_full", "too_many_files", "too_many_batches"),
-    *("file_too_large", "line_too_long", "too_many_lines", "in_use", "over", "failing"),
+    *("file_too_large", "line_too_long", "too_many_lines", "too_many_responses", "in_use", "over", "failing"),
 )
 """Reasons of ``StoreRefused``. ``failing``: disk or keyring."""
 
@@ -277,9 +313,21 @@ StoreCall = (
     | LineResult
     | BatchEnd
     | ForgetTenants
+    | ResponseKeep
+    | ResponseRead
+    | ResponseDelete
 )
 StoreAnswer = (
-    UploadBegun | Accepted | FileFound | FilesFound | FileBytes | BatchFound | BatchesFound | LinesFound | StoreRefused
+    UploadBegun
+    | Accepted
+    | FileFound
+    | FilesFound
+    | FileBytes
+    | BatchFound
+    | BatchesFound
+    | LinesFound
+    | ResponseFound
+    | StoreRefused
 )
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(StoreCall), *get_args(StoreAnswer))}
 

@@ -1,5 +1,5 @@
-"""Files and batches as supervisor and gateway know them, with their bounds. Values only; times are Unix seconds, 0 for
-what has not happened."""
+"""Files, batches and stored responses as supervisor and gateway know them, with their bounds. Values only; times are
+Unix seconds, 0 for what has not happened."""
 
 from __future__ import annotations
 
@@ -50,6 +50,18 @@ FILE_KEEP_S = 30 * DAY_S
 
 LEAST_KEEP_S = 3_600
 """Shortest time for which an upload may ask, as with OpenAI; the longest is ``FILE_KEEP_S``."""
+
+MAX_RESPONSES = 10_000
+"""Stored responses of one tenant: a conversation of an agent has some hundreds."""
+
+MAX_RESPONSE_BYTES = MAX_RESULT_BYTES
+"""Bytes of one stored response with the items before it: the largest input, and the longest answer."""
+
+MAX_RESPONSE_ID_CHARS = 64
+"""Characters of the id of a response."""
+
+RESPONSE_KEEP_S = 30 * DAY_S
+"""Seconds for which a response is kept, as with OpenAI."""
 
 WINDOWS = {"24h": DAY_S}
 """Word of a completion window -> its seconds."""

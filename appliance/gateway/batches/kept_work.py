@@ -7,21 +7,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from appliance.common.batches import messages
 from appliance.common.batches.messages import StoreCall
-from appliance.common.batches.values import MAX_FILE_BYTES, MAX_LINE_BYTES, StoredBatch, StoredFile
-from appliance.common.errors import (
-    ApplianceError,
-    FeatureNotAllowedError,
-    InvalidRequestError,
-    PayloadTooLargeError,
-    RateLimitedError,
-    StorageLimitError,
-    StoredNotFoundError,
-    StoredStateError,
-    UnavailableError,
-)
-from appliance.common.figures import counted
+from appliance.common.batches.values import StoredBatch, StoredFile
+from appliance.common.errors import ApplianceError, FeatureNotAllowedError, RateLimitedError
+from appliance.gateway.batches.kept_responses import Counted, KeptResponses
+from appliance.gateway.batches.refusals import refusal
 from appliance.gateway.generate_request import Principal
-from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.store_link import Answer, StoreDeniedError, StoreLink
 from appliance.gateway.stored_work import BatchPage, FilePage, Page, Upload
 from policy.evaluate import keeps_files
@@ -41,9 +31,15 @@ class KeptWork:
     """Files and batches of tenants, kept by the supervisor."""
 
     def __init__(
-        self, store: StoreLink, policy: Callable[[], PolicySet], changed: Callable[[StoredBatch], None]
+        self,
+        store: StoreLink,
+        policy: Callable[[], PolicySet],
+        changed: Callable[[StoredBatch], None],
+        count: Counted = lambda *_args, **_labels: None,
     ) -> None:
-        """``policy`` gives the one in force; ``changed`` is called with each batch that is made or cancelled."""
+        """``policy`` gives the one in force; ``changed`` is called with each batch that is made or cancelled; ``count``
+        adds to a counter of ``names``."""
+        self.responses = KeptResponses(store, policy, count)
         self._store = store
         self._policy = policy
         self._changed = changed
@@ -156,7 +152,7 @@ class KeptWork:
         try:
             return await self._store.fetch(call, kind, payload)
         except StoreDeniedError as error:
-            raise _denied(error, what, param) from None
+            raise refusal(error, what, param) from None
 
 
 class _Upload:
@@ -190,31 +186,3 @@ class _Upload:
         if not self._over:
             self._over = True
             self._kept._free(self._tenant)
-
-
-def _denied(error: StoreDeniedError, what: str, param: str) -> ApplianceError:
-    """Return what the caller is told where the store does not carry out a call."""
-    reason, number = error.reason, error.number
-    if reason in ("unknown", "unknown_after"):
-        where = "after" if reason == "unknown_after" else param
-        return StoredNotFoundError(f"there is no {what} of this id, or none that is yours", param=where)
-    texts = {
-        "tenant_full": f"this tenant may keep {number} bytes of files and results; delete some",
-        "appliance_full": "the appliance keeps as much as it may; try again later",
-        "too_many_files": f"this tenant may keep {counted(number, 'file')}; delete some",
-        "too_many_batches": f"this tenant may have {counted(number, 'batch', 'batches')}; wait until one is over",
-    }
-    if reason in texts:
-        return StorageLimitError(texts[reason], details={"limit": str(number)} if number else None)
-    match reason:
-        case "file_too_large":
-            return PayloadTooLargeError(f"a file has at most {MAX_FILE_BYTES} bytes; divide it", param="file")
-        case "line_too_long":
-            return InvalidRequestError(f"line {number} has more than {MAX_LINE_BYTES} bytes", param="file")
-        case "too_many_lines":
-            return InvalidRequestError(f"a file has at most {counted(number, 'request')}; divide it", param="file")
-        case "in_use":
-            return StoredStateError("a batch reads this file; cancel it first, or wait until it is over", param=param)
-        case "over":
-            return StoredStateError("the batch is over already", param=param)
-    return UnavailableError("files and batches cannot be kept at the moment", retry_after_s=RETRY_AFTER_S)

@@ -39,7 +39,7 @@ class Batches:
 
         room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes)
         self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, service.count)
-        self._work = KeptWork(self.link, lambda: ledger.policy, self._runner.changed)
+        self._work = KeptWork(self.link, lambda: ledger.policy, self._runner.changed, service.count)
 
     @property
     def work(self) -> KeptWork | None:

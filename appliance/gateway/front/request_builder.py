@@ -26,6 +26,7 @@ from appliance.gateway.generate_request import (
 )
 from isolation.ipc import messages as wire
 from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind, Whitespace
+from isolation.ipc.logit_bias import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.output import MAX_TOOLS_BYTES
 from isolation.ipc.sampling import PARAMETERS, Number, Sampling
 
@@ -161,6 +162,22 @@ def sampling_of(given: Mapping[str, Number | None], stamp: Stamp, prefix: str = 
         _check_range(value, one.low, one.high, param)
         values[one.name] = one.convert(value)
     return Sampling(**values)
+
+
+def logit_bias_of(given: Mapping[int, float], param: str) -> LogitBias | None:
+    """Return the biases of token ids; None where there is none that changes a score.
+
+    Raises:
+        InvalidRequestError: too many, or an id or a bias out of its range.
+    """
+    check_most(len(given), MAX_LOGIT_BIASES, param, "entries")
+    for token_id, bias in given.items():
+        _check_range(token_id, 0, MAX_TOKEN_ID, param)
+        _check_range(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, param)
+    told = sorted((token_id, bias) for token_id, bias in given.items() if bias)
+    if not told:
+        return None
+    return LogitBias(array("I", [one for one, _ in told]), array("f", [bias for _, bias in told]))
 
 
 def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateRequest:

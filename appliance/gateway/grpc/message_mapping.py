@@ -97,6 +97,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         grammar=_grammar(message),
         tools=tools,
         prompt_logprobs=_asked(message, "prompt_logprobs"),
+        logit_bias=request_builder.logit_bias_of(message.logit_bias, "logit_bias") if message.logit_bias else None,
         choices=_asked(message, "choices"),
         choices_param="choices",
         deterministic=message.deterministic,

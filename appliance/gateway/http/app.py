@@ -38,6 +38,8 @@ from appliance.gateway.http.head import RequestHead
 from appliance.gateway.http.messages_request import parse_count, parse_message
 from appliance.gateway.http.openai_objects import model_list, model_object
 from appliance.gateway.http.protocol import HttpConnection
+from appliance.gateway.http.response_items import Withheld, nothing_kept
+from appliance.gateway.http.response_routes import ITEMS_PATH, RESPONSE_PATH, ResponseRoutes, response_template
 from appliance.gateway.http.responses_request import parse_input_tokens, parse_response
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.stored_routes import (
@@ -63,6 +65,7 @@ MODEL_PATH = MODEL_PREFIX + "{model:path}"
 
 Handler = Callable[["HttpFrontEnd", Exchange], Awaitable[None]]
 StoredHandler = Callable[[StoredRoutes, Exchange, Principal], Awaitable[None]]
+ResponseHandler = Callable[[ResponseRoutes, Exchange, Principal], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +92,17 @@ class HttpFrontEnd:
         proxies: TrustedProxies | None = None,
         stored: StoredWork | None = None,
     ) -> None:
-        """``stored`` keeps files and batches; None where the appliance keeps none."""
+        """``stored`` keeps files, batches and responses; None where the appliance keeps none."""
         self.stored = StoredRoutes(stored, settings)
+        self._kept = stored.responses if stored is not None else None
+        self.responses = ResponseRoutes(self._kept)
         self._proxies = proxies or TrustedProxies()
         self._service = service
         self._resolver = resolver
         self._settings = settings
         self._ready = ready
         self._draining = self._over = False
-        self._generation = Generation(service, settings)
+        self._generation = Generation(service, settings, self._kept)
 
     def begin_drain(self) -> None:
         """Say that it is not ready, and keep nobody waiting for the sake of padding; what comes is still answered."""
@@ -195,7 +200,7 @@ class HttpFrontEnd:
 
     async def respond(self, exchange: Exchange) -> None:
         """``POST /v1/responses``."""
-        await self._generate(exchange, parse_response)
+        await self._generate(exchange, partial(parse_response, withheld=self._withheld(exchange)))
 
     async def message(self, exchange: Exchange) -> None:
         """``POST /v1/messages``."""
@@ -203,7 +208,8 @@ class HttpFrontEnd:
 
     async def count_response(self, exchange: Exchange) -> None:
         """``POST /v1/responses/input_tokens``."""
-        await self._count(exchange, parse_input_tokens, {"object": "response.input_tokens"})
+        parse = partial(parse_input_tokens, withheld=self._withheld(exchange))
+        await self._count(exchange, parse, {"object": "response.input_tokens"})
 
     async def count_message(self, exchange: Exchange) -> None:
         """``POST /v1/messages/count_tokens``."""
@@ -276,6 +282,16 @@ class HttpFrontEnd:
             raise shutting_down()
         await handler(self.stored, exchange, _principal(exchange))
 
+    async def recall(self, exchange: Exchange, handler: ResponseHandler) -> None:
+        """Answer a request about stored responses."""
+        if self._over:
+            raise shutting_down()
+        await handler(self.responses, exchange, _principal(exchange))
+
+    def _withheld(self, exchange: Exchange) -> Withheld:
+        """What tells why the caller's responses are not kept."""
+        return nothing_kept if self._kept is None else partial(self._kept.withheld, _principal(exchange))
+
     async def _generate(self, exchange: Exchange, parse: Callable[[bytes, Stamp], Parsed]) -> None:
         if self._over:
             raise shutting_down()
@@ -296,11 +312,23 @@ def _stored(handler: StoredHandler) -> Handler:
     return handle
 
 
+def _recalled(handler: ResponseHandler) -> Handler:
+    """Make a handler of one of ``ResponseRoutes``."""
+
+    async def handle(front: HttpFrontEnd, exchange: Exchange) -> None:
+        await front.recall(exchange, handler)
+
+    return handle
+
+
 ROUTES = (
     Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat, Scope.GENERATE),
     Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete, Scope.GENERATE),
     Route("POST", "/v1/responses", Auth.TENANT, HttpFrontEnd.respond, Scope.GENERATE),
     Route("POST", "/v1/responses/input_tokens", Auth.TENANT, HttpFrontEnd.count_response, Scope.TOKENIZE),
+    Route("GET", RESPONSE_PATH, Auth.TENANT, _recalled(ResponseRoutes.response), Scope.RESPONSES),
+    Route("DELETE", RESPONSE_PATH, Auth.TENANT, _recalled(ResponseRoutes.delete), Scope.RESPONSES),
+    Route("GET", ITEMS_PATH, Auth.TENANT, _recalled(ResponseRoutes.items), Scope.RESPONSES),
     Route("POST", "/v1/messages", Auth.TENANT, HttpFrontEnd.message, Scope.GENERATE),
     Route("POST", "/v1/messages/count_tokens", Auth.TENANT, HttpFrontEnd.count_message, Scope.TOKENIZE),
     Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed, Scope.EMBEDDINGS),
@@ -335,7 +363,7 @@ for _route in ROUTES:
 
 def _match(path: str) -> dict[str, Route]:
     """The routes of a path, by method."""
-    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else template_of(path), {})
+    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else response_template(template_of(path)), {})
 
 
 def _no_route(path: str) -> str:

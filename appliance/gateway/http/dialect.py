@@ -59,6 +59,8 @@ class Parsed:
     """Names of fields that had a value and no effect."""
     others: tuple[GenerateRequest, ...] = ()
     """Requests for the prompts behind the first, where there are several; they differ in prompt and id alone."""
+    items: bytes | None = None
+    """JSON of the items that the answer follows, where it is to be kept."""
 
 
 @dataclass(frozen=True, slots=True)

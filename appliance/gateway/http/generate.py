@@ -36,9 +36,12 @@ from appliance.gateway.http.openai_embeddings import ParsedEmbed
 from appliance.gateway.http.openai_objects import joined, pieces_of
 from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
+from appliance.gateway.http.response_items import EarlierNeededError
+from appliance.gateway.http.response_routes import Keeping, KeptWriter
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
 from appliance.gateway.service import Service
+from appliance.gateway.stored_work import ResponseKeeper
 
 DEADLINE_MARGIN_S = 0.25
 """Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""
@@ -81,9 +84,11 @@ class SseSink:
 class Generation:
     """Serves what generates, embeds, and uses a tokenizer alone."""
 
-    def __init__(self, service: Service, settings: HttpSettings) -> None:
+    def __init__(self, service: Service, settings: HttpSettings, stored: ResponseKeeper | None = None) -> None:
+        """``stored`` keeps responses; None where the appliance keeps none."""
         self._service = service
         self._settings = settings
+        self._stored = stored
         self._budget = BodyBudget()
         self._parser = Parser()
         self._live: set[Cut] = set()
@@ -114,6 +119,7 @@ class Generation:
             return
         request = self._service.routed(principal, parsed.request)
         writer = parsed.make_writer(request, int(time.time()))
+        keeping = self._keeping(exchange, principal, writer, parsed.items)
         notes = header_fields.ignored(parsed.ignored)
         streamed = request.stream
         async with self._guarded(exchange, request.request_id, streamed=streamed) as cut:
@@ -122,9 +128,19 @@ class Generation:
             events = self._service.generate(principal, request, exchange.context, sink)
             del parsed, request  # with the prompt, which the session lets go of as soon as it can
             if streamed:
-                await cut.run(self._stream(exchange, principal, writer, events, notes, padded))
+                await cut.run(self._stream(exchange, principal, writer, events, notes, padded, keeping))
             else:
-                await cut.run(self._collect(exchange, principal, writer, events, notes))
+                await cut.run(self._collect(exchange, principal, writer, events, notes, keeping))
+
+    def _keeping(
+        self, exchange: Exchange, principal: Principal, writer: AnswerWriter, items: bytes | None
+    ) -> Keeping | None:
+        """Return what keeps the answer that follows these items; None where none is kept."""
+        if items is None or self._stored is None:
+            return None
+        exchange.context.attributes["athanor.response.kept"] = 1
+        # Only an API whose answers can be kept gives items.
+        return Keeping(self._stored, principal, cast(KeptWriter, writer), items)
 
     async def _serve_several(self, exchange: Exchange, principal: Principal, parsed: Parsed) -> None:
         """Answer a request of several prompts with one object, in which the choices stand in the prompts' order."""
@@ -252,7 +268,20 @@ class Generation:
                 timeout_s=self._settings.body_timeout_s,
             )
             exchange.body_pending = False
-            return await self._parser.parse(principal.tenant, parse, body, stamp)
+            try:
+                return await self._parser.parse(principal.tenant, parse, body, stamp)
+            except EarlierNeededError as needed:
+                assert self._stored is not None, "who keeps nothing refuses to continue"
+                again, response = needed.again, needed.response
+            earlier = await self._stored.read(principal, response, "previous_response_id")
+            count(len(earlier))
+            exchange.context.attributes["athanor.response.previous"] = response
+            # The larger one says whether it is parsed beside the loop.
+            larger = max(body, earlier, key=len)
+            parsed: T = await self._parser.parse(
+                principal.tenant, lambda _larger, stamp: again(body, stamp, earlier), larger, stamp
+            )
+            return parsed
 
     async def _stream(
         self,
@@ -262,6 +291,7 @@ class Generation:
         events: Events,
         notes: header_fields.Headers,
         padded: PacedSink | None,
+        keeping: Keeping | None,
     ) -> None:
         async with aclosing(events):
             begun = await started(events)
@@ -281,6 +311,11 @@ class Generation:
                     finished = event
                 elif chunk := writer.event(event):
                     await exchange.write(chunk)
+            if padded is not None:
+                # What was gathered for the next tick is part of the answer that the end repeats.
+                await exchange.write(b"")
+            if keeping is not None:
+                await keeping.keep_streamed(checked(finished))
             await exchange.end(b"".join(writer.closing(checked(finished))))
 
     async def _collect(
@@ -290,12 +325,16 @@ class Generation:
         writer: AnswerWriter,
         events: Events,
         notes: header_fields.Headers,
+        keeping: Keeping | None,
     ) -> None:
         async with aclosing(events):
             await started(events)
             exchange.computed = True
             heard, finished = await collect(events)
-        body = await _written(pieces_of(writer.collected(heard, finished)))
+        document = writer.collected(heard, finished)
+        body = await _written(pieces_of(document))
+        if keeping is not None and not await keeping.keep(body):
+            body = await _written(pieces_of({**document, "store": False}))
         rows = [*header_fields.rates(self._service.rates(principal)), *notes]
         await exchange.answer(200, body, cast(str, exchange.request_id), rows)
 

@@ -9,6 +9,7 @@ vLLM; ``deterministic`` and ``whitespace`` are our own. How an answer's structur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import number, one_of, typed
 from appliance.gateway.http.openai_objects import Writer
 from appliance.gateway.http.unsupported import refuse_unsupported
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import NAMES, PARAMETERS
 
@@ -42,6 +44,7 @@ _COMMON = frozenset(
         "deterministic",
         "n",
         "prompt_logprobs",
+        "logit_bias",
         "prompt_cache_key",
     }
 ).union(NAMES, structured.FIELDS)
@@ -65,6 +68,9 @@ _MESSAGE_SERVED = frozenset({"role", "content", "name", "tool_calls", "tool_call
 
 MAX_PROMPTS = 128
 """Prompts of one request, each of which is a request of the tenant's rate."""
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}", re.ASCII)
+"""One spelling of each id, so that none has two biases."""
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """What ``reasoning_effort`` may be; how many of them differ is the template's matter."""
@@ -121,6 +127,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         grammar=structured.grammar_of(document),
         tools=tools.tools,
         prompt_logprobs=_prompt_logprobs(operation, document),
+        logit_bias=_logit_bias(document),
         echo=_echo(operation, document),
         choices=request_builder.asked("choices", typed(document, "n", int), "n"),
         deterministic=typed(document, "deterministic", bool) or False,
@@ -238,6 +245,19 @@ def _prompt_logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
             )
         asked = shown if asked is None else asked
     return request_builder.asked("prompt_logprobs", asked, "prompt_logprobs")
+
+
+def _logit_bias(document: Mapping[str, Any]) -> LogitBias | None:
+    given = typed(document, "logit_bias", dict)
+    if not given:
+        return None
+    request_builder.check_most(len(given), MAX_LOGIT_BIASES, "logit_bias", "entries")
+    for key, bias in given.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequestError("the names in logit_bias must be token ids, in digits", param="logit_bias")
+        if type(bias) not in (int, float):
+            raise InvalidRequestError("the values in logit_bias must be numbers", param="logit_bias")
+    return request_builder.logit_bias_of({int(key): bias for key, bias in given.items()}, "logit_bias")
 
 
 def _stop(value: object) -> tuple[str, ...]:

@@ -51,9 +51,21 @@ class ResponseWriter:
     )
     """Fields of the request that a response repeats."""
 
-    def __init__(self, request: GenerateRequest, created: int, *, shown: Mapping[str, Any]) -> None:
-        """``shown``: the values of ``REPEATED`` in the request."""
-        self._key = request.request_id.removeprefix("req_")
+    def __init__(
+        self,
+        request: GenerateRequest,
+        created: int,
+        *,
+        shown: Mapping[str, Any],
+        kept: bool = False,
+        previous: str | None = None,
+    ) -> None:
+        """``shown``: the values of ``REPEATED`` in the request; ``kept``: whether the answer is to be kept;
+        ``previous``: id of the response that it continues."""
+        self._key = key_of(request.request_id)
+        self.response_id = f"resp_{self._key}"
+        self._kept = kept
+        self._previous = previous
         self._model = request.model
         self._created = created
         self._most = request.max_tokens
@@ -97,6 +109,14 @@ class ResponseWriter:
                     pass
         return self._finished(finished)
 
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        """The whole response, once all of it was written."""
+        return self._finished(finished)
+
+    def note_kept(self, *, kept: bool) -> None:
+        """Say in the response whether it is kept."""
+        self._kept = kept
+
     def _finished(self, finished: Finished) -> dict[str, Any]:
         status = "incomplete" if finished.reason is FinishReason.LENGTH else "completed"
         blocks = self._blocks.whole()
@@ -106,7 +126,7 @@ class ResponseWriter:
     def _response(self, status: str, output: list[dict[str, Any]], finished: Finished | None) -> dict[str, Any]:
         shown = self._shown
         return {
-            "id": f"resp_{self._key}",
+            "id": self.response_id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -119,10 +139,10 @@ class ResponseWriter:
             "model": self._model,
             "output": output,
             "parallel_tool_calls": shown["parallel_tool_calls"] is not False,
-            "previous_response_id": None,
+            "previous_response_id": self._previous,
             "reasoning": shown["reasoning"] or {"effort": None, "summary": None},
             "service_tier": "default",
-            "store": False,
+            "store": self._kept,
             "temperature": 1.0 if shown["temperature"] is None else shown["temperature"],
             "text": shown["text"] or {"format": {"type": "text"}},
             "tool_choice": shown["tool_choice"] or "auto",
@@ -218,6 +238,11 @@ class ResponseWriter:
     def _event(self, name: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return sse.named_event(name, {"type": name, **fields, "sequence_number": number})
+
+
+def key_of(request_id: str) -> str:
+    """What the ids of a response and of its items have in common."""
+    return request_id.removeprefix("req_")
 
 
 def _usage(finished: Finished) -> dict[str, Any]:

@@ -1,19 +1,20 @@
 """OpenAI's JSON of a response -> ``GenerateRequest``: pure; what is not served is refused by name.
 
-Nothing is kept between requests: a client sends the whole conversation, as agents do with ``store: false``. Source of
-names and shapes: OpenAI's API specification of 2026-08.
+A response is kept where the policy lets its tenant have it (``docs/stored-responses.md``); else a client sends the
+whole conversation, as agents do with ``store: false``. Source of names and shapes: OpenAI's API specification of
+2026-08.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
-from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
+from appliance.gateway.front.request_builder import MAX_MESSAGES, Stamp, Turn, TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
     ToolChoice,
@@ -28,22 +29,42 @@ from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Gram
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
 from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
-from appliance.gateway.http.responses_objects import ResponseWriter
+from appliance.gateway.http.response_items import (
+    EarlierNeededError,
+    KeptResponse,
+    Withheld,
+    check_response_id,
+    items_json,
+    items_of,
+    nothing_kept,
+)
+from appliance.gateway.http.responses_objects import ResponseWriter, key_of
 from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
 from isolation.ipc.grammar import GrammarKind
 
-_KEPT = "nothing is kept between requests here; send the whole conversation as input"
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "previous_response_id": Unsupported(_KEPT),
-    "conversation": Unsupported(_KEPT),
+    "conversation": Unsupported(
+        "continue a response with previous_response_id, or send the whole conversation as input"
+    ),
     "background": Unsupported("keep the connection, or stream"),
     "prompt": Unsupported("send the text of the prompt as instructions and input"),
     "context_management": Unsupported("leave out of input what the model shall not see"),
 }
 """Fields that are refused with advice."""
 
-_PROMPT = frozenset({"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning"})
+_PROMPT = frozenset(
+    {
+        "model",
+        "input",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "reasoning",
+        "previous_response_id",
+    }
+)
 _SERVED = _PROMPT | {
     "max_output_tokens",
     "temperature",
@@ -65,15 +86,27 @@ _MODES = ("auto", "required")
 _FORMATS = ("text", "json_schema", "json_object")
 
 
-def parse_response(body: bytes, stamp: Stamp) -> Parsed:
+def parse_response(
+    body: bytes, stamp: Stamp, withheld: Withheld = nothing_kept, earlier: bytes | None = None
+) -> Parsed:
     """The request in the body of ``/v1/responses``.
+
+    Args:
+        body: JSON.
+        stamp: what the server adds.
+        withheld: gives the error where a response cannot be kept.
+        earlier: what is kept of the response that this one continues, once it was fetched.
 
     Raises:
         InvalidRequestError: anything is wrong with it; ``param`` names the field.
+        ApplianceError: that of ``withheld``.
+        EarlierNeededError: it continues a response.
     """
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
-    prompt, tools = _prompt(document)
+    keeps = _keeps(document, withheld)
+    previous, before = _earlier(document, withheld, earlier, parse_response)
+    prompt, tools = _prompt(document, before)
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=Operation.CHAT,
@@ -94,22 +127,57 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
     )
     request = request_builder.checked(request, {"logprobs": "top_logprobs"})
     _check_truncation(document)
-    typed(document, "store", bool)
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
-    return Parsed(request, partial(ResponseWriter, shown=shown), without_effect(document, _SERVED, UNSUPPORTED))
+    make_writer = partial(ResponseWriter, shown=shown, kept=keeps, previous=previous)
+    items = items_json([*before, *items_of(document["input"], key_of(stamp.request_id))]) if keeps else None
+    return Parsed(request, make_writer, without_effect(document, _SERVED, UNSUPPORTED), items=items)
 
 
-def parse_input_tokens(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:
-    """The request in the body of ``/v1/responses/input_tokens``, and the names of fields without effect.
-
-    Raises:
-        InvalidRequestError: anything is wrong with it; ``param`` names the field.
-    """
+def parse_input_tokens(
+    body: bytes, stamp: Stamp, withheld: Withheld = nothing_kept, earlier: bytes | None = None
+) -> tuple[TokenizerRequest, tuple[str, ...]]:
+    """The request in the body of ``/v1/responses/input_tokens``, and the names of fields without effect; see
+    ``parse_response``."""
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
-    request = count_request(document, _prompt(document)[0], stamp)
+    _, before = _earlier(document, withheld, earlier, parse_input_tokens)
+    request = count_request(document, _prompt(document, before)[0], stamp)
     return request, without_effect(document, _PROMPT, UNSUPPORTED)
+
+
+def _keeps(document: Mapping[str, Any], withheld: Withheld) -> bool:
+    """Whether the response is to be kept: as OpenAI's API has it unless the caller says no, and where the policy has it
+    not, only a caller that asks for it is refused.
+
+    Raises:
+        ApplianceError: that of ``withheld``.
+    """
+    asked = typed(document, "store", bool)
+    error = withheld("store")
+    if asked and error is not None:
+        raise error
+    return asked is not False and error is None
+
+
+def _earlier(
+    document: Mapping[str, Any], withheld: Withheld, earlier: bytes | None, parse: Callable[..., Any]
+) -> tuple[str | None, list[dict[str, Any]]]:
+    """The response that the request continues, if any, and the items of that conversation.
+
+    Raises:
+        ApplianceError: that of ``withheld``, or no response has such an id.
+        EarlierNeededError: what is kept of it was not fetched yet.
+    """
+    previous = typed(document, "previous_response_id", str)
+    if not previous:
+        return None, []
+    if (error := withheld("previous_response_id")) is not None:
+        raise error
+    check_response_id(previous, "previous_response_id")
+    if earlier is None:
+        raise EarlierNeededError(previous, lambda body, stamp, found: parse(body, stamp, withheld, found))
+    return previous, KeptResponse.unpacked(earlier).conversation()
 
 
 def _check_truncation(document: Mapping[str, Any]) -> None:
@@ -141,9 +209,9 @@ def _grammar(document: Mapping[str, Any]) -> Grammar | None:
     return request_builder.grammar(asked, request_builder.compact_json(schema), "text.format.schema")
 
 
-def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:
-    """The conversation, and what the model may call."""
-    turns = _turns(document.get("input"))
+def _prompt(document: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> tuple[ChatPrompt, Tools | None]:
+    """The conversation, which begins with items of earlier ones, and what the model may call."""
+    turns = _turns(document.get("input"), before)
     instructions = typed(document, "instructions", str)
     if instructions:
         turns.insert(0, Turn("system", instructions))
@@ -166,13 +234,15 @@ def _hints(document: Mapping[str, Any]) -> dict[str, object]:
     return request_builder.thinking_hints(thinks=asked != "none", effort=asked)
 
 
-def _turns(value: object) -> list[Turn]:
-    if isinstance(value, str):
-        return [Turn("user", value)]
-    if not isinstance(value, list):
+def _turns(value: object, before: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    if not isinstance(value, str | list):
         raise InvalidRequestError("input must be a string or an array of items", param="input")
-    check_most(len(value), request_builder.MAX_MESSAGES, "input", "items")
+    check_most(len(before) + (1 if isinstance(value, str) else len(value)), MAX_MESSAGES, "input", "items")
     turns: list[Turn] = []
+    for item in before:
+        _add(turns, item, "previous_response_id")
+    if isinstance(value, str):
+        return [*turns, Turn("user", value)]
     for index, item in enumerate(value):
         _add(turns, an_object(item, f"input[{index}]"), f"input[{index}]")
     return turns

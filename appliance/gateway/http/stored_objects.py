@@ -31,7 +31,7 @@ MAX_FILES_LISTED = 10_000
 
 MAX_BATCHES_LISTED = 100
 BATCHES_LISTED = 20
-"""Largest limit of a list of batches, and the one that holds where none is given."""
+"""Largest limit of a list of batches, or of a response's items, and the one that holds where none is given."""
 
 MAX_QUERY_FIELDS = 16
 MAX_ID_CHARS = 64
@@ -141,6 +141,16 @@ def batches_page(query: Mapping[str, str]) -> Page:
         InvalidRequestError: a field is out of its range; ``param`` names it.
     """
     return Page(_limit(query, BATCHES_LISTED, MAX_BATCHES_LISTED), _after(query))
+
+
+def items_query(query: Mapping[str, str]) -> Page:
+    """Return the part of the list of a response's items that a query asks for.
+
+    Raises:
+        InvalidRequestError: a field is out of its range; ``param`` names it.
+    """
+    order = one_of(query.get("order") or "desc", ("asc", "desc"), "order")
+    return Page(_limit(query, BATCHES_LISTED, MAX_BATCHES_LISTED), _after(query), ascending=order == "asc")
 
 
 def _limit(query: Mapping[str, str], default: int, most: int) -> int:

@@ -31,7 +31,6 @@ FIELDS: Mapping[str, Unsupported] = {
     "best_of": Unsupported("ask for n answers and choose one of them", (1,)),
     "functions": Unsupported(_TOOLS),
     "function_call": Unsupported(_TOOLS, ("none", "auto")),
-    "logit_bias": Unsupported(_CONSTRAIN),
     "suffix": Unsupported("put the text after the gap into the prompt, in the form that the model was trained for"),
     "audio": Unsupported(_MODALITY),
     "modalities": Unsupported(_MODALITY, (["text"],)),

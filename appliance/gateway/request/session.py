@@ -71,6 +71,8 @@ class Session:
             life.outcome.input_tokens = len(token_ids)
         # From here on, and for a replay, the ids are enough; the text may be megabytes.
         request = self._request = replace(request, prompt=TokenPrompt(token_ids, request.prompt.param))
+        if request.logit_bias is not None:
+            await life.limits(max(request.logit_bias.ids), "logit_bias")
         await self._reserve(reservation, token_ids, await life.limits(max(token_ids), request.prompt.param))
         await life.secure(reservation)
         submit = self._submit(reservation, token_ids)
@@ -124,6 +126,7 @@ class Session:
             deterministic=self._deterministic(obligations),
             priority=self.life.priority(obligations.priority),
             structured=self._followed() is not None,
+            logit_bias=request.logit_bias,
         )
 
     def _deterministic(self, obligations: Obligations) -> bool:

@@ -111,6 +111,7 @@ def fingerprint(tenant: str, model: str, submit: Submit) -> bytes:
         submit.choices,
         submit.deterministic,
         submit.prompt_logprobs,
+        submit.logit_bias,
     )
     for part in (tenant.encode(), model.encode(), submit.token_ids.tobytes(), repr(numbers).encode()):
         digest.update(len(part).to_bytes(8, "little"))

@@ -75,6 +75,12 @@ QUEUE_ADMITTED, QUEUE_REFUSED, QUEUE_CANCELLED = QUEUE_OUTCOMES = ("admitted", "
 LINE_COMPLETED, LINE_FAILED, LINE_DELAYED = LINE_OUTCOMES = ("completed", "failed", "delayed")
 """What became of a line of a batch: it has its answer, it has an error, or it is tried again later."""
 
+RESPONSE_KEPT, RESPONSE_NOT_KEPT, RESPONSE_READ, RESPONSE_DELETED = RESPONSE_OUTCOMES = (
+    *("kept", "not_kept"),
+    *("read", "deleted"),
+)
+"""What was done with a stored response; ``not_kept``: it was to be kept, and could not be."""
+
 DROP_REASONS = ("queue_full", "export_failed", "shutdown")
 """Why a span does not reach the collector."""
 
@@ -156,6 +162,8 @@ ROUTE_CHOICES = "athanor.route_choices"
 SUSPECTS = "athanor.suspects"
 QUARANTINED = "athanor.quarantined"
 BATCH_LINES = "athanor.batch.lines"
+RESPONSES = "athanor.response.operations"
+STORED_RESPONSES = "athanor.response.stored"
 STORED_BYTES = "athanor.batch.stored_bytes"
 STORED_FILES = "athanor.batch.stored_files"
 OPEN_BATCHES = "athanor.batch.open_batches"
@@ -310,6 +318,11 @@ COUNTERS = {
         "away: it is tried again).",
         frozenset({"tenant", "outcome"}),
     ),
+    RESPONSES: Instrument(
+        "{response}",
+        "Stored responses by what was done: kept, not_kept (there was no room, or the store was away), read, deleted.",
+        frozenset({"tenant", "outcome"}),
+    ),
     DROPPED_SPANS: Instrument(
         "{span}", "Spans that did not reach the collector: queue_full, export_failed, shutdown.", frozenset({"reason"})
     ),
@@ -364,7 +377,8 @@ GAUGES = {
     SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),
     SANDBOX_FROZEN: Instrument("1", "Whether the sandbox is frozen because nobody uses it: 1 or 0.", _SANDBOX),
     SANDBOX_AWAY: Instrument("s", "How long the sandbox was away, or booted, before it was last ready.", _SANDBOX),
-    STORED_BYTES: Instrument("By", "Files and results of batches that are kept."),
+    STORED_BYTES: Instrument("By", "Files, results of batches and responses that are kept."),
+    STORED_RESPONSES: Instrument("{response}", "Responses that are kept."),
     STORED_FILES: Instrument("{file}", "Files that are kept, results of batches among them."),
     OPEN_BATCHES: Instrument("{batch}", "Batches that are not over."),
     WAITING_LINES: Instrument("{line}", "Lines of batches that have no result yet."),

@@ -1,4 +1,4 @@
-"""What the supervisor keeps of files and batches, as gauges."""
+"""What the supervisor keeps of files, batches and responses, as gauges."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ GAUGES = {
     "files": names.STORED_FILES,
     "open_batches": names.OPEN_BATCHES,
     "waiting_lines": names.WAITING_LINES,
+    "responses": names.STORED_RESPONSES,
 }
 """Figure of the supervisor -> gauge."""
 

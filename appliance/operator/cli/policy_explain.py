@@ -42,7 +42,9 @@ SpentThisMonth = Annotated[float, typer.Option(metavar="AMOUNT", min=0, help="Wh
 
 Wanted = Annotated[
     Feature | None,
-    typer.Option(metavar="NAME", help="What it uses: structured_output, tokenize, tools, attestation, batches."),
+    typer.Option(
+        metavar="NAME", help="What it uses: structured_output, tokenize, tools, attestation, batches, stored_responses."
+    ),
 ]
 Credential = Annotated[
     str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")

@@ -21,6 +21,7 @@ from appliance.gateway.http.stored_objects import MAX_BATCHES_LISTED, MAX_FILES_
 from appliance.operator.reference.http_agents import MESSAGES, RESPONSES
 from appliance.operator.reference.markdown import Field, code, first_paragraph, page, section, table
 from isolation.ipc import messages as wire
+from isolation.ipc.logit_bias import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES
 from isolation.ipc.sampling import PARAMETERS
 
 ABOUT = f"""
@@ -35,7 +36,9 @@ errors have Anthropic's form, and the key may stand in `x-api-key`.
 ROUTE_MEANINGS = {
     "/v1/chat/completions": "Answer to a conversation, whole or as a stream.",
     "/v1/completions": "Continuation of a text or of token ids, whole or as a stream.",
-    "/v1/responses": "Answer to a conversation in the form of OpenAI's Responses API; nothing is kept.",
+    "/v1/responses": "Answer to a conversation in the form of OpenAI's Responses API.",
+    "/v1/responses/{response_id}": "A stored response, or its deletion (stored-responses.md).",
+    "/v1/responses/{response_id}/input_items": "Items that it answers, page by page.",
     "/v1/responses/input_tokens": "Number of tokens that such an input has.",
     "/v1/messages": "Answer to a conversation in the form of Anthropic's Messages API.",
     "/v1/messages/count_tokens": "Number of tokens that such a conversation has.",
@@ -101,6 +104,12 @@ GENERATION: tuple[Field, ...] = (
         f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}",
         "none",
         "Log-probabilities of the prompt's tokens, with so many alternatives. Not in a stream.",
+    ),
+    (
+        "logit_bias",
+        f"object of at most {MAX_LOGIT_BIASES} token ids with numbers of {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+        "none",
+        "Added to the scores of these ids, before penalties and temperature; log-probabilities are those without it.",
     ),
     (
         "service_tier",

@@ -16,7 +16,13 @@ _TOP_P: Field = ("top_p", "number, above 0, to 1", "1", "Keeps the smallest set 
 
 RESPONSES: tuple[Field, ...] = (
     _MODEL,
-    ("input", f"text, or list of at most {limits.MAX_MESSAGES} items", "required", "The whole conversation."),
+    (
+        "input",
+        f"text, or list of at most {limits.MAX_MESSAGES} items",
+        "required",
+        "The conversation, or what is new of it.",
+    ),
+    ("previous_response_id", "id", "none", "Stored response whose conversation goes on (stored-responses.md)."),
     ("instructions", "text", "none", "Stands before the conversation, as a message of the system."),
     ("max_output_tokens", f"tokens, 1 to {wire.MAX_TOKENS_PER_REQUEST}", "what is left", "Most output tokens."),
     ("tools", f"list of at most {MAX_TOOLS} functions", "none", "Functions that the model may call (tools.md)."),
@@ -38,7 +44,7 @@ RESPONSES: tuple[Field, ...] = (
         "Requests with one key go to one model, where `model` is the name of a route.",
     ),
     ("truncation", "disabled or auto", "disabled", "Repeated in the response; nothing is ever truncated."),
-    ("store", "true or false", "false", "Without effect: nothing is kept, and the response says `store: false`."),
+    ("store", "true or false", "as the policy says", "Whether the response is kept; it says so (stored-responses.md)."),
 )
 
 MESSAGES: tuple[Field, ...] = (

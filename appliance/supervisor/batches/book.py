@@ -1,4 +1,4 @@
-"""The book of files and batches: one SQLite file that the supervisor alone writes. Blocks.
+"""The book of files, batches and stored responses: one SQLite file that the supervisor alone writes. Blocks.
 
 What tenants sent and got is sealed under their keys (``isolation.keys.kept``), names and metadata included; ids,
 sizes, times and states are not. A change is one transaction, forced to disk (WAL, ``synchronous=FULL``): a line's
@@ -26,7 +26,7 @@ from isolation.keys.keyring import Keyring
 NAME = "batches.db"
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
-SCHEMA = 1
+SCHEMA = 2
 """Form of the tables; a book of a newer form is refused."""
 
 BUSY_S = 10.0
@@ -70,6 +70,13 @@ CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, ok INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL,
     PRIMARY KEY (batch, line)
 );
+CREATE TABLE IF NOT EXISTS responses (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, kek BLOB NOT NULL,
+    size INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, read_day INTEGER NOT NULL DEFAULT 0,
+    data BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS responses_by_tenant ON responses (tenant);
+CREATE INDEX IF NOT EXISTS responses_by_end ON responses (expires);
 CREATE TABLE IF NOT EXISTS used (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outbox (key TEXT PRIMARY KEY, time_ms INTEGER NOT NULL, entry TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS logged (log TEXT NOT NULL, next INTEGER NOT NULL);

@@ -105,6 +105,11 @@ def _keys(folder: Path, log_name: str, since: int) -> Iterable[tuple[str, ...]]:
 
 
 def _key(one: Entry) -> tuple[str, ...]:
-    """Return what identifies an entry of a line's request, a file or a batch."""
-    names = {"request": ("request",), "file": ("file", "event"), "batch": ("batch", "event", "principal")}
+    """Return what identifies an entry of a line's request, a file, a batch or a stored response."""
+    names = {
+        "request": ("request",),
+        "file": ("file", "event"),
+        "batch": ("batch", "event", "principal"),
+        "response": ("response", "event"),
+    }
     return (one.kind, *(str(one.fields[name]) for name in names.get(one.kind, ())))

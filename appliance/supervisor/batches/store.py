@@ -1,5 +1,5 @@
-"""The store of files and batches: calls of the gateway carried out in the book. Blocks; may be called from any
-thread."""
+"""The store of files, batches and responses: calls of the gateway carried out in the book. Blocks; may be called from
+any thread."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from appliance.common.batches.messages import (
     LineQuery,
     LineResult,
     OpenBatches,
+    ResponseDelete,
+    ResponseKeep,
+    ResponseRead,
     StoreAnswer,
     StoreFrame,
     StoreRefused,
@@ -38,15 +41,16 @@ from appliance.common.errors import ControlError
 from appliance.supervisor.batches.book import StoreBook, StoreRefusedError, open_book
 from appliance.supervisor.batches.files import StoredFiles
 from appliance.supervisor.batches.lines import StoredBatches
+from appliance.supervisor.batches.responses import StoredResponses
 from isolation.keys.errors import KeyringError
 from isolation.keys.keyring import Keyring
 
 REMOVED_AT_ONCE = 8
-"""Files or batches that are removed in one transaction, so that no call waits for long."""
+"""Files, batches or responses that are removed in one transaction, so that no call waits for long."""
 
 
 class BatchStore:
-    """Files and batches of all tenants."""
+    """Files, batches and responses of all tenants."""
 
     def __init__(self, book: StoreBook, most: int) -> None:
         """Forget uploads that an earlier run began, and what was sealed under keys that are gone. ``most`` are the
@@ -54,11 +58,12 @@ class BatchStore:
         self.book = book
         self._files = StoredFiles(book, most)
         self._batches = StoredBatches(book, self._files)
+        self._responses = StoredResponses(book, most)
         self._lock = threading.Lock()
         """Held for each call, so that the gateway's calls and the operator's orders do not meet in the middle."""
         self._files.drop_uploads()
         self.forgotten = self._forget_unreadable()
-        """Files and batches whose keys were found destroyed."""
+        """Files, batches and responses whose keys were found destroyed."""
         files, batches = self._files, self._batches
         self._does: dict[type, Callable[[Any], StoreAnswer]] = {
             BeginUpload: files.begin,
@@ -75,6 +80,7 @@ class BatchStore:
             BatchChecked: batches.checked,
             BatchEnd: batches.end,
             ForgetTenants: self._forget_tenants,
+            ResponseDelete: self._responses.delete,
         }
 
     def answer(self, frames: Sequence[StoreFrame]) -> list[StoreFrame]:
@@ -115,6 +121,10 @@ class BatchStore:
                 return StoreFrame(call, *self._files.read(message))
             if isinstance(message, LineQuery):
                 return StoreFrame(call, *self._batches.lines(message))
+            if isinstance(message, ResponseKeep):
+                return StoreFrame(call, self._responses.keep(message, frame.payload))
+            if isinstance(message, ResponseRead):
+                return StoreFrame(call, *self._responses.read(message))
             does = self._does.get(type(message))
             if does is None:
                 raise ControlError(f"{type(message).__name__} is not for the supervisor")
@@ -132,7 +142,7 @@ class BatchStore:
             self._files.drop_uploads()
 
     def tidy(self) -> bool:
-        """Remove some files and batches whose time is over; returns whether there may be more.
+        """Remove some files, batches and responses whose time is over; returns whether there may be more.
 
         Raises:
             StoreRefusedError: the disk fails.
@@ -140,11 +150,12 @@ class BatchStore:
         with self._lock:
             gone = self._files.expire(REMOVED_AT_ONCE)
             gone += self._batches.expire(self.book.now - FILE_KEEP_S, REMOVED_AT_ONCE)
+            gone += self._responses.expire(REMOVED_AT_ONCE)
             self.book.give_back()
         return gone >= REMOVED_AT_ONCE
 
     def forget(self, tenant: str) -> int:
-        """Remove all files and batches of a tenant; returns how many there were.
+        """Remove all files, batches and responses of a tenant; returns how many there were.
 
         Raises:
             StoreRefusedError: the disk fails.
@@ -153,7 +164,7 @@ class BatchStore:
             return self._forget(tenant)
 
     def shred(self, tenant: str) -> int:
-        """Destroy a tenant's key, and remove what it sealed; returns how many files and batches there were.
+        """Destroy a tenant's key, and remove what it sealed; returns how many objects there were.
 
         Raises:
             KeyringError: the medium refuses; what is left is unreadable.
@@ -176,8 +187,15 @@ class BatchStore:
             open_batches, left = connection.execute(
                 "SELECT COUNT(*), COALESCE(SUM(total - completed - failed), 0) FROM batches WHERE over_at = 0"
             ).fetchone()
+            (responses,) = connection.execute("SELECT COUNT(*) FROM responses").fetchone()
             used = self.book.used_in_all(connection)
-        return {"files": files, "bytes": used, "open_batches": open_batches, "waiting_lines": left}
+        return {
+            "files": files,
+            "bytes": used,
+            "open_batches": open_batches,
+            "waiting_lines": left,
+            "responses": responses,
+        }
 
     def close(self) -> None:
         """Close the book."""
@@ -190,34 +208,32 @@ class BatchStore:
         return Accepted()
 
     def _forget(self, tenant: str) -> int:
-        return self._remove(
-            "SELECT id FROM batches WHERE tenant = ?", "SELECT id FROM files WHERE tenant = ?", (tenant,)
-        )
+        return self._remove("WHERE tenant = ?", (tenant,))
 
     def _forget_unreadable(self) -> int:
         """Remove what was sealed under keys that are gone: destroyed while no supervisor ran, or renewed."""
         count = 0
         with self.book.look() as connection:
-            keks = connection.execute("SELECT tenant, kek FROM files UNION SELECT tenant, kek FROM batches").fetchall()
+            keks = connection.execute(
+                "SELECT tenant, kek FROM files UNION SELECT tenant, kek FROM batches "
+                "UNION SELECT tenant, kek FROM responses"
+            ).fetchall()
         for tenant, kek in keks:
             if not self.book.holds(tenant, kek):
-                where = "WHERE tenant = ? AND kek = ?"
-                count += self._remove(
-                    f"SELECT id FROM batches {where}",  # noqa: S608 - a constant
-                    f"SELECT id FROM files {where}",  # noqa: S608 - a constant
-                    (tenant, kek),
-                )
+                count += self._remove("WHERE tenant = ? AND kek = ?", (tenant, kek))
         return count
 
-    def _remove(self, batches: str, files: str, values: tuple[Any, ...]) -> int:
+    def _remove(self, where: str, values: tuple[Any, ...]) -> int:
+        """Remove what a clause finds in each table; a batch goes before its files, which go with it."""
+        count = 0
+        kinds = {"batches": self._batches.remove, "files": self._files.remove, "responses": self._responses.remove}
         with self.book.change() as connection:
-            found = [row[0] for row in connection.execute(batches, values).fetchall()]
-            for batch in found:
-                self._batches.remove(connection, batch)
-            left = [row[0] for row in connection.execute(files, values).fetchall()]
-            for file in left:
-                self._files.remove(connection, file)
-        return len(found) + len(left)
+            for table, remove in kinds.items():
+                found = connection.execute(f"SELECT id FROM {table} {where}", values).fetchall()  # noqa: S608 - constants
+                for (one,) in found:
+                    remove(connection, one)
+                count += len(found)
+        return count
 
 
 def open_store(folder: Path, keyring: Keyring, most: int, clock: Callable[[], float] = time.time) -> BatchStore:

@@ -7,7 +7,8 @@ whole row (torch splits it between threads when it is the only one), a sum over 
 chose, and the ties of a ``topk`` whose number a neighbour chose.
 
 A structured row's mask comes first of all (``engine.backends.common.masks``): what it forbids has a score of minus
-infinity here, and log-probabilities are those of what is left.
+infinity here, and log-probabilities are those of what is left. A request's biases come next
+(``engine.backends.common.logit_bias``): they change what is chosen, and no log-probability.
 
 Sorting a vocabulary costs 10 ms and more on a core; so top-k and top-p first look at the few hundred best
 ids, which is exact whenever the kept set lies inside them, and at more only for rows where it does not.
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.backends.common.logit_bias import LogitBiases
 from engine.backends.common.penalties import WIDEST as WIDEST_PENALTY
 from engine.backends.common.penalties import Penalties
 from engine.backends.common.rng import uniforms
@@ -80,6 +82,7 @@ class Sampler:
         self._logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
         self._prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
         self._plain = np.ones(max_num_seqs, dtype=np.bool_)
+        self._biases = LogitBiases()
         self._penalties = Penalties()
 
     def admit(self, admission: Admission) -> None:
@@ -90,11 +93,12 @@ class Sampler:
             column[row] = value
         self._logprobs[row] = admission.logprobs
         self._prompt_logprobs[row] = admission.prompt_logprobs
-        penalised = self._penalties.admit(admission)
-        self._plain[row] = numbers.temperature == 0 and admission.logprobs < 0 and not penalised
+        changed = self._penalties.admit(admission) | self._biases.admit(admission)
+        self._plain[row] = numbers.temperature == 0 and admission.logprobs < 0 and not changed
 
     def forget(self, rows: list[int]) -> None:
         """Overwrite the ids that are kept of these rows."""
+        self._biases.forget(rows)
         self._penalties.forget(rows)
 
     def wants_maximum(self, rows: list[int]) -> bool:
@@ -113,7 +117,7 @@ class Sampler:
         if self._plain[index].all():
             return Samples(_greedy(logits).tolist())
         raw = logits.float()
-        scores = self._penalties.apply(raw, rows)
+        scores = self._penalties.apply(self._biases.apply(raw, rows), rows)
         chosen = _greedy(scores)
         self._draw(scores, chosen, index, positions)
         token_ids: list[int] = torch.where(raw.amax(-1).isfinite(), chosen, FAILED).tolist()

@@ -79,6 +79,9 @@ def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
         raise RequestRejectedError(FailureCode.INVALID, "there is no such priority")
     if len(submit.token_ids) >= limits.max_context:
         raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt leaves no room for an output token")
+    bias = submit.logit_bias
+    if bias is not None and max(bias.ids) >= limits.vocab_size:
+        raise RequestRejectedError(FailureCode.INVALID, "an id of the logit bias is outside the vocabulary")
     fault = out_of_bounds(submit.sampling)
     if fault:
         raise RequestRejectedError(FailureCode.INVALID, f"a sampling number is out of range: {fault}")

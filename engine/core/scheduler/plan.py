@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from isolation.ipc.engine import RequestFailure, Started
 from isolation.ipc.grammar import Masks, MaskState
+from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.sampling import Sampling
 
 NO_ROWS: frozenset[int] = frozenset()
@@ -50,6 +51,8 @@ class Admission(NamedTuple):
     """Tokens of prompt and output at which the output ends at the latest; 0: not told."""
     stop_ids: frozenset[int] = frozenset()
     """Ids that end it. This and ``limit`` are for backends that run ahead of plans; the scheduler ends requests."""
+    logit_bias: LogitBias | None = None
+    """Numbers added to the scores of some ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,4 +252,5 @@ def admission_of(request: Request, pool: BlockPool) -> Admission:
         prompt_logprobs=spec.prompt_logprobs,
         limit=request.limit,
         stop_ids=spec.stop_ids,
+        logit_bias=spec.logit_bias,
     )

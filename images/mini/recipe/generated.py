@@ -207,7 +207,7 @@ def _header(fact: Fact, _unique: frozenset[str]) -> str:
     )
 
 
-SEVERAL = ("/v1/files", "/v1/batches")
+SEVERAL = ("/v1/files", "/v1/batches", "/v1/responses/RESPONSE")
 """Beginnings of paths that several methods have: a question names the method as well."""
 
 

@@ -48,6 +48,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "model": [{"what": "pull", "outcome": "OK"}, {"what": "remove", "outcome": "FAILED", "model": ""}],
     "file": [{"event": "created"}, {"event": "deleted"}, {"event": "expired", "principal": ""}],
     "batch": [{"event": "created"}, {"event": "expired", "principal": ""}],
+    "response": [{"event": "kept"}, {"event": "read"}, {"event": "expired", "principal": ""}],
     "gap": [{}],
     "log": [{"event": "opened"}, {"event": "damaged"}],
 }

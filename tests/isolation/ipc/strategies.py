@@ -17,6 +17,7 @@ from isolation.ipc import text as t
 from isolation.ipc.codec import Message
 from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Abort, Drain, RequestFailure, Started, StepOutput, Submit
+from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
@@ -50,6 +51,10 @@ sampling = st.builds(
     seed=u64,
 )
 
+biases = st.dictionaries(u32, st.floats(-100, 100, width=32), min_size=1, max_size=40).map(
+    lambda given: LogitBias(array("I", sorted(given)), array("f", [given[one] for one in sorted(given)]))
+)
+
 submit = st.builds(
     Submit,
     request=st.integers(0, (1 << 64) - m.MAX_CHOICES),
@@ -70,6 +75,7 @@ submit = st.builds(
     deterministic=st.booleans(),
     group=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     public=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
+    logit_bias=st.none() | biases,
 )
 
 

@@ -1,8 +1,8 @@
 """Chooses the next token of every row on the device: the order and formulas of ``docs/sampling.md``.
 
-Three launches. ``_prepare`` (rows times stretches of the vocabulary): mask, penalties, and the largest score of each
-stretch. ``_choose`` (rows): the maximum, or a draw by the request's own counter generator under top-k, top-p, min-p and
-typical-p; then the count of the chosen token. ``_report`` (rows): log-probabilities of rows that asked.
+Three launches. ``_prepare`` (rows times stretches of the vocabulary): mask, biases, penalties, and the largest score of
+each stretch. ``_choose`` (rows): the maximum, or a draw by the request's own counter generator under top-k, top-p,
+min-p and typical-p; then the count of the chosen token. ``_report`` (rows): log-probabilities of rows that asked.
 
 A row is computed by one order of roundings, whatever is beside it. Draws are the same bits as on the CPU; the token is
 the same unless the point falls within rounding of the border between two tokens, because exponentials differ in their
@@ -26,6 +26,7 @@ from engine.backends.cuda.kernels.triton_common import ceil_div, power_of_two
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import Field, number_field
 from engine.core.scheduler.plan import FAILED
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
 STRETCH = 1_024
 """Scores that are looked at together."""
@@ -48,6 +49,8 @@ of a kernel may rest on where."""
 
 PENALTY_LINE = tl.constexpr(int(Field.PENALTY_LINE))
 MASK_LINE = tl.constexpr(int(Field.MASK_LINE))
+BIASES = tl.constexpr(int(Field.BIASES))
+BIAS_ROOM = tl.constexpr(MAX_LOGIT_BIASES)
 TEMPERATURE = tl.constexpr(number_field("temperature"))
 TOP_K = tl.constexpr(number_field("top_k"))
 TOP_P = tl.constexpr(number_field("top_p"))
@@ -289,6 +292,8 @@ def _prepare(
     masks: tl.tensor,
     mask_width: tl.tensor,
     counts: tl.tensor,
+    bias_ids: tl.tensor,
+    biases: tl.tensor,
     scores: tl.tensor,
     peaks: tl.tensor,
     size: tl.tensor,
@@ -299,17 +304,21 @@ def _prepare(
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     raw = masked(MaskedLine(logits + line * logits_row, size, masks, integer(row, MASK_LINE), mask_width), token)
     score = raw
+    for entry in range(integer(row, BIASES).to(tl.int32)):
+        own = row.row.to(tl.int64) * BIAS_ROOM + entry
+        biased = score + tl.load(biases + own)
+        score = tl.where(token == tl.load(bias_ids + own), biased, score)
     place = integer(row, PENALTY_LINE)
     if place >= 0:
         factor = number(row, REPETITION).to(tl.float32)
         once = number(row, PRESENCE).to(tl.float32)
         each = number(row, FREQUENCY).to(tl.float32)
         seen = tl.load(counts + place.to(tl.int64) * size + token, mask=token < size, other=0)
-        changed = tl.where(raw > 0, tl.div_rn(raw, factor + raw * 0.0), raw * factor)
+        changed = tl.where(score > 0, tl.div_rn(score, factor + score * 0.0), score * factor)
         changed -= each * (seen - 1).to(tl.float32) + once * (seen > 1).to(tl.float32)
         # By comparison, so that what is no number stays none.
         changed = tl.where(changed > LARGEST_SCORE, LARGEST_SCORE, changed)
-        score = tl.where(seen > 0, changed, raw)
+        score = tl.where(seen > 0, changed, score)
     tl.store(scores + line * size + token, score, mask=token < size)
     broken = tl.sum((raw != raw).to(tl.int32), 0) > 0
     out = peaks + (line * tl.num_programs(1) + tl.program_id(1)) * 2
@@ -379,6 +388,8 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
         columns.masks,
         columns.masks.shape[1],
         columns.counts,
+        columns.bias_ids,
+        columns.biases,
         out.scores,
         out.peaks,
         size,

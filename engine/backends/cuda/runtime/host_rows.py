@@ -78,7 +78,8 @@ class HostRows:
         self.any_asked |= admission.logprobs >= 0
         limit = self.limit[row] = admission.limit or self._max_context
         numbers = bounded(admission.sampling, self._vocab_size)
-        self._deltas.admit(row, limit, sorted(admission.stop_ids)[:DEVICE_STOPS], numbers, admission.logprobs)
+        biases = len(admission.logit_bias) if admission.logit_bias is not None else 0
+        self._deltas.admit(row, limit, sorted(admission.stop_ids)[:DEVICE_STOPS], numbers, admission.logprobs, biases)
         for table, (given, expected) in enumerate(zip(blocks, stamps, strict=True)):
             self._tables.place(table, len(given))
             spare = self._storage.spare(row, table)

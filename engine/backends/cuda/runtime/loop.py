@@ -75,7 +75,7 @@ class DeviceLoop:
         self._tables = self._words[layout.first_block : layout.first_stamp].view(layout.lines, layout.width)
         self._expected = self._words[layout.first_stamp : layout.first_lane].view(layout.lines, layout.width)
         self._lanes = self._words[layout.first_lane :]
-        self.columns = SamplingColumns(self._fields, choices.counts, choices.masks)
+        self.columns = SamplingColumns(self._fields, choices.counts, choices.masks, choices.bias_ids, choices.biases)
         self.ring = torch.full((RING_STEPS, layout.lanes), NOTHING, dtype=torch.int64, device=device)
         self.reports = torch.zeros(RING_STEPS, layout.lanes, REPORT_WORDS, dtype=torch.int32, device=device)
         """Beside the ring: log-probabilities for rows that asked (``engine.backends.cuda.runtime.sampling_state``)."""

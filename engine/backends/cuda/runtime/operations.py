@@ -111,6 +111,11 @@ class SamplingColumns:
     """int32 ``(lines, vocab)``: 0 for an id that did not occur, else 1 and its occurrences in the output."""
     masks: Tensor
     """int32 ``(lines, words)``: bit ``i % 32`` of word ``i // 32`` allows token ``i``; further ids are forbidden."""
+    bias_ids: Tensor
+    """int32 ``(lines, MAX_LOGIT_BIASES)``: ids whose scores have a bias, as many as the row's words say; a row's
+    line is its own."""
+    biases: Tensor
+    """float32, of the same shape."""
 
     def number(self, name: str) -> Tensor:
         """Column of a number of ``isolation.ipc.sampling`` that is a float, as float64."""

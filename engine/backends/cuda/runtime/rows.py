@@ -46,6 +46,8 @@ class Field(IntEnum):
     """The row itself where it chooses under masks, else ``NO_LINE``."""
     LOGPROBS = 6
     """-1: none are reported; n: of the token and of n alternatives."""
+    BIASES = 7
+    """Ids whose scores have a bias; they stand in the row's line of biases."""
 
 
 NUM_FIELDS = len(Field) + len(NAMES)
@@ -139,9 +141,15 @@ class Deltas:
         return len(self._changes)
 
     def admit(
-        self, row: int, limit: int, stop_ids: Sequence[int], sampling: Sampling = GREEDY, logprobs: int = -1
+        self,
+        row: int,
+        limit: int,
+        stop_ids: Sequence[int],
+        sampling: Sampling = GREEDY,
+        logprobs: int = -1,
+        biases: int = 0,
     ) -> None:
-        """A request takes a row, which takes no part in steps yet.
+        """A request takes a row, which takes no part in steps yet. ``biases``: ids whose scores have one.
 
         Raises:
             ConfigurationError: more stop ids than a row has room for.
@@ -154,6 +162,7 @@ class Deltas:
         self._set(Field.PENALTY_LINE, row, row if has_penalties(sampling) else NO_LINE)
         self._set(Field.MASK_LINE, row, NO_LINE)
         self._set(Field.LOGPROBS, row, logprobs)
+        self._set(Field.BIASES, row, biases)
         place, lines = len(Field) * self._layout.lines + row, self._layout.lines
         words = words_of(sampling)
         self._changes.update(zip(range(place, place + lines * len(words), lines), words, strict=True))

@@ -175,6 +175,7 @@ class DeviceRunner:
         self._rows.intake.take(plan)
         self._write_blocks(plan.admissions)
         self._choices.admit(one for one in plan.admissions if has_penalties(one.sampling))
+        self._choices.bias(one for one in plan.admissions if one.logit_bias is not None)
         if plan.masks:
             self._rows.guide(plan.masks)
             self._choices.put(plan.masks)

@@ -1,9 +1,10 @@
 """What some rows ask of the choice of their tokens beyond numbers, as memory on the device.
 
 *Counts* of the ids that occurred, for penalties: the host writes those of the known tokens when a row is admitted, and
-each step counts what it chooses. *Masks* of structured rows: the host writes one before each step that such a row takes
-part in. *Reports* of log-probabilities: steps write them into a ring, as their tokens. Each row has a line of its own
-of the first two; the last line is that of the padding row.
+each step counts what it chooses. *Biases* of some ids: the host writes them when a row is admitted. *Masks* of
+structured rows: the host writes one before each step that such a row takes part in. *Reports* of log-probabilities:
+steps write them into a ring, as their tokens. Each row has a line of its own of the first three; the last line is that
+of the padding row.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from engine.backends.common.sampler import LOWEST_LOGPROB
 from engine.backends.cuda.runtime.copying import upload
 from engine.backends.cuda.runtime.operations import Sampled
 from engine.core.scheduler.plan import Admission, RowMask
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 from isolation.ipc.logprob import TokenLogprobs
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
 
@@ -31,7 +33,7 @@ REPORT_WORDS = 1 + 2 * MAX_TOP_LOGPROBS
 
 
 class ChoiceMemory:
-    """Counts and masks of ``lines`` rows, the last of them the padding row, for a vocabulary of ``vocab`` ids."""
+    """Counts, biases and masks of ``lines`` rows, the last of them the padding row, of ``vocab`` ids."""
 
     def __init__(self, lines: int, vocab: int, eos_ids: frozenset[int], device: torch.device) -> None:
         self._vocab = vocab
@@ -39,6 +41,9 @@ class ChoiceMemory:
         self._used: set[int] = set()
         self.counts = torch.zeros(lines, vocab, dtype=torch.int32, device=device)
         self.masks = torch.zeros(lines, -(-vocab // WORD_BITS), dtype=torch.int32, device=device)
+        self.bias_ids = torch.zeros(lines, MAX_LOGIT_BIASES, dtype=torch.int32, device=device)
+        self.biases = torch.zeros(lines, MAX_LOGIT_BIASES, device=device)
+        self._all = (self.counts, self.masks, self.bias_ids, self.biases)
 
     def admit(self, admissions: Iterable[Admission]) -> None:
         """Rows with penalties begin: count their known tokens."""
@@ -50,6 +55,16 @@ class ChoiceMemory:
             seen[np.searchsorted(prompt, ids)] += counts
             sent = upload(np.stack((prompt, seen)), self.counts.device)
             self.counts[admission.row].zero_().index_copy_(0, sent[0], sent[1].int())
+            self._used.add(admission.row)
+
+    def bias(self, admissions: Iterable[Admission]) -> None:
+        """Rows with biases begin: write their lines."""
+        for admission in admissions:
+            bias = admission.logit_bias
+            assert bias is not None, "a row without biases has no line of them"
+            ids, values = np.array(bias.ids, dtype=np.int32), np.array(bias.values, dtype=np.float32)
+            self.bias_ids[admission.row, : len(bias)].copy_(upload(ids, self.counts.device))
+            self.biases[admission.row, : len(bias)].copy_(upload(values, self.counts.device))
             self._used.add(admission.row)
 
     def put(self, masks: Mapping[int, RowMask]) -> None:
@@ -65,17 +80,17 @@ class ChoiceMemory:
         if used:
             self._used -= used
             lines = upload(np.array(sorted(used), dtype=np.int64), self.counts.device)
-            for memory in (self.counts, self.masks):
+            for memory in self._all:
                 memory.index_fill_(0, lines, 0)
 
     def clean(self) -> None:
         """Overwrite the padding row's lines, where steps count for lanes without a row."""
-        for memory in (self.counts, self.masks):
+        for memory in self._all:
             memory[-1].zero_()
 
     def touch(self) -> None:
         """Write every page once more."""
-        for memory in (self.counts, self.masks):
+        for memory in self._all:
             memory.zero_()
 
 

@@ -51,7 +51,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
     temperature, log_min_p = columns.number("temperature")[rows].float(), columns.number("min_p")[rows].log().float()
     top_k, top_p = columns.integer("top_k")[rows], columns.number("top_p")[rows]
     raw = _allowed(logits.float(), columns.words[Field.MASK_LINE][rows], columns.masks)
-    scores = _penalised(raw, rows, columns)
+    scores = _penalised(_biased(raw, rows, columns), rows, columns)
     peak, greedy = scores.max(-1)
     draws = temperature > 0
     scaled = (scores - peak.unsqueeze(1)) / torch.where(draws, temperature, 1.0).unsqueeze(1)
@@ -72,6 +72,16 @@ def _allowed(raw: Tensor, lines: Tensor, masks: Tensor) -> Tensor:
     bits = (words >> torch.arange(WORD_BITS, dtype=torch.int32, device=masks.device)) & 1
     allowed = (bits.flatten(1)[:, : raw.shape[1]] == 1) | (lines < 0).unsqueeze(1)
     return raw.masked_fill(~allowed, -torch.inf)
+
+
+def _biased(raw: Tensor, rows: Tensor, columns: SamplingColumns) -> Tensor:
+    """Scores with the biases of rows that have some."""
+    ids, values = columns.bias_ids.index_select(0, rows).long(), columns.biases.index_select(0, rows)
+    told = torch.arange(ids.shape[1], device=raw.device) < columns.words[Field.BIASES][rows].unsqueeze(1)
+    # Entries that say nothing go to a column of their own, behind the last score.
+    room = F.pad(raw, (0, 1))
+    places = torch.where(told, ids, raw.shape[1])
+    return room.scatter_add(1, places, torch.where(told, values, 0.0))[:, : raw.shape[1]]
 
 
 def _penalised(raw: Tensor, rows: Tensor, columns: SamplingColumns) -> Tensor:

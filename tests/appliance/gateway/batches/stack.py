@@ -40,10 +40,18 @@ from tests.system.conftest import PlainAsyncClient
 POLICY = """
 version: 1
 tenants:
-  acme: {credentials: ["key:acme-1"], models: ["*"], features: {batches: true}, limits: {requests_per_minute: 100000}}
-  globex: {credentials: ["key:globex-1"], models: ["*"], features: {batches: true}}
+  acme:
+    credentials: ["key:acme-1"]
+    models: ["*"]
+    features: {batches: true, stored_responses: true}
+    limits: {requests_per_minute: 100000}
+  globex: {credentials: ["key:globex-1"], models: ["*"], features: {batches: true, stored_responses: true}}
   without: {credentials: ["key:without-1"], models: ["*"]}
-  forgets: {credentials: ["key:forgets-1"], models: ["*"], features: {batches: true}, retention: none}
+  forgets:
+    credentials: ["key:forgets-1"]
+    models: ["*"]
+    features: {batches: true, stored_responses: true}
+    retention: none
 """
 TENANTS = ("acme", "globex", "without", "forgets")
 MOST = 1 << 30

@@ -91,9 +91,9 @@ async def test_a_route_refuses_what_is_out_of_scope(limited: Limited, route: Rou
             assert (await ask(key)).status_code == 401, key
         for key in (f"only-{route.scope}", "whole"):
             passed = await ask(key)
-            # Here nothing is kept, so files and batches are a feature that is off; its refusal comes after the scope's.
+            # Here nothing is kept, so what keeps is a feature that is off; its refusal comes after the scope's.
             off = passed.status_code == 403 and passed.json()["error"]["code"] != "insufficient_scope"
-            assert passed.status_code in (200, 400) or (off and route.scope is Scope.BATCHES), key
+            assert passed.status_code in (200, 400) or (off and route.scope in (Scope.BATCHES, Scope.RESPONSES)), key
     assert limited.running.service.requests == []
     assert {
         tenant for _, error, tenant in limited.running.service.refusals if getattr(error, "refusal", "") == "scope"

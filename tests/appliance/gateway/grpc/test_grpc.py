@@ -135,6 +135,10 @@ async def test_the_three_inputs(running, channel):
         ("stop", {"stop": ["x"] * 17}),
         ("stop_token_ids", {"stop_token_ids": [1 << 31]}),
         ("stop_token_ids", {"stop_token_ids": [1] * 65}),
+        ("logit_bias", {"logit_bias": {1: 100.5}}),
+        ("logit_bias", {"logit_bias": {1: float("nan")}}),
+        ("logit_bias", {"logit_bias": {1 << 31: 1}}),
+        ("logit_bias", {"logit_bias": dict.fromkeys(range(301), 1.0)}),
     ],
 )
 async def test_bad_fields_are_named(running, channel, field, fields):
@@ -431,6 +435,14 @@ async def test_several_choices(running, channel):
     assert (ended.choice, ended.reason, ended.stop) == (1, pb.FINISH_REASON_STOP, "end")
     assert (events[4].finished.choice, events[4].finished.usage.output_tokens) == (0, 2)
     assert running.service.requests[0].choices == 2
+
+
+async def test_logit_bias(running, channel):
+    """Biases come by rising id, and there are none where the message has none."""
+    for given in ({9: -100.0, 7: 0.5}, {}):
+        await drained(InferenceServiceStub(channel).Generate(ask(logit_bias=given), metadata=proof_of(running)))
+    biased, plain = (request.logit_bias for request in running.service.requests)
+    assert (list(biased.ids), list(biased.values), plain) == ([7, 9], [0.5, -100.0], None)
 
 
 async def test_prompt_logprobs(running, channel):

@@ -68,8 +68,9 @@ async def test_every_route_without_and_with_a_wrong_key(running, route, proof):
     if route.auth is Auth.PUBLIC:
         assert answer.status_code == 200
     elif proof == "right":
-        # Here nothing is kept: files and batches are a feature that is off.
-        assert answer.status_code in ((200, 400) if route.scope is not Scope.BATCHES else (403,))
+        # Here nothing is kept: files, batches and stored responses are features that are off.
+        kept = route.scope in (Scope.BATCHES, Scope.RESPONSES)
+        assert answer.status_code in ((403,) if kept else (200, 400))
     else:
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -88,7 +89,8 @@ async def test_every_route_without_and_with_a_wrong_key(running, route, proof):
         ("POST", "/v1/chat/completions/", 401, 404),
         ("POST", "//v1/chat/completions", 401, 404),
         ("POST", "/V1/chat/completions", 401, 404),
-        ("POST", "/v1/responses/resp_1", 401, 404),
+        ("POST", "/v1/responses/resp_1", 401, 405),
+        ("GET", "/v1/responses/resp_1/other", 401, 404),
         ("GET", "/v1/chat/completions", 401, 405),
         ("DELETE", "/v1/models", 401, 405),
         ("OPTIONS", "/v1/models", 401, 405),

@@ -202,6 +202,16 @@ def test_values_that_ask_for_nothing_are_taken(fields, attribute, expected):
     assert getattr(text(**fields).request, attribute) == expected
 
 
+@pytest.mark.parametrize("parser", [text, chat])
+def test_biases_are_taken_in_the_order_of_their_ids(parser):
+    """Whole numbers and fractions at both ends of the range, of both routes; an id with a bias of 0 has none, and where
+    none is left the request has no biases at all."""
+    bias = parser(logit_bias={"300": -100, "7": 0.5, "9": 0, "0": 100}).request.logit_bias
+    assert (list(bias.ids), list(bias.values)) == ([0, 7, 300], [100, 0.5, -100])
+    assert len(parser(logit_bias={str(number): 1 for number in range(300)}).request.logit_bias) == 300
+    assert parser(logit_bias={"9": 0}).request.logit_bias is None
+
+
 def test_small_temperatures_are_greedy_and_minus_one_keeps_all():
     """Numbers at the edge become what they mean."""
     sampling = text(temperature=1e-9, top_k=-1).request.sampling
@@ -228,7 +238,18 @@ REFUSED_CHAT = [
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     ("best_of", {"best_of": 2}),
     ("functions", {"functions": [{}]}),
-    ("logit_bias", {"logit_bias": {"1": 2}}),
+    ("logit_bias", {"logit_bias": {"1": 100.5}}),
+    ("logit_bias", {"logit_bias": {"1": -101}}),
+    ("logit_bias", {"logit_bias": {"1": True}}),
+    ("logit_bias", {"logit_bias": {"1": None}}),
+    ("logit_bias", {"logit_bias": {"01": 1}}),
+    ("logit_bias", {"logit_bias": {"-1": 1}}),
+    ("logit_bias", {"logit_bias": {" 1": 1}}),
+    ("logit_bias", {"logit_bias": {"\u0661": 1}}),
+    ("logit_bias", {"logit_bias": {"4294967296": 1}}),
+    ("logit_bias", {"logit_bias": {"9" * 400: 1}}),
+    ("logit_bias", {"logit_bias": {str(number): 0 for number in range(301)}}),
+    ("logit_bias", {"logit_bias": [1, 2]}),
     ("audio", {"audio": {"voice": "a"}}),
     ("modalities", {"modalities": ["text", "audio"]}),
     ("moderation", {"moderation": {"mode": "block"}}),

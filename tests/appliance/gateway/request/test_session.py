@@ -49,6 +49,7 @@ from appliance.gateway.sandboxes.text_link import VocabularyTable
 from isolation.ipc.codec import Message
 from isolation.ipc.engine import Abort, RequestFailure, StepOutput, Submit
 from isolation.ipc.engine import Started as WireStarted
+from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.messages import FailureCode, Finish, Priority, Role
 from isolation.ipc.sampling import Sampling
 from policy.loader import Source, load_policy
@@ -302,6 +303,21 @@ async def test_the_policy_grants_the_deterministic_class(stage: Stage, policy: s
     assert submit.deterministic is sent
     say(pair, submit.request, 5, finish=Finish.LENGTH)
     await task
+
+
+async def test_biases_reach_the_engine_within_its_vocabulary(stage: Stage) -> None:
+    """The engine is told the biases as they are; one of an id that it has not is a 400 that names the field."""
+    pair = stage.boot()
+    bias = LogitBias(array("I", [3, ENGINE_READY.vocab_size - 1]), array("f", [-100, 0.5]))
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, logit_bias=bias)))
+    submit = await hear(pair, Submit)
+    assert submit.logit_bias == bias
+    say(pair, submit.request, 5, finish=Finish.LENGTH)
+    await task
+    beyond = LogitBias(array("I", [3, ENGINE_READY.vocab_size]), array("f", [1, 1]))
+    with pytest.raises(InvalidRequestError, match="vocabulary") as refused:
+        await collect(stage.session(logit_bias=beyond))
+    assert refused.value.param == "logit_bias"
 
 
 async def test_what_is_not_granted_or_cannot_be_had_is_refused(stage: Stage) -> None:

@@ -21,7 +21,7 @@ from appliance.common.batches.values import (
     line_request,
 )
 from appliance.common.errors import ControlError, StoreError
-from appliance.supervisor.batches.book import NAME
+from appliance.supervisor.batches.book import NAME, SCHEMA
 from appliance.supervisor.batches.store import BatchStore, open_store
 from isolation.keys.keyring import Keyring
 
@@ -354,7 +354,7 @@ def test_time_removes_files_and_batches(store: Store) -> None:
     store.store.tidy()
     assert store.refusal(m.FileQuery("alpha", output)) == "unknown"
     assert store.refusal(m.BatchQuery("alpha", batch.id)) == "unknown"
-    assert store.store.figures() == {"files": 0, "bytes": 0, "open_batches": 0, "waiting_lines": 0}
+    assert store.store.figures() == {"files": 0, "bytes": 0, "open_batches": 0, "waiting_lines": 0, "responses": 0}
 
 
 def test_a_restart_forgets_half_an_upload(store: Store) -> None:
@@ -363,14 +363,14 @@ def test_a_restart_forgets_half_an_upload(store: Store) -> None:
     begun = store.call(m.BeginUpload("alpha", "key:alpha", "half", MOST))
     store.call(m.UploadPiece(begun.file), b"x" * PIECE_BYTES)  # type: ignore[union-attr]
     store.reopen()
-    assert store.store.figures() == {"files": 1, "bytes": 5, "open_batches": 0, "waiting_lines": 0}
+    assert store.store.figures() == {"files": 1, "bytes": 5, "open_batches": 0, "waiting_lines": 0, "responses": 0}
     assert store.content(file) == b"whole"
     assert store.refusal(m.UploadPiece(begun.file), b"x") == "unknown"  # type: ignore[union-attr]
 
 
 def test_a_damaged_or_newer_book_is_refused_with_a_remedy(store: Store) -> None:
     """What is no book says so, and that it may be moved away; one of a later version names the version."""
-    store.store.book._connection.execute("PRAGMA user_version = 2")
+    store.store.book._connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     store.close()
     ring = Keyring(store.folder / "keys", bytes(32))
     with pytest.raises(StoreError, match="newer version"):

@@ -29,6 +29,7 @@ from engine.core.kv.layout import FULL, Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
 from engine.model.layers.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
 ROWS, TOKENS, BLOCKS, VOCAB = 64, 256, 1_000, 128_256
 META = torch.device("meta")
@@ -129,10 +130,16 @@ def experts() -> None:
     grouped.add_up(parts, routed, tensor(TOKENS, 2_048))
 
 
+def columns_of(words: torch.Tensor, lines: int) -> SamplingColumns:
+    """What so many rows ask of the choice of their tokens."""
+    biases = tensor(lines, MAX_LOGIT_BIASES, dtype=torch.float32)
+    return SamplingColumns(words, whole(lines, VOCAB), whole(lines, 4_008), whole(lines, MAX_LOGIT_BIASES), biases)
+
+
 def sampling() -> None:
     """A step's choice with everything that a row may ask for, of Llama 3's vocabulary."""
     words = tensor(NUM_FIELDS, ROWS, dtype=torch.int64)
-    columns = SamplingColumns(words, whole(4, VOCAB), whole(4, 4_008))
+    columns = columns_of(words, 4)
     out = sampler.Chosen.empty(ROWS, VOCAB, 20, META)
     sampler.sample(tensor(ROWS, VOCAB), whole(ROWS), tensor(ROWS, dtype=torch.int64), columns, out)
 
@@ -157,7 +164,7 @@ def device() -> None:
     chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
     run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
     fields = tensor(NUM_FIELDS, ROWS, dtype=torch.int64)
-    columns = SamplingColumns(fields, whole(ROWS, VOCAB), whole(ROWS, 4_008))
+    columns = columns_of(fields, ROWS)
     run.sample(tensor(ROWS, VOCAB), words, words, columns)
     run.faults(tables, tables, (words, words), tensor(BLOCKS, dtype=torch.int64))
     run.zero(memory, words)

@@ -19,6 +19,7 @@ from engine.backends.cuda.kernels.sampler import Chosen, sample, uniform
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import NUM_FIELDS, Field, words_of
 from engine.core.scheduler.plan import FAILED, Admission
+from isolation.ipc.logit_bias import MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.sampling import Sampling
 from tests.engine.backends.cuda.kernels.sampling_reference import allowed, draw, logprobs, penalised
 from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, DTYPES, for_each, noise
@@ -43,6 +44,7 @@ class Row:
     seed: int
     position: int
     typical_p: float = 1.0
+    biases: int = 0
 
     @property
     def sampling(self) -> Sampling:
@@ -73,6 +75,7 @@ ROWS = st.builds(
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**33),
     typical_p=st.sampled_from((1.0, 1.0, 0.2, 0.9)),
+    biases=st.sampled_from((0, 0, 1, 12)),
 )
 
 
@@ -87,10 +90,26 @@ def state_of(rows: list[Row], vocab: int, generator: torch.Generator) -> Samplin
     state[Field.LOGPROBS] = torch.tensor([row.logprobs for row in rows])
     state[Field.PENALTY_LINE] = torch.where(torch.tensor([row.penalties is not None for row in rows]), lines, -1)
     state[Field.MASK_LINE] = torch.where(torch.tensor([row.masked for row in rows]), lines, -1)
+    state[Field.BIASES] = torch.tensor([min(row.biases, vocab) for row in rows])
     state[len(Field) :] = torch.tensor([words_of(bounded(row.sampling, vocab)) for row in rows]).T
+    # Behind a row's own entries lie those of another request.
+    ids = torch.zeros(count, MAX_LOGIT_BIASES, dtype=torch.int32)
+    for line in ids:
+        some = torch.randperm(vocab, generator=generator)[:MAX_LOGIT_BIASES]
+        line[: len(some)] = some
     return SamplingColumns(
-        words=state, counts=torch.randint(0, 4, (count, vocab), generator=generator, dtype=torch.int32), masks=words
+        words=state,
+        counts=torch.randint(0, 4, (count, vocab), generator=generator, dtype=torch.int32),
+        masks=words,
+        bias_ids=ids,
+        biases=6 * noise(generator, count, MAX_LOGIT_BIASES),
     )
+
+
+def biased(raw: Tensor, state: SamplingColumns, line: int) -> Tensor:
+    """Scores of a row with its biases."""
+    count = int(state.words[Field.BIASES, line])
+    return raw.index_add(0, state.bias_ids[line, :count].long(), state.biases[line, :count].double())
 
 
 def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns) -> Chosen:
@@ -142,7 +161,8 @@ def test_rows_choose_as_specified(count: int, dtype: torch.dtype) -> None:
             if not raw.isfinite().any():
                 assert token == FAILED
                 continue
-            scores = raw if row.penalties is None else penalised(raw, before[line], row.penalties)
+            scores = biased(raw, state, line)
+            scores = scores if row.penalties is None else penalised(scores, before[line], row.penalties)
             if row.temperature == 0:
                 assert scores[token] >= scores.max() - 1e-5
             else:
@@ -197,12 +217,19 @@ def test_tokens_are_those_of_the_cpu_sampler() -> None:
         Row(0.0, 0, 1.0, 0.0, (1.5, 0.5, 0.5), False, -1, 5, 0),
         Row(1.3, 0, 1.0, 0.0, None, False, -1, 6, 0, typical_p=0.4),
         Row(1.0, 50, 0.95, 0.001, None, False, -1, 7, 0, typical_p=0.7),
+        Row(0.0, 0, 1.0, 0.0, None, False, -1, 8, 0, biases=300),
+        Row(1.0, 0, 1.0, 0.0, (1.5, 0.5, 0.5), False, -1, 9, 0, biases=20),
     ]
     state = state_of(asked, vocab, generator)
     state.counts.zero_()
     own = Sampler(len(asked), vocab)
     for place, row in enumerate(asked):
-        own.admit(Admission(place, array("I", [7, 9]), 2, row.sampling, -1, ()))
+        told = sorted(zip(state.bias_ids[place].tolist(), state.biases[place].tolist(), strict=True))[: row.biases]
+        columns = array("I", [one for one, _ in told]), array("f", [bias for _, bias in told])
+        state.bias_ids[place, : row.biases] = torch.tensor(columns[0], dtype=torch.int32)
+        state.biases[place, : row.biases] = torch.tensor(columns[1])
+        bias = LogitBias(*columns) if told else None
+        own.admit(Admission(place, array("I", [7, 9]), 2, row.sampling, -1, (), logit_bias=bias))
         state.counts[place, [7, 9]] = 1
     for step in range(steps):
         logits = 3 * noise(generator, len(asked), vocab)

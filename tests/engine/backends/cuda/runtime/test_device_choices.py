@@ -39,7 +39,7 @@ def columns(
     words[len(Field) :] = torch.tensor([words_of(replace(sampling, seed=row)) for row in range(rows)]).T
     for name, values in fields.items():
         words[Field[name.upper()]] = values
-    return SamplingColumns(words, memory.counts, memory.masks)
+    return SamplingColumns(words, memory.counts, memory.masks, memory.bias_ids, memory.biases)
 
 
 def choose(logits: torch.Tensor, given: SamplingColumns) -> Sampled:
