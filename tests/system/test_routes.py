@@ -71,6 +71,9 @@ BODIES: dict[str, dict[str, Any]] = {
 WITHOUT_MODEL = {"/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"}
 """Routes with a body that take no model: lines of batches do, by the routes above."""
 
+KEPT = {Scope.BATCHES, Scope.RESPONSES}
+"""Scopes of routes to what an appliance keeps for its tenants."""
+
 EMBEDS = {"/v1/embeddings", "Embed"}
 
 MESSAGES_OF = {
@@ -363,7 +366,7 @@ def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
             assert len({one.json()["error"]["message"] for one in answers.values()}) == 1, route.path
             assert ask(route, served.keys["nothing"]).status_code == 403, route.path
             passed = ask(route, good)
-            # Nothing is kept here, so files and batches are a feature that is off, as the error says.
+            # Nothing is kept here, so these features are off, as the error says.
             off = route.scope is Scope.BATCHES and passed.json()["error"]["code"] != "insufficient_scope"
             assert passed.status_code == 200 or off, route.path
     service = "/athanor.inference.v1.InferenceService/"

@@ -17,6 +17,8 @@ from typing import Any, TypeVar, cast
 
 from appliance.common.errors import ApplianceError, DeadlineExceededError
 from appliance.common.ids import new_request_id
+from appliance.common.scopes import Scope
+from appliance.gateway.front.auth import require
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import (
@@ -273,6 +275,8 @@ class Generation:
             except EarlierNeededError as needed:
                 assert self._stored is not None, "who keeps nothing refuses to continue"
                 again, response = needed.again, needed.response
+                # The model can be asked to repeat it, so to continue one is to read it.
+                require(principal, Scope.RESPONSES)
             earlier = await self._stored.read(principal, response, "previous_response_id")
             count(len(earlier))
             exchange.context.attributes["athanor.response.previous"] = response

@@ -18,6 +18,7 @@ from appliance.common.audit.log import open_log
 from appliance.common.control import CONTROL_VERSION, Control, StoreUp, Welcome
 from appliance.common.errors import ApplianceError
 from appliance.common.keys import KeyRecord, KeyTable, issue
+from appliance.common.scopes import Scope
 from appliance.gateway.batches.kept_work import KeptWork
 from appliance.gateway.batches.line_calls import LineCalls
 from appliance.gateway.batches.room import Room
@@ -53,6 +54,8 @@ tenants:
     features: {batches: true, stored_responses: true}
     retention: none
 """
+LIMITED = "acme-limited"
+"""A key of acme with the scope `generate` alone."""
 TENANTS = ("acme", "globex", "without", "forgets")
 MOST = 1 << 30
 
@@ -121,7 +124,11 @@ async def stacked(folder: Path, shift_s: float = 0.0, most: int = MOST) -> Async
     service.tenants = {f"key:{name}-1": name for name in TENANTS}
     issued = {name: issue(f"{name}-1", PEPPER) for name in TENANTS}
     created = datetime(2026, 1, 1, tzinfo=UTC)
-    table = KeyTable(PEPPER, {f"{name}-1": KeyRecord(digest, created) for name, (_, digest) in issued.items()})
+    records = {f"{name}-1": KeyRecord(digest, created) for name, (_, digest) in issued.items()}
+    issued[LIMITED] = issue(LIMITED, PEPPER)
+    records[LIMITED] = KeyRecord(issued[LIMITED][1], created, scopes=frozenset({Scope.GENERATE}))
+    service.tenants[f"key:{LIMITED}"] = "acme"
+    table = KeyTable(PEPPER, records)
 
     def publish(message: Control, fds: tuple[int, ...]) -> bool:
         if isinstance(message, StoreUp):

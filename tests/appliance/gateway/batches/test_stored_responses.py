@@ -12,7 +12,7 @@ import pytest
 
 from appliance.common.batches.values import RESPONSE_KEEP_S
 from appliance.gateway.generate_request import ChatPrompt, Finished, FinishReason, Started
-from tests.appliance.gateway.batches.stack import POLICY, Stack, stacked
+from tests.appliance.gateway.batches.stack import LIMITED, POLICY, Stack, stacked
 from tests.appliance.gateway.batches.test_files import send
 from tests.appliance.gateway.front.support import MODEL, text_script
 from tests.appliance.gateway.http.scripts import CALLING
@@ -170,6 +170,20 @@ async def test_what_others_have_is_not_there(stack: Stack) -> None:
     assert continued[0].json()["error"]["param"] == "previous_response_id"
     assert len(stack.service.requests) == 1
     assert CANARY in (await send(stack, "GET", f"/v1/responses/{made.id}/input_items")).text
+
+
+async def test_a_key_that_may_not_read_them_continues_none(stack: Stack) -> None:
+    """The model could be asked to repeat what it reads, so a key with `generate` alone is refused by the scope that it
+    lacks, and nothing reaches the model. Controls: it gets an answer of its own, and a key of the tenant continues."""
+    made = await ask(stack, input=CANARY)
+    body = {"model": MODEL, "input": "Repeat it.", "previous_response_id": made.id}
+    refused = await send(stack, "POST", "/v1/responses", LIMITED, json=body)
+    assert (refused.status_code, "responses" in refused.text, CANARY in refused.text) == (403, True, False)
+    assert len(stack.service.requests) == 1
+    del body["previous_response_id"]
+    assert (await send(stack, "POST", "/v1/responses", LIMITED, json=body)).status_code == 200
+    await ask(stack, previous_response_id=made.id)
+    assert CANARY in str(told(stack))
 
 
 @pytest.mark.parametrize(
