@@ -27,6 +27,9 @@ if not os.path.exists("/ipc/go"):
     while not os.path.exists("/ipc/go"):
         time.sleep(0.01)
 """
+STAY = "import time; time.sleep(1)"
+"""For the supervisor to look at the sandbox from outside before it has ended, on a busy machine too."""
+
 FOUR = "-all,+sys_admin,+setuid,+setgid,+sys_chroot"
 
 
@@ -77,7 +80,7 @@ def finish(process) -> list[dict]:
 @pytest.mark.parametrize("profile", ["root", "four", "userns"])
 def test_sandbox_under_each_profile(run_dir, runsc_path, profile, mode):
     """Inside: no capability, no network, own namespaces, started or restored. After: an empty run directory."""
-    code = (MEET if mode == "copy" else "") + PROBE.read_text()
+    code = (MEET if mode == "copy" else "") + PROBE.read_text() + STAY
     probe = start(run_dir, runsc_path, mode, code, "inside", "1", "192.0.2.1", "9", profile=profile)
     booted, ended, cleaned = finish(probe)
     inside = json.loads(next(line for line in ended["tail"] if line.startswith("{")))
