@@ -80,7 +80,7 @@ def convert(
     expand: Annotated[bool, typer.Option("--expand", help="Undo --compress.")] = False,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Convert a GGUF file into a folder in the Hugging Face layout, or compress a folder.
+    """Convert a GGUF file into a model folder, or compress a model folder.
 
     Packed weights of a GGUF file are unpacked: a file of 4 bits a weight becomes about four times as
     large. A compressed folder is served like the one it was made from: all that was written is read
