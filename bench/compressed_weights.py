@@ -157,6 +157,19 @@ def convert(folder: Path, scratch: Path) -> tuple[float, bool]:
     return coded / plain, same
 
 
+def load(path: Path, codec: WeightCodec, name: str) -> None:
+    """Print the speed of the engine's reader over a file in the page cache, into memory that is there."""
+    with SafetensorsFile(path, lambda: codec) as file:
+        room = {one: bytearray(entry.data_bytes) for one, entry in file.tensors.items()}
+
+        def read() -> None:
+            for one, target in room.items():
+                file.read_stretch(one, 0, memoryview(target))
+
+        plain = sum(map(len, room.values()))
+        print(f"  {name:28} {timed(read).words(plain)} of plain bytes, {path.stat().st_size / 1e6:,.1f} MB read")
+
+
 def large_model(folder: Path, exponent: int) -> Path:
     """A folder with a weight file of normal tensors, for the speed of a whole conversion."""
     made = folder / "normal tensors, a file"
@@ -177,8 +190,7 @@ def main() -> int:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     codec = open_codec(str(kernels.installed() or ""))
-    load = os.getloadavg()[0]
-    print(f"{codec.name}; one core; load average {load:.1f} on {os.cpu_count()} cores")
+    print(f"{codec.name}; one core; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     block = np.zeros(1 << 26, np.uint8)
     print(f"copying memory: {timed(block.copy).words(block.nbytes).strip()}\n\ntensors of 2^{given.weights} weights:")
     found = [measure(name, codec, words) for name, words in cases(given.weights).items()]
@@ -189,6 +201,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folders = [embedded_model(), *given.model, large_model(Path(scratch), given.weights)]
         converted = [convert(folder, Path(scratch)) for folder in folders]
+        print("\nread by the engine's reader, one thread:")
+        large = folders[-1] / "model.safetensors"
+        load(large, codec, "plain file")
+        load(Path(scratch) / f"{folders[-1].name}-{large.name}", codec, "compressed file")
     bars = {
         f"ratio <= {MOST_RATIO}": max(one[0] for one in [*found, *converted]) <= MOST_RATIO,
         f"code >= {LEAST_ENCODE / 1e6:.0f} MB/s a core": min(one[1] for one in found) >= LEAST_ENCODE,
