@@ -87,6 +87,20 @@ def test_there_and_back_again(run: Run, tmp_path: Path) -> None:  # noqa: F811
     assert (tmp_path / "a" / "model-00001-of-00002.safetensors").stat().st_size < 0.7 * 5_510_016
 
 
+def test_pooling_stays_where_it_is(tmp_path: Path) -> None:
+    """The description of an embedding model's pooling, which sandboxes get under another name, keeps its place."""
+    source = tmp_path / "plain"
+    shutil.copytree(embedded_model(), source)
+    (source / "modules.json").write_text("[]")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    compress(source, tmp_path / "made", form=CODED, progress=tell_nobody)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (tmp_path / "made" / name).read_bytes() == (source / name).read_bytes()
+    names = [name for name, _ in read_model("made", tmp_path / "made").engine]
+    assert names == [name for name, _ in read_model("plain", source).engine]
+
+
 def test_manifests_and_the_cache_take_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """A compressed folder has a manifest, is pulled into the cache by it, shown and verified; a byte that differs is
     found, as in any model."""
