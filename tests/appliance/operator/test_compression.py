@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.errors import ConfigError
-from appliance.operator import conversion_child
+from appliance.operator import conversion_child, kernels
 from appliance.operator.compression import CODED, compress
 from isolation.host.process import owned_children
 from tests.appliance.operator.cli.conftest import Run, run  # noqa: F401 - a fixture
@@ -64,6 +64,20 @@ def test_the_command_makes_a_folder_that_can_be_served(run: Run, tmp_path: Path)
     assert {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} == {0o644}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     assert found.digest != read_model("mini", embedded_model()).digest
+
+
+def test_without_kernels_it_is_slow_and_says_so(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no compiled kernels are installed, numpy computes, the command names it, and the bytes are those that
+    compiled code gives."""
+    compress(embedded_model(), tmp_path / "compiled", form=CODED, progress=tell_nobody)
+    monkeypatch.setattr(kernels, "installed", lambda: None)
+    result = run("model", "convert", str(embedded_model()), str(tmp_path / "numpy"), "--compress", columns=120)
+    assert "computed with numpy (slow: without compiled kernels)" in result.stderr
+    assert (tmp_path / "numpy" / WEIGHTS).read_bytes() == (tmp_path / "compiled" / WEIGHTS).read_bytes()
 
 
 def test_there_and_back_again(run: Run, tmp_path: Path) -> None:  # noqa: F811

@@ -130,6 +130,36 @@ def test_memory_can_be_filled_later(small: Path) -> None:
             assert all(torch.equal(home.target, published[name]) for home in piece.homes)
 
 
+@pytest.mark.parametrize("message", ["not finite", "has shape", "cannot be decoded", "lacks", "has no use for"])
+def test_rules_for_tensors_hold_for_coded_ones(message: str, tmp_path: Path, open_kernels: Open) -> None:
+    """NaN, another shape, damaged chunks, a missing tensor and one too many are refused by the tensor's name, as in a
+    plain file; control: the folder that they are made of loads."""
+    name, codec = "model.layers.1.mlp.up_proj.weight", NativeCodec(open_kernels())
+    tensors = load_file(embedded_model() / WEIGHTS)
+    if message == "not finite":
+        tensors[name][3, 4] = torch.nan
+    elif message == "has shape":
+        tensors[name] = tensors[name].t().contiguous()
+    elif message == "lacks":
+        del tensors[name]
+    elif message == "has no use for":
+        tensors[name + "s"] = tensors[name].clone()
+    save_file(tensors, tmp_path / "plain")
+    rewritten(tmp_path / "plain", tmp_path / WEIGHTS, codec=codec)
+    if message == "cannot be decoded":
+        with SafetensorsFile(tmp_path / WEIGHTS, lambda: codec) as file, (tmp_path / WEIGHTS).open("r+b") as damaged:
+            damaged.seek(file.tensors[name].begin + 500)
+            damaged.write(b"\xff" * 400)
+    config = load_model_config(str(embedded_model()))
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        load_model(str(tmp_path), config, dtype="auto", device=CPU, packed=False, open_codec=lambda: codec)
+    assert name in str(caught.value)
+    shutil.copy(embedded_model() / WEIGHTS, tmp_path / "plain")
+    (tmp_path / WEIGHTS).unlink()
+    rewritten(tmp_path / "plain", tmp_path / WEIGHTS, codec=codec)
+    load_model(str(tmp_path), config, dtype="auto", device=CPU, packed=False, open_codec=lambda: codec)
+
+
 def test_other_programs_see_what_the_file_is(small: Path) -> None:
     """The reference reader opens the file: rows of bytes under names that say so, plain tensors beside them, and the
     form in the metadata; nothing could take coded bytes for weights."""
