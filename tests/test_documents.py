@@ -46,6 +46,7 @@ DOCUMENTS = (
     "docs/images.md",
     "docs/upgrade.md",
     "docs/weights.md",
+    "docs/compressed-weights.md",
     "docs/retention-and-spill.md",
     "docs/structured-output.md",
     "docs/gpu.md",

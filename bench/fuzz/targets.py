@@ -27,7 +27,10 @@ from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.http import openai, openai_embeddings
 from engine.errors import EngineError
 from engine.model.checkpoint.registry import load_model_config
-from engine.model.checkpoint.safetensors import parse_header
+from engine.model.checkpoint.safetensors import SafetensorsFile, parse_header
+from engine.model.coded.codec import open_numpy_codec
+from engine.model.coded.layout import ALIGNMENT, HEADER_BYTES, SUFFIX, CodedHeader
+from engine.model.coded.palette import choose_code
 from engine.text.conversation import parse_conversation
 from engine.text.files import read_text_files
 from engine.text.marks import ControlTokens
@@ -113,6 +116,28 @@ def _file(name: str, data: bytes) -> Path:
 
 def _model_config(data: bytes) -> None:
     load_model_config(str(_file("model/config.json", data).parent))
+
+
+def _coded(data: bytes) -> None:
+    with SafetensorsFile(_file("coded.safetensors", data), open_numpy_codec) as file:
+        for name, entry in file.tensors.items():
+            file.read_stretch(name, 0, memoryview(bytearray(entry.data_bytes)))
+
+
+def _coded_file() -> bytes:
+    """A file with a coded tensor of a few weights, and a plain one behind it."""
+    weights = array("H", [0x3F80, 0xBF80, 0x3F01, 0x7FC1, 0x0001] * 8).tobytes()
+    codec = open_numpy_codec()
+    code = choose_code([*codec.count(weights)])
+    table, chunks = codec.encode(code, weights)
+    size = HEADER_BYTES + len(table) + len(chunks)
+    size += -size % ALIGNMENT
+    header = {
+        "a" + SUFFIX: {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [size, size + 8]},
+    }
+    body = (CodedHeader(code, (5, 8), size).pack() + table + bytes(chunks)).ljust(size, b"\0")
+    return len(_json(header)).to_bytes(8, "little") + _json(header) + body + bytes(8)
 
 
 def _text_files(data: bytes) -> None:
@@ -207,6 +232,7 @@ TARGETS: dict[str, Target] = {
     "keys": Target(_keys, (ApplianceError,), (_json(_KEYS),)),
     "config.json": Target(_model_config, (EngineError,), (_embedded("config.json"),)),
     "safetensors": Target(lambda data: parse_header("x", data, 24), (EngineError,), (_json(_HEADER),)),
+    "coded weights": Target(_coded, (EngineError,), (_coded_file(),)),
     "tokenizer.json": Target(lambda data: Tokenizer(data, ""), (EngineError,), (_embedded("tokenizer.json"),)),
     "tokenizer_config.json": Target(_text_files, (EngineError,), (_embedded("tokenizer_config.json"),)),
     "template": Target(_template, (EngineError,), (_TEMPLATE.encode(),)),

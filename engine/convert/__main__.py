@@ -15,37 +15,24 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401 - nothing can be imported later
 import json
 import os
-import resource
 import sys
 
 from engine.convert.architecture import read_model
 from engine.convert.calls import converter_calls
 from engine.convert.gguf import GgufFile
 from engine.convert.output import DTYPES, data_bytes, write_json, write_weights
+from engine.convert.program import EXIT_FILES, EXIT_REFUSED, EXIT_USAGE, end, limit_resources, progress_of, say
 from engine.convert.rope import ROPE_FACTORS
 from engine.convert.tokenizer import read_text
 from engine.convert.values import Values
 from engine.errors import LockdownError, ModelLoadError
 from engine.sandbox.lockdown import lock_down
 
-EXIT_REFUSED = 3
-EXIT_FILES = 4
-EXIT_USAGE = 2
-
 FILES = ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 """Names of the files that are written."""
 
-MEMORY_BYTES = 6 << 30
-"""Address-space limit: Python's and numpy's mappings, the header's bounds, and row slabs."""
-
-CPU_SECONDS = 6 * 3_600
-"""Processor-time limit, enough for some terabytes of weights."""
-
 MAX_DIVISORS = 512
 """Largest number of values in the tensor of rotary divisors: half a head."""
-
-PROGRESS_BYTES = 1 << 26
-"""Bytes between two progress lines."""
 
 
 def main(arguments: list[str]) -> int:
@@ -53,27 +40,25 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 3 or arguments[2] not in ("auto", *DTYPES):
         return EXIT_USAGE
     source, folder, dtype = arguments
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_resources()
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         outputs = {name: os.open(os.path.join(folder, name), flags, 0o644) for name in FILES}
-        lock_down(converter_calls(fd, tuple(outputs.values())))
+        lock_down(converter_calls((fd,), tuple(outputs.values())))
     except OSError as error:
-        return _end(EXIT_FILES, f"{error.filename or source}: {error.strerror}")
+        return end(EXIT_FILES, f"{error.filename or source}: {error.strerror}")
     except LockdownError as error:
-        return _end(EXIT_FILES, str(error))
+        return end(EXIT_FILES, str(error))
     try:
         summary = convert(fd, os.path.basename(source), outputs, dtype)
     except ModelLoadError as error:
-        return _end(EXIT_REFUSED, str(error))
+        return end(EXIT_REFUSED, str(error))
     except MemoryError:
-        return _end(EXIT_REFUSED, f"converting {os.path.basename(source)} takes more memory than is allowed")
+        return end(EXIT_REFUSED, f"converting {os.path.basename(source)} takes more memory than is allowed")
     except OSError as error:
-        return _end(EXIT_FILES, f"the result cannot be written: {error.strerror}")
-    _say(f"done {json.dumps(summary)}")
+        return end(EXIT_FILES, f"the result cannot be written: {error.strerror}")
+    say(f"done {json.dumps(summary)}")
     return 0
 
 
@@ -108,15 +93,7 @@ def convert(fd: int, name: str, outputs: dict[str, int], dtype: str) -> dict[str
     write_json(outputs["tokenizer.json"], text.tokenizer)
     write_json(outputs["tokenizer_config.json"], text.config)
     total = data_bytes(model.targets, dtype)
-    told = 0
-
-    def progress(written: int) -> None:
-        nonlocal told
-        if written >= told + PROGRESS_BYTES or written == total:
-            told = written
-            _say(f"progress {written} {total}")
-
-    write_weights(outputs["model.safetensors"], file, model.targets, dtype, progress)
+    write_weights(outputs["model.safetensors"], file, model.targets, dtype, progress_of(total))
     for output in outputs.values():
         os.fsync(output)
     kinds = sorted({file.tensors[target.source].kind.name for target in model.targets})
@@ -138,16 +115,6 @@ def _divisors(file: GgufFile) -> list[float] | None:
         raise ModelLoadError(f"{file.name}: tensor {ROPE_FACTORS} has shape {list(tensor.shape)}")
     found: list[float] = file.read_rows(ROPE_FACTORS, 0, 1)[0].tolist()
     return found
-
-
-def _end(status: int, sentence: str) -> int:
-    _say(f"error {sentence}")
-    return status
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

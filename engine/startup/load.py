@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 
 from engine.backends.common.loading import Loaded, LoadSource
 from engine.backends.cuda.runtime.budget import MOST_SHARE
+from engine.backends.native.coding import open_codec
 from engine.backends.native.manifest import FORMS
 from engine.config import EngineConfig
 from engine.core.backend import Backend
@@ -24,6 +26,7 @@ from engine.errors import ConfigurationError
 from engine.model.checkpoint.config import ModelConfig
 from engine.model.checkpoint.registry import load_model_config
 from engine.model.checkpoint.weights import DTYPE_NAMES
+from engine.model.coded.codec import WeightCodec
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.parallel import ALONE, Parallel
 from engine.model.layers.pooling import POOLINGS
@@ -64,11 +67,12 @@ def load_engine(
     check_config(config)
     torch.set_num_threads(config.threads)
     description = load_model_config(config.model_dir, headless=config.runner == "embed").within(config.max_context)
-    source = LoadSource(config=config, description=description, device=device, parallel=parallel)
+    codec = cache(partial(_codec, config, say))
+    source = LoadSource(config=config, description=description, device=device, parallel=parallel, open_codec=codec)
     loaded = load_backend(source)
     engine = assemble(config, description, loaded, spill)
     engine.form = FORMS.index(source.form)
-    del source
+    del source, codec
     release_free_memory()
     if warm:
         warm_up(engine)
@@ -81,6 +85,13 @@ def load_engine(
     if spill is not None and engine.spill is None:
         say(f"engine keeps its KV: {spill_obstacle(config, loaded.backend)}")
     return engine
+
+
+def _codec(config: EngineConfig, say: Say) -> WeightCodec:
+    """What decodes coded tensors, called when there are some."""
+    codec = open_codec(config.kernels, config.threads)
+    say(f"engine decodes its weights with {codec.name}")
+    return codec
 
 
 def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | None = None) -> Engine:

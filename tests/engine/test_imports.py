@@ -28,6 +28,7 @@ JSON_READERS = {
     "model/checkpoint/config.py",
     "model/checkpoint/safetensors.py",
     "convert/__main__.py",
+    "convert/compress.py",
     "convert/output.py",
     "backends/cuda/runtime/launch_digest.py",
     "backends/cuda/kernels/cache.py",

@@ -1,4 +1,5 @@
-"""A model that embeds and one converted from GGUF, beside each other in real sandboxes, as a client meets them."""
+"""A model that embeds and one converted from GGUF and compressed, beside each other in real sandboxes, as a client
+meets them."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ import torch
 import transformers
 
 from appliance.common.catalog import embedded_model
+from appliance.operator.compression import CODED, compress
 from appliance.operator.conversion import convert
 from appliance.operator.demo import choose_ports, prepare_keys, prepare_policy, run_directory
 from tests.engine.convert.write_gguf import Kind, write_embedded
@@ -79,9 +81,11 @@ def embedding_model(folder: Path) -> transformers.PreTrainedModel:
 
 
 def converted_model(scratch: Path, folder: Path) -> None:
-    """athanor-mini through a GGUF file of its own dtype."""
+    """athanor-mini through a GGUF file of its own dtype, then compressed."""
     write_embedded(scratch, scratch / "mini.gguf", Kind.BF16)
-    convert(scratch / "mini.gguf", folder, dtype="auto", progress=lambda done, total: None)
+    convert(scratch / "mini.gguf", scratch / "plain", dtype="auto", progress=lambda done, total: None)
+    done = compress(scratch / "plain", folder, form=CODED, progress=lambda done, total: None)
+    assert done.after < 0.7 * done.before
 
 
 @contextlib.contextmanager

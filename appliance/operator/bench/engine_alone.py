@@ -23,6 +23,8 @@ from appliance.operator.bench.memory_speed import read_rates
 from engine.backends.common.host_runner import HostRunner
 from engine.config import EngineConfig
 from engine.core.engine import Engine
+from engine.model.checkpoint.safetensors import SafetensorsFile
+from engine.model.coded.codec import open_numpy_codec
 from engine.startup.load import load_engine
 from isolation.ipc.engine import Submit
 from isolation.ipc.sampling import Sampling
@@ -41,8 +43,13 @@ def cache_bytes() -> int:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of the weights as stored; what a decoding step reads is this, but for a table of embeddings of its own."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Bytes of the weights as plain tensors; what a decoding step reads is this, but for a table of embeddings of its
+    own."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with SafetensorsFile(path, open_numpy_codec) as file:
+            total += sum(entry.data_bytes for entry in file.tensors.values())
+    return total
 
 
 def submit_batch(engine: Engine, count: int, shape: tuple[int, int], first_id: int) -> None:

@@ -1,4 +1,5 @@
-"""``athanor model convert | digest``: a GGUF file into a folder that can be served; what pins a folder."""
+"""``athanor model convert | digest``: GGUF files into folders that can be served, folders into compressed ones; what
+pins a folder."""
 
 from __future__ import annotations
 
@@ -15,11 +16,15 @@ from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, errors, output, print_data
 
 if TYPE_CHECKING:
-    from appliance.operator.conversion import Converted, Progress
+    from appliance.operator.compression import CompressedFolder
+    from appliance.operator.conversion import Converted
+    from appliance.operator.conversion_child import Progress
 
 CONVERT_EXAMPLES = """
 athanor model convert llama.gguf models/llama | then name the folder under `models:` in athanor.yaml
 athanor model convert llama.gguf models/llama --dtype float32 | every number as the file means it
+athanor model convert models/llama models/llama-small --compress | the weights in two thirds of their bytes
+athanor model convert models/llama-small models/llama --expand | and back, every bit as it was
 """
 
 
@@ -57,27 +62,54 @@ def digest(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC.gguf", help="The file; it is read inside a wall.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the model; made, or empty.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A GGUF file, or a model folder; it is read inside a wall.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the result; made, or empty.")],
     dtype: Annotated[
         str,
         typer.Option(
             "--dtype",
             metavar="NAME",
-            help="auto, float32, bfloat16 or float16. auto: as in the file, bfloat16 where it is packed.",
+            help="For a GGUF file: auto, float32, bfloat16 or float16. auto: as in it, bfloat16 where it is packed.",
         ),
     ] = "auto",
+    compress: Annotated[
+        bool, typer.Option("--compress", help="Compress a folder's bfloat16 weights without loss.")
+    ] = False,
+    expand: Annotated[bool, typer.Option("--expand", help="Undo --compress.")] = False,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Convert a GGUF file into a folder in the Hugging Face layout.
+    """Convert a GGUF file into a model folder, or compress a model folder.
 
-    Packed weights are unpacked: a file of 4 bits a weight becomes about four times as large.
+    Packed weights of a GGUF file are unpacked: a file of 4 bits a weight becomes about four times as
+    large. A compressed folder is served like the one it was made from: all that was written is read
+    again, and every bit compared.
     """
+    from appliance.common.errors import ConfigError
     from appliance.operator.conversion import convert as work
 
+    if compress or expand:
+        if compress and expand:
+            raise ConfigError("--compress and --expand exclude each other; leave one out")
+        if not source.is_dir() or dtype != "auto":
+            raise ConfigError("--compress and --expand take a model folder and no --dtype; convert a GGUF file first")
+        _rewrite(source, folder, compress, output_format)
+        return
+    if source.is_dir():
+        raise ConfigError(f"{source} is a folder; add --compress or --expand, or name a GGUF file")
     with ExitStack() as stack:
         done = work(source, folder, dtype=dtype, progress=_progress(stack))
     _show(done, output_format)
+
+
+def _rewrite(source: Path, folder: Path, compress: bool, output_format: Format) -> None:
+    from appliance.operator import compression
+
+    with ExitStack() as stack:
+        form = compression.CODED if compress else compression.PLAIN
+        done = compression.compress(source, folder, form=form, progress=_progress(stack))
+    _show_sizes(done, output_format)
 
 
 def _progress(stack: ExitStack) -> Progress:
@@ -112,3 +144,22 @@ def _show(done: Converted, output_format: Format) -> None:
     output().print(printable(f"{words} ({done.weight_bytes / (1 << 20):,.1f} MiB)"), soft_wrap=True, markup=False)
     if not done.chat_template:
         errors().print("the file has no chat template: chats need a chat_template.jinja in the folder", markup=False)
+
+
+def _show_sizes(done: CompressedFolder, output_format: Format) -> None:
+    ratio = done.after / max(done.before, 1)
+    if print_data({**asdict(done), "folder": str(done.folder), "ratio": round(ratio, 4)}, output_format):
+        return
+    from rich.table import Table
+
+    from appliance.common.figures import printable, size
+
+    table = Table("tensors", "number", "plain", "here", "ratio", box=None, pad_edge=False)
+    for one in done.classes:
+        parts = (str(one.tensors), size(one.before), size(one.after), f"{one.after / max(one.before, 1):.3f}")
+        table.add_row(printable(one.name), *parts)
+    output().print(table)
+    tensors = f"{done.coded} of {counted(done.tensors, 'tensor')} compressed"
+    words = f"{done.folder}: {tensors}, {size(done.before)} in {size(done.after)} ({ratio:.3f}), every bit compared"
+    output().print(printable(words), soft_wrap=True, markup=False)
+    errors().print(printable(f"computed with {done.codec}"), markup=False)

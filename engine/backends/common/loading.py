@@ -17,7 +17,9 @@ from engine.core.kv.groups import divide
 from engine.core.kv.layout import KvLayout, fit_layout
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.safetensors import OpenCodec
 from engine.model.checkpoint.weights import load_model
+from engine.model.coded.codec import open_numpy_codec
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.parallel import ALONE, Parallel
 
@@ -36,6 +38,8 @@ class LoadSource:
     """The model when it is in memory already, not yet packed; None: it is on disk."""
     refused: str = ""
     """Why the loader that was tried before this one refused; empty when there was none."""
+    open_codec: OpenCodec = open_numpy_codec
+    """Gives what decodes coded tensors."""
     form: str = ""
     """Form that a loader chose among several (``engine.backends.native.manifest.FORMS``); empty: none had to choose."""
 
@@ -56,6 +60,7 @@ class LoadSource:
             packed=False,
             headless=self.config.runner == "embed",
             parallel=self.parallel,
+            open_codec=self.open_codec,
         )
 
 

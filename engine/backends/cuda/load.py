@@ -44,7 +44,13 @@ def load(source: LoadSource) -> Loaded:
             check_room(read_card(place), config.gpu_share, weights)
 
     with unread_model(
-        config.model_dir, source.description, dtype=config.dtype, device=place, room=room, parallel=source.parallel
+        config.model_dir,
+        source.description,
+        dtype=config.dtype,
+        device=place,
+        room=room,
+        parallel=source.parallel,
+        open_codec=source.open_codec,
     ) as unread:
         with reading(filling(unread)) as under_way:
             runner = build(config, unread.model)

@@ -102,6 +102,40 @@ class Library:
         )
         return count
 
+    def count_exponents(self, weights: int, count: int, counts: int) -> None:
+        """Add to 256 counts, at this address, how often each exponent occurs in bfloat16 weights at another."""
+        self.handle.athanor_count_exponents(_address(weights), ctypes.c_int64(count), _address(counts))
+
+    def encode_weights(self, codes: int, weights: tuple[int, int], table: int, target: int) -> int:
+        """Code weights, given by address and number; with 0 as target only the table is filled. Gives the bytes of the
+        chunks (``csrc/coded.c``)."""
+        run = self.handle.athanor_encode_weights
+        run.restype = ctypes.c_int64
+        at, count = weights
+        size: int = run(_address(codes), _address(at), ctypes.c_int64(count), _address(table), _address(target))
+        return size
+
+    def decode_weights(
+        self, palette: list[int], entries: int, table: int, data: tuple[int, int], target: tuple[int, int]
+    ) -> int:
+        """Decode chunks: addresses of exponents and lengths, of the table, of the data with its bytes, of the target
+        with its weights. Gives 0, or what is wrong (``csrc/coded.c``)."""
+        run = self.handle.athanor_decode_weights
+        run.restype = ctypes.c_int64
+        numbers = [ctypes.c_int64(one) for one in (entries, data[1], target[1])]
+        exponents, lengths = map(_address, palette)
+        answer: int = run(
+            exponents,
+            lengths,
+            numbers[0],
+            _address(table),
+            _address(data[0]),
+            numbers[1],
+            _address(target[0]),
+            numbers[2],
+        )
+        return answer
+
 
 def open_library(directory: str, threads: int, only: str = "") -> Library:
     """Open the best kernels of a directory for this processor, with so many threads, the caller's own among them.
@@ -175,3 +209,7 @@ def _read(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise UnusableKernelsError(f"{path.name} is larger than {most} bytes")
     return data
+
+
+def _address(number: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(number)

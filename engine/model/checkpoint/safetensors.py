@@ -8,6 +8,9 @@ names are unique; dtypes are known; ``product(shape) * item size`` (Python ints,
 length between the offsets; sorted by offset, the tensors cover the file from 0 to its end without overlap or gap. Data
 is read with ``pread`` into memory that the caller has allocated: no mmap, so a file that shrinks later causes an error
 and not a signal.
+
+A coded tensor (``engine.model.coded``) appears under its own name, with the shape and dtype of the weights that it
+stands for, and is decoded while it is read.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ import json
 import math
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from engine.errors import ModelLoadError
+from engine.model.coded.codec import WeightCodec
+from engine.model.coded.layout import HEADER_BYTES, SUFFIX, CodedHeader, parse_coded_header
+from engine.model.coded.reading import CodedReader
 
 MAX_HEADER_BYTES = 100_000_000
 """Largest JSON header in bytes; the limit of the reference implementation."""
@@ -71,26 +78,47 @@ class TensorEntry:
     shape: tuple[int, ...]
     begin: int
     end: int
+    coded: CodedHeader | None = None
+    """Header of a coded tensor, whose bytes are not those of its dtype and shape."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Return the bytes of its numbers, decoded."""
+        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+
+
+OpenCodec = Callable[[], WeightCodec]
+"""Gives what decodes coded tensors; called when the first one is read."""
 
 
 class SafetensorsFile:
     """Open file with a validated header. A context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, open_codec: OpenCodec | None = None, fd: int | None = None) -> None:
         """Open the file and validate its header.
+
+        Args:
+            path: of the file.
+            open_codec: gives what decodes coded tensors; None: they appear as the bytes that they are.
+            fd: descriptor of the file where it is open already; it stays the caller's.
 
         Raises:
             ModelLoadError: the file cannot be opened or breaks the format; the message names the file.
         """
         self.name = path.name
+        self._open_codec = open_codec
+        self._reader: tuple[int, CodedReader] | None = None
+        self._is_own = fd is None
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if fd is None else fd
         except OSError as error:
             raise ModelLoadError(f"{self.name} cannot be opened: {error.strerror}") from error
         try:
             self.tensors = self._read_header()
+            if open_codec is not None:
+                self.tensors = self._with_coded(self.tensors)
         except ModelLoadError:
-            os.close(self._fd)
+            self._close()
             raise
 
     def __enter__(self) -> SafetensorsFile:
@@ -99,17 +127,55 @@ class SafetensorsFile:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._fd)
+        self._close()
+
+    def _close(self) -> None:
+        if self._is_own:
+            os.close(self._fd)
 
     def read_stretch(self, name: str, offset: int, target: memoryview) -> None:
         """Fill ``target`` with the tensor's bytes starting at ``offset``.
 
         Raises:
-            ModelLoadError: the file ends early.
+            ModelLoadError: the file ends early, or a coded tensor breaks its format.
         """
         entry = self.tensors[name]
-        assert 0 <= offset <= entry.end - entry.begin - target.nbytes, "the stretch does not lie in the tensor"
-        self._read_exactly(target, entry.begin + offset)
+        assert 0 <= offset <= entry.data_bytes - target.nbytes, "the stretch does not lie in the tensor"
+        if entry.coded is None:
+            self._read_exactly(target, entry.begin + offset)
+        else:
+            self._coded_reader(name, entry, entry.coded).read_stretch(offset, target)
+
+    def _coded_reader(self, name: str, entry: TensorEntry, header: CodedHeader) -> CodedReader:
+        """Return the reader of a coded tensor; the last one is kept, as a tensor is read in many stretches."""
+        kept = self._reader
+        if kept is not None and kept[0] == entry.begin:
+            return kept[1]
+        assert self._open_codec is not None, "without a codec no tensor is taken for a coded one"
+
+        def read(offset: int, target: memoryview) -> None:
+            self._read_exactly(target, entry.begin + offset)
+
+        reader = CodedReader(f"{self.name}: tensor {show_name(name)}", header, read, self._open_codec())
+        self._reader = entry.begin, reader
+        return reader
+
+    def _with_coded(self, tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+        """Return the tensors with coded ones under their own names."""
+        found: dict[str, TensorEntry] = {}
+        for name, entry in tensors.items():
+            own, what = name.removesuffix(SUFFIX), f"{self.name}: tensor {show_name(name)}"
+            if own != name:
+                if entry.dtype != "U8" or len(entry.shape) != 1 or entry.shape[0] < HEADER_BYTES:
+                    raise ModelLoadError(f"{what} is not a coded tensor")
+                if own in tensors:
+                    raise ModelLoadError(f"{what} is there twice: coded and as it is")
+                data = bytearray(HEADER_BYTES)
+                self._read_exactly(memoryview(data), entry.begin)
+                header = parse_coded_header(what, bytes(data), entry.shape[0])
+                entry = TensorEntry("BF16", header.shape, entry.begin, entry.end, header)
+            found[own] = entry
+        return found
 
     def _read_exactly(self, target: memoryview, offset: int) -> None:
         done = 0

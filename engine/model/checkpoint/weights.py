@@ -22,7 +22,8 @@ from engine.model.checkpoint.checklist import Checklist, Home, Piece
 from engine.model.checkpoint.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.checkpoint.reading import DTYPES, check_finite, read_part
 from engine.model.checkpoint.registry import build_model, describe_model
-from engine.model.checkpoint.safetensors import SafetensorsFile, TensorEntry, show_names
+from engine.model.checkpoint.safetensors import OpenCodec, SafetensorsFile, TensorEntry, show_names
+from engine.model.coded.codec import open_numpy_codec
 from engine.model.families.headless import name_headless
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.parallel import ALONE, Parallel
@@ -71,7 +72,7 @@ class UnreadModel:
                 _read(self.homes[name], name, home)
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 - what the caller chooses
     model_dir: str,
     config: ModelConfig,
     *,
@@ -80,6 +81,7 @@ def load_model(
     packed: bool = True,
     headless: bool = False,
     parallel: Parallel = ALONE,
+    open_codec: OpenCodec = open_numpy_codec,
 ) -> Decoder:
     """Load the model, or this rank's part of it.
 
@@ -91,13 +93,15 @@ def load_model(
         packed: convert the weights into the plain backend's fastest form; without it, the caller does so.
         headless: names may lack the prefix of the decoder (``engine.model.families.headless``).
         parallel: the part of the model that this rank holds.
+        open_codec: gives what decodes coded tensors.
 
     Raises:
         ModelLoadError: a file or tensor is missing, extra, misshaped or malformed; the message names it.
         ConfigurationError: the model cannot be divided among so many ranks.
     """
     with ExitStack() as stack:
-        wanted, homes = _opened(stack, model_dir, config, headless=headless, parallel=parallel)
+        files = _opened(stack, model_dir, open_codec)
+        wanted, homes = _located(files, model_dir, config, headless=headless, parallel=parallel)
         model, checklist = build_model(config, _dtype_of(dtype, wanted, homes), device, parallel)
         UnreadModel(model, checklist, homes).fill()
     if packed:
@@ -114,6 +118,7 @@ def unread_model(
     device: torch.device,
     room: Callable[[int], None] = lambda _: None,
     parallel: Parallel = ALONE,
+    open_codec: OpenCodec = open_numpy_codec,
 ) -> Iterator[UnreadModel]:
     """Allocate the whole model for a caller that fills it later, while others already use the addresses of its weights.
 
@@ -126,13 +131,14 @@ def unread_model(
         device: device of the weights.
         room: called with the bytes of the weights before any memory is allocated; raises when they do not fit.
         parallel: which part of the model this rank holds.
+        open_codec: gives what decodes coded tensors.
 
     Raises:
         ModelLoadError: as ``load_model``; errors inside the files are raised by ``UnreadModel.fill``.
         Exception: whatever ``room`` raises.
     """
     with ExitStack() as stack:
-        wanted, homes = _opened(stack, model_dir, config, parallel=parallel)
+        wanted, homes = _located(_opened(stack, model_dir, open_codec), model_dir, config, parallel=parallel)
         numbers = _dtype_of(dtype, wanted, homes)
         count = sum(home.target.numel() for piece in wanted.pieces.values() for home in piece.homes)
         # The few vectors with another dtype than the model's are small.
@@ -145,11 +151,20 @@ def unread_model(
         yield UnreadModel(model, checklist, homes)
 
 
-def _opened(
-    stack: ExitStack, model_dir: str, config: ModelConfig, *, headless: bool = False, parallel: Parallel = ALONE
+def _opened(stack: ExitStack, model_dir: str, open_codec: OpenCodec) -> list[SafetensorsFile]:
+    """Open the checkpoint's files, which stay open as long as the stack."""
+    return [stack.enter_context(SafetensorsFile(path, open_codec)) for path in _checkpoint_files(Path(model_dir))]
+
+
+def _located(
+    files: list[SafetensorsFile],
+    model_dir: str,
+    config: ModelConfig,
+    *,
+    headless: bool = False,
+    parallel: Parallel = ALONE,
 ) -> tuple[Checklist, dict[str, Found]]:
-    """Locate every tensor of the checklist in the checkpoint's files, which stay open as long as the stack."""
-    files = [stack.enter_context(SafetensorsFile(path)) for path in _checkpoint_files(Path(model_dir))]
+    """Locate every tensor of the checklist in the checkpoint's files."""
     if headless:
         name_headless(files)
     # All ranks check the whole list, so that all refuse the same checkpoints.

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from appliance.common.catalog import read_model
 from appliance.common.errors import ConfigError
-from appliance.operator import conversion
+from appliance.operator import conversion_child
 from appliance.operator.cli import model as model_command
 from appliance.operator.conversion import convert
 from isolation.host.process import owned_children
@@ -69,7 +69,7 @@ def test_progress_is_told_in_bytes(source: Path, tmp_path: Path, monkeypatch: py
     assert told[-1] == (2 * 2_755_008, 2 * 2_755_008)
     screen = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
     monkeypatch.setattr(model_command, "errors", lambda: screen)
-    model_command.convert(source, tmp_path / "again", "auto", model_command.Format.TABLE)
+    model_command.convert(source, tmp_path / "again", "auto", output_format=model_command.Format.TABLE)
     screen.file.close()
     assert "converting" in (tmp_path / "screen").read_text()
 
@@ -124,7 +124,7 @@ source = os.open(sys.argv[1], os.O_RDONLY)
 target = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
 other = os.open(sys.argv[1], os.O_RDONLY)
 if sys.argv[3] == "locked":
-    lock_down(converter_calls(source, (target,)))
+    lock_down(converter_calls((source,), (target,)))
 actions = {
     "reads": lambda: os.preadv(source, [bytearray(4)], 0),
     "writes": lambda: os.write(target, b"x"),
@@ -202,7 +202,7 @@ def test_a_converter_that_misbehaves_is_held_to_its_words(tmp_path: Path, monkey
         script = package / "bin" / "python"
         script.write_text(f"#!{python}\n{line}\n")
         script.chmod(0o755)
-        monkeypatch.setattr(conversion.sys, "executable", str(script))
+        monkeypatch.setattr(conversion_child.sys, "executable", str(script))
         with pytest.raises(ConfigError) as caught:
             convert(source, tmp_path / f"made-{number}", dtype="auto", progress=lambda done, total: None)
         assert message in str(caught.value)
