@@ -292,7 +292,7 @@ def test_removal_ends_all_and_shreds_where_told(run: Run, used: Place, appliance
     assert told.exit_code == 0, told.output
     golden.check(GOLDEN / "tenant-remove-80.txt", without_digests(told.stdout))
     begin, end = POLICY.index("  beta:"), POLICY.index("prices:")
-    assert used.policy.read_text() == POLICY[:begin] + POLICY[end:]
+    assert used.policy.read_text() == POLICY[:begin].rstrip() + "\n" + POLICY[end:]
     assert used.revoked() == {"beta-1", "beta-old"}
     assert (used.folder / "keyring" / "beta.kek").exists()
     used.policy.write_text(POLICY)
