@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
 from policy.model import Feature
 from policy.schema import MODEL_NAME, Credential, ModelName, TenantId
@@ -53,6 +54,9 @@ class AskSchema(_Strict):
     feature: Feature | None = Field(
         default=None, strict=False, description="What the request uses that can be withheld."
     )
+    content_bytes: int = Field(default=0, ge=0, description="Bytes of its content.")
+    fields: list[RequestField] = Field(default_factory=list, description="Fields that it uses and that can be denied.")
+    roles: list[Role] = Field(default_factory=list, description="Roles of its messages; plain: it is no conversation.")
     address: str | None = Field(default=None, description="Address of the caller. Left out: not asked about.")
     at: Moment | None = Field(
         default=None, description="Time of the request, such as 2026-11-25T03:00Z; UTC. Left out: not asked about."

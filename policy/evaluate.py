@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.hours import opens_in, span_text
 from policy.limits import Bucket, Rate, level, retry_after
@@ -77,6 +78,8 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message=f"this tenant may not use {_FEATURES[withheld[1]]}",
             policy_digest=policy.digest,
         )
+    if access.content is not None and (refused := content_denial(policy, tenant, access.content)) is not None:
+        return refused
     price = find_price(policy, access.model, tenant.isolation_class, batch=access.batch)
     if price is None and tenant.limits.bounds_spend:
         return Decision(

@@ -47,6 +47,7 @@ tenants:
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
+    # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken
     # kv: {{reservation: 0%, borrow: true}}
 
 # Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have

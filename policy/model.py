@@ -159,6 +159,18 @@ class Features:
         return granted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentRules:
+    """What a tenant's requests may hold (``policy.content``)."""
+
+    max_request_bytes: int | None = None
+    """Bytes of one request's content; None: no limit of their own."""
+    denied_fields: tuple[str, ...] = ()
+    """Fields of requests that are refused by name."""
+    roles: tuple[str, ...] = ()
+    """Roles of messages that are taken; none: all."""
+
+
 WHOLE_POOL = 10_000
 """Number of parts of a model's KV pool in which shares are counted: hundredths of a percent."""
 
@@ -229,6 +241,7 @@ class Tenant:
     deterministic: Determinism
     limits: Limits
     features: Features = Features()
+    content: ContentRules = ContentRules()
     networks: tuple[str, ...] = ()
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
     hours: tuple[str, ...] = ()

@@ -67,6 +67,9 @@ NOT_REPLAYED: Mapping[str, str] = {
     "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
+    "content.max_request_bytes": "entries do not say how many bytes requests had",
+    "content.denied_fields": "entries do not say which fields requests used",
+    "content.roles": "entries do not say which roles messages had",
     "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""

@@ -9,6 +9,19 @@ from policy.model import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What content rules look at (``policy.content``)."""
+
+    bytes: int = 0
+    """Bytes of the conversation with its tools as compact JSON, or of the text, or four for each token id; and of the
+    grammar, if there is one."""
+    fields: frozenset[str] = frozenset()
+    """Fields that ask for something, by the names of ``policy.content.REQUEST_FIELDS``."""
+    roles: frozenset[str] = frozenset()
+    """Roles of its messages, or ``plain``; none where it asks for no output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRequest:
     """The properties of one request that the policy evaluates."""
 
@@ -25,6 +38,8 @@ class AccessRequest:
     prompt."""
     feature: Feature | None = None
     """What the request asks for that can be withheld."""
+    content: Content | None = None
+    """What the request holds; None where it was looked at already, or there is none."""
     choices: int = 1
     """Number of outputs for the one prompt."""
     uncounted: bool = False

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from policy.content_schema import ContentSchema
 from policy.hours import read_span
 from policy.networks import read_network
 from policy.rate_schema import Concurrency, RequestRate, TokenRate
@@ -50,7 +51,6 @@ MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_NETWORKS = 64
 """Largest number of networks of one tenant: each is looked into at every call."""
-
 MAX_HOURS = 32
 """Largest number of spans of hours of one tenant."""
 
@@ -311,6 +311,7 @@ class DefaultsSchema(_Strict):
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
     )
     features: FeaturesSchema = Field(default_factory=FeaturesSchema)
+    content: ContentSchema = Field(default_factory=ContentSchema)
     freeze_idle: bool = Field(
         default=False,
         description="Whether sandboxes that this tenant uses may be frozen while nobody uses them, so that they take "

@@ -14,7 +14,7 @@ from policy.limits import Bucket, Rate, full
 from policy.model import Feature, ModelState, PolicySet, Tenant
 from policy.prices import BILLIONTHS
 from policy.rates import request_rate, token_rate
-from policy.request import AccessRequest, Spend, Usage
+from policy.request import AccessRequest, Content, Spend, Usage
 from policy.routes import DRAWS, ChoiceReason, RouteChoice, choose, visible_route
 
 NOW = 0.0
@@ -49,6 +49,8 @@ class Question:
     choices: int = 1
     feature: Feature | None = None
     """What it uses that can be withheld; ``BATCHES``: it is a line of a batch."""
+    content: Content | None = None
+    """What it holds; None: not asked about."""
     address: str | None = None
     """Address of the caller; None: not asked about."""
     unix_s: float | None = None
@@ -147,6 +149,7 @@ def _access(question: Question, tenant: str, input_tokens: int | None, choice: R
         max_output_tokens=question.max_tokens,
         longest_input=question.longest_input if counted else None,
         feature=question.feature,
+        content=question.content,
         address=question.address,
         unix_s=question.unix_s,
         choices=question.choices,

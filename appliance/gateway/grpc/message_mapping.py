@@ -52,11 +52,14 @@ from appliance.gateway.grpc.generated import inference_pb2 as pb
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS
+from isolation.ipc.sampling import NAMES
 
 _TOOLS = "conversation.tools"
 _MODES = (pb.TOOL_MODE_UNSPECIFIED, pb.TOOL_MODE_AUTO, pb.TOOL_MODE_NONE, pb.TOOL_MODE_REQUIRED)
-_NAMES = {"stop_ids": "stop_token_ids"}
-"""Field of ``GenerateRequest`` -> field of the message, where they differ."""
+_NAMES = {"stop_ids": "stop_token_ids", "service_tier": "priority", "n": "choices"}
+_NAMES |= {"chat_template_kwargs": "conversation.template_arguments", "name": "conversation.messages"}
+_NAMES |= {name: f"sampling.{name}" for name in NAMES}
+"""Field of ``GenerateRequest`` or the policy -> field of the message, where they differ."""
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant", pb.ROLE_TOOL: "tool"}
 _PRIORITIES = {pb.PRIORITY_HIGH: Priority.HIGH, pb.PRIORITY_NORMAL: Priority.NORMAL, pb.PRIORITY_LOW: Priority.LOW}
 _WHITESPACES = {
@@ -85,6 +88,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         model=message.model,
         prompt=prompt,
         sampling=request_builder.sampling_of(given, stamp, "sampling."),
+        sent=request_builder.sent(given),
         max_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         max_tokens_param="max_output_tokens",
         stop=tuple(message.stop),

@@ -50,7 +50,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 }
 """Fields that are refused with advice."""
 
-_NAMES = {"stop": "stop_sequences"}
+_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 _TIERS = {"auto": None, "standard_only": Priority.NORMAL}
 _THINKING = ("enabled", "disabled", "adaptive")
 _CHOICES = ("auto", "any", "tool", "none")
@@ -66,13 +66,16 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
     refuse_unsupported(document, UNSUPPORTED)
     prompt, tools = _prompt(document)
     tier = typed(document, "service_tier", str)
-    given = {name: number(document, name) for name in ("temperature", "top_p")}
+    given = {name: number(document, name) for name in ("temperature", "top_p")} | {
+        "top_k": typed(document, "top_k", int)
+    }
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=Operation.CHAT,
         model=model_of(document),
         prompt=prompt,
-        sampling=request_builder.sampling_of({**given, "top_k": typed(document, "top_k", int)}, stamp),
+        sampling=request_builder.sampling_of(given, stamp),
+        sent=request_builder.sent(given),
         max_tokens=needed(document, "max_tokens", int),
         stop=_stops(document),
         deadline=stamp.deadline,

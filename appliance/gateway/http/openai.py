@@ -101,12 +101,14 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     ignored: dict[str, None] = {}
     tools = openai_tools.offered(document) if operation is Operation.CHAT else openai_tools.Offered()
     several = None if operation is Operation.CHAT else _several(document)
+    given = _sampling(document)
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=operation,
         model=model_of(document),
         prompt=prompt_of(operation, document, ignored, tools) if several is None else several[0],
-        sampling=request_builder.sampling_of(_sampling(document), stamp),
+        sampling=request_builder.sampling_of(given, stamp),
+        sent=request_builder.sent(given),
         max_tokens=_max_tokens(operation, document),
         max_tokens_param="max_completion_tokens"
         if operation is Operation.CHAT and document.get("max_tokens") is None

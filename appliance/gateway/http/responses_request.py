@@ -58,6 +58,8 @@ _SERVED = _PROMPT | {
     "store",
     "prompt_cache_key",
 }
+_NAMES = {"logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort"}
+"""Field of ``GenerateRequest`` or the policy -> the caller's spelling, where they differ."""
 _INCLUDES = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -74,14 +76,14 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
     prompt, tools = _prompt(document)
+    given = {name: number(document, name) for name in ("temperature", "top_p")}
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=Operation.CHAT,
         model=model_of(document),
         prompt=prompt,
-        sampling=request_builder.sampling_of(
-            {name: number(document, name) for name in ("temperature", "top_p")}, stamp
-        ),
+        sampling=request_builder.sampling_of(given, stamp),
+        sent=request_builder.sent(given),
         max_tokens=typed(document, "max_output_tokens", int),
         max_tokens_param="max_output_tokens",
         logprobs=_logprobs(document),
@@ -92,7 +94,7 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         tools=tools,
         cache_key=typed(document, "prompt_cache_key", str) or "",
     )
-    request = request_builder.checked(request, {"logprobs": "top_logprobs"})
+    request = request_builder.checked(request, _NAMES)
     _check_truncation(document)
     typed(document, "store", bool)
     typed(document, "metadata", dict)

@@ -368,7 +368,12 @@ class Reservation:
             most = most if paid is None else min(most, paid)
             asked = most if most >= 1 else None
         access = replace(
-            self._access, input_tokens=input_tokens, max_output_tokens=asked, longest_input=longest, feature=None
+            self._access,
+            input_tokens=input_tokens,
+            max_output_tokens=asked,
+            longest_input=longest,
+            feature=None,
+            content=None,
         )
         decision = self._ledger.reserve(access, queued, takes=takes)
         if not takes or not decision.allowed:
@@ -400,7 +405,8 @@ class Reservation:
         Raises:
             ApplianceError: the policy denies.
         """
-        access = replace(self._access, input_tokens=least, max_output_tokens=asked, feature=None, uncounted=True)
+        access = replace(self._access, input_tokens=least, max_output_tokens=asked, feature=None, content=None)
+        access = replace(access, uncounted=True)
         self._ledger.refuse(access)
 
     def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0, cached_tokens: int = 0) -> None:

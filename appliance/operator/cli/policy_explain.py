@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from policy.decision import Decision
     from policy.model import PolicySet
     from policy.origins import Origin
+    from policy.request import Content
     from policy.routes import RouteChoice
     from policy.simulate import Load
 
@@ -48,6 +50,11 @@ Credential = Annotated[
     str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
 ]
 Names = list[str] | None
+Fields = Annotated[Names, typer.Option("--field", metavar="NAME", help="Field that it uses; may be repeated.")]
+Roles = Annotated[
+    Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
+]
+ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
 
@@ -63,6 +70,9 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     ] = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
+    content_bytes: ContentBytes = 0,
+    fields: Fields = None,
+    roles: Roles = None,
     running: Annotated[int, typer.Option(metavar="N", min=0, help="The tenant's running requests.")] = 0,
     requests_left: RequestsLeft = None,
     tokens_left: TokensLeft = None,
@@ -98,6 +108,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         max_tokens=max_tokens,
         choices=choices,
         feature=feature,
+        content=_content(content_bytes, fields or (), roles or ()),
     )
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
@@ -109,6 +120,18 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
     _show(policy, caller, shown, output_format)
     raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
+
+
+def _content(size: int, fields: Sequence[str], roles: Sequence[str]) -> Content:
+    """What a request holds; a name that no rule can have is a usage error."""
+    from policy.content import REQUEST_FIELDS, ROLES
+    from policy.request import Content
+
+    for option, names, known in (("--field", fields, [*REQUEST_FIELDS]), ("--role", roles, [*ROLES])):
+        for name in names:
+            if name not in known:
+                fail(exits.USAGE, f"{option} {name}: known are {', '.join(known)}")
+    return Content(bytes=size, fields=frozenset(fields), roles=frozenset(roles))
 
 
 def _at_this_moment(load: Load) -> Load:

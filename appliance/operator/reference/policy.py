@@ -27,6 +27,7 @@ SECTIONS = {
     "tenants.TENANT.limits.tokens_per_minute": "TokenRateSchema",
     "tenants.TENANT.limits.concurrency": "ConcurrencySchema",
     "tenants.TENANT.features": "FeaturesSchema",
+    "tenants.TENANT.content": "ContentSchema",
     "tenants.TENANT.kv": "KvSchema",
     "defaults": "DefaultsSchema",
     "tenant_groups.GROUP": "TenantGroupSchema",
@@ -47,7 +48,7 @@ MEANINGS = {
     "features": "Parts of the API that can be withheld; a section.",
     "kv": "Share of the KV pool of each model; a section.",
     "role": "Role of the message, as chat templates know it.",
-    "content": "Text of the message.",
+    "content": "Content of requests; a section. Of a message: its text.",
 }
 """Meanings of keys whose schema has no description of its own."""
 
