@@ -92,6 +92,13 @@ class UseSchema(_Strict):
         default=None, description="Output tokens left of output_tokens_per_minute. Left out: all."
     )
     queued: int = Field(default=0, ge=0, description="Requests that wait for a limit.")
+    end_user_running: int = Field(default=0, ge=0, description="Requests of the end user that run.")
+    end_user_requests_left: int | None = Field(
+        default=None, description="Requests left of the end user's requests_per_minute. Left out: all."
+    )
+    end_user_output_tokens_left: int | None = Field(
+        default=None, description="Output tokens left of the end user's output_tokens_per_minute. Left out: all."
+    )
     spent_today: float = Field(default=0.0, ge=0, description="Spent since midnight UTC, in units of the currency.")
     spent_this_month: float = Field(default=0.0, ge=0, description="Spent since the first of the month.")
     day_left_s: float = Field(default=DAY_S, ge=0, description="Seconds until the next day begins.")

@@ -18,6 +18,7 @@ from policy.model import (
     Choose,
     ContentRules,
     Determinism,
+    EndUserLimits,
     Exceeded,
     Features,
     IsolationClass,
@@ -282,14 +283,10 @@ def _bounds(verb: str, unbounded: str) -> Wording:
 
 
 def _denied_fields(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
-    if gone := sorted(set(old) - set(new)):
-        yield Told(Direction.WIDER, f"may use the {_fields(gone)}")
-    if added := sorted(set(new) - set(old)):
-        yield Told(Direction.NARROWER, f"may no longer use the {_fields(added)}")
-
-
-def _fields(names: Sequence[str]) -> str:
-    return f"{'field' if len(names) == 1 else 'fields'} {listed(names)}"
+    for names, verb in ((set(old) - set(new), "may use"), (set(new) - set(old), "may no longer use")):
+        if names:
+            fields = "field" if len(names) == 1 else "fields"
+            yield Told(_more(verb == "may use"), f"{verb} the {fields} {listed(sorted(names))}")
 
 
 def _covering(pattern: str, others: Sequence[str]) -> str | None:
@@ -477,6 +474,11 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "max_request_bytes": _optional("send", "byte", "of content a request"),
         "denied_fields": _denied_fields,
         "roles": _bounds("sends messages of role", "any"),
+    },
+    EndUserLimits: {
+        "requests_per_minute": _optional("send", "request", "a minute for one end user"),
+        "output_tokens_per_minute": _optional("use", "output token", "a minute for one end user"),
+        "concurrency": _optional("have", "request", "of one end user running at once"),
     },
     KvShare: {
         "reservation": _percent("has", "of the KV pool reserved"),

@@ -25,6 +25,7 @@ from math import ceil
 
 from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
+from policy.end_users import end_user_denial
 from policy.hours import opens_in, span_text
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.match import first_match
@@ -180,6 +181,10 @@ def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: int) -> 
             waiting = waiting or denial
         else:
             downgraded = downgraded or denial.key
+    if (user := case.usage.end_user) is not None:
+        refused = end_user_denial(policy, tenant, case.access, user, case.now, case.granted_output)
+        if refused is not None:
+            return refused
     if waiting is not None:
         return _denied(policy, tenant, waiting, Effect.WAIT)
     return Decision(

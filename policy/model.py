@@ -171,6 +171,23 @@ class ContentRules:
     """Roles of messages that are taken; none: all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndUserLimits:
+    """Limits of each end user of a tenant (``policy.end_users``); None: none."""
+
+    requests_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit."""
+        return self is not NO_END_USER_LIMITS and self != NO_END_USER_LIMITS
+
+
+NO_END_USER_LIMITS = EndUserLimits()
+"""Limits of the end users of a tenant whose policy says nothing of them."""
+
 WHOLE_POOL = 10_000
 """Number of parts of a model's KV pool in which shares are counted: hundredths of a percent."""
 
@@ -242,6 +259,7 @@ class Tenant:
     limits: Limits
     features: Features = Features()
     content: ContentRules = ContentRules()
+    end_users: EndUserLimits = NO_END_USER_LIMITS
     networks: tuple[str, ...] = ()
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
     hours: tuple[str, ...] = ()

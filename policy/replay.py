@@ -70,6 +70,9 @@ NOT_REPLAYED: Mapping[str, str] = {
     "content.max_request_bytes": "entries do not say how many bytes requests had",
     "content.denied_fields": "entries do not say which fields requests used",
     "content.roles": "entries do not say which roles messages had",
+    "end_users.requests_per_minute": "entries do not say for which end user requests were",
+    "end_users.output_tokens_per_minute": "entries do not say for which end user requests were",
+    "end_users.concurrency": "entries do not say for which end user requests were",
     "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""

@@ -50,6 +50,8 @@ class AccessRequest:
     """Unix time of the request; None where it is not asked about."""
     alias: str = ""
     """Route by which the caller asked for the model; empty: by the model's own name."""
+    end_user: str = ""
+    """Pseudonym of the tenant's user for whom it is; empty: not named."""
     batch: bool = False
     """Whether it is a line of a batch: it has a price of its own, and the tenant must be allowed batches."""
 
@@ -76,6 +78,16 @@ class Spend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndUserUsage:
+    """Usage of one end user just before the request is admitted; a bucket of None counts as full."""
+
+    concurrency: int = 0
+    """Number of requests admitted and not yet finished."""
+    request_bucket: Bucket | None = None
+    output_bucket: Bucket | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Usage of a tenant just before the request is admitted."""
 
@@ -89,5 +101,7 @@ class Usage:
     """Bucket of output tokens likewise."""
     queued: int = 0
     """Number of the tenant's requests that wait for a limit."""
+    end_user: EndUserUsage | None = None
+    """Usage of the end user for whom the request is; None where these have no limits."""
     spend: Spend | None = None
     """Spend of a tenant that has a limit of it; None counts as nothing spent."""

@@ -14,7 +14,7 @@ from policy.limits import Bucket, Rate, full
 from policy.model import Feature, ModelState, PolicySet, Tenant
 from policy.prices import BILLIONTHS
 from policy.rates import request_rate, token_rate
-from policy.request import AccessRequest, Content, Spend, Usage
+from policy.request import AccessRequest, Content, EndUserUsage, Spend, Usage
 from policy.routes import DRAWS, ChoiceReason, RouteChoice, choose, visible_route
 
 NOW = 0.0
@@ -92,6 +92,12 @@ class Load:
     """Output tokens left of their own rate; None: all."""
     queued: int = 0
     """Requests that wait for a limit."""
+    end_user_running: int = 0
+    """Requests of the end user that are admitted and not yet finished."""
+    end_user_requests_left: float | None = None
+    """Requests left of the end user's rate; None: all."""
+    end_user_output_tokens_left: float | None = None
+    """Output tokens left of the end user's rate; None: all."""
     spent_today: float = 0.0
     """Units of the currency spent since midnight UTC."""
     spent_this_month: float = 0.0
@@ -168,6 +174,7 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
         input_bucket=None if load.input_tokens_left is None else Bucket(float(load.input_tokens_left), NOW),
         output_bucket=None if load.output_tokens_left is None else Bucket(float(load.output_tokens_left), NOW),
         queued=load.queued,
+        end_user=None if tenant is None or not tenant.end_users.any else _end_user(load),
         spend=Spend(
             day=round(load.spent_today * BILLIONTHS),
             month=round(load.spent_this_month * BILLIONTHS),
@@ -175,6 +182,12 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
             month_left_s=load.month_left_s,
         ),
     )
+
+
+def _end_user(load: Load) -> EndUserUsage:
+    left = (load.end_user_requests_left, load.end_user_output_tokens_left)
+    requests, output = (None if one is None else Bucket(float(one), NOW) for one in left)
+    return EndUserUsage(concurrency=load.end_user_running, request_bucket=requests, output_bucket=output)
 
 
 def _bucket(rate: Rate, left: float | None) -> Bucket:

@@ -165,6 +165,8 @@ class GenerateRequest:
     """Text of the caller's that requests with one beginning have in common: a route gives them to one model."""
     alias: str = ""
     """Route by which the caller asked for ``model``; empty: by the model's own name."""
+    end_user: str = field(default="", compare=False)
+    """Pseudonym of the tenant's user for whom it is (``appliance.gateway.front.end_user``); empty: not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,8 @@ class EmbedRequest:
     """How many of a vector's numbers are wanted; None: all."""
     deadline: float | None = None
     priority: Priority | None = None
+    end_user: str = field(default="", compare=False)
+    """As in ``GenerateRequest``."""
     operation: EmbedOperation = EmbedOperation.EMBEDDINGS
     alias: str = ""
     """As in ``GenerateRequest``."""

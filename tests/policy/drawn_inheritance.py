@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from policy.loader import Source
-from tests.policy.drawn_policies import TENANTS, content, features, kv, limits, prices, spend
+from tests.policy.drawn_policies import TENANTS, content, end_users, features, kv, limits, prices, spend
 
 GROUPS = ("staff", "interns", "night", "guests")
 FILES = ("10.yaml", "20.yaml", "30.yaml")
@@ -20,6 +20,7 @@ _settings: dict[str, st.SearchStrategy[Any]] = {
     "limits": _limits,
     "features": features,
     "content": content,
+    "end_users": end_users,
     "kv": _kv,
     "class": st.sampled_from(["shared", "shared", "strict", "dedicated"]),
     "retention": st.sampled_from(["standard", "none"]),

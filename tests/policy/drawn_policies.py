@@ -45,6 +45,14 @@ content = st.fixed_dictionaries(
         "roles": st.lists(st.sampled_from(ROLES), max_size=2),
     },
 )
+end_users = st.fixed_dictionaries(
+    {},
+    optional={
+        "requests_per_minute": st.sampled_from([1, 60]),
+        "output_tokens_per_minute": st.sampled_from([50, 5_000]),
+        "concurrency": st.sampled_from([1, 4]),
+    },
+)
 kv = st.fixed_dictionaries(
     {}, optional={"reservation": st.sampled_from(["0%", "10%", "20%"]), "cap": st.sampled_from(["20%", "50%"])}
 )
@@ -54,6 +62,7 @@ tenant = st.fixed_dictionaries(
         "limits": limits,
         "features": features,
         "content": content,
+        "end_users": end_users,
         "kv": kv,
         "class": st.sampled_from(["shared", "strict", "dedicated"]),
         "retention": st.sampled_from(["standard", "none"]),
@@ -168,6 +177,9 @@ loads = st.fixed_dictionaries(
         "input_tokens_left": st.integers(-100, 100),
         "output_tokens_left": st.integers(-100, 100),
         "queued": st.integers(0, 2),
+        "end_user_running": st.integers(0, 5),
+        "end_user_requests_left": st.integers(-1, 1),
+        "end_user_output_tokens_left": st.integers(-50, 50),
         "spent_today": st.sampled_from([0.0, 0.005, 4.5]),
         "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
         "unready": st.sampled_from([(), ("m",), ("m", "m-large", "gone")]),

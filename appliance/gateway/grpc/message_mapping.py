@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from google.protobuf.json_format import MessageToDict
@@ -11,6 +12,7 @@ from google.protobuf.struct_pb2 import Struct
 from appliance.common.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.attest_builder import build_attest
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
@@ -105,6 +107,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         choices_param="choices",
         deterministic=message.deterministic,
         cache_key=message.prompt_cache_key,
+        end_user=end_user(message.end_user, "end_user"),
     )
     return request_builder.checked(request, _NAMES)
 
@@ -162,7 +165,8 @@ def to_embed_request(message: pb.EmbedRequest, stamp: Stamp) -> EmbedRequest:
             raise InvalidRequestError(f"{at} holds neither text nor token_ids", param=at)
     dimensions = message.dimensions if message.HasField("dimensions") else None
     priority = _priority(message)
-    return request_builder.build_embed(message.model, inputs, dimensions, stamp, priority=priority, param="inputs")
+    request = request_builder.build_embed(message.model, inputs, dimensions, stamp, priority=priority, param="inputs")
+    return replace(request, end_user=end_user(message.end_user, "end_user"))
 
 
 def to_embed_response(embeddings: Embeddings, request_id: str, model: str) -> pb.EmbedResponse:

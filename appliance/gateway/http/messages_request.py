@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
@@ -82,10 +83,15 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
         stream=typed(document, "stream", bool) or False,
         priority=_TIERS[one_of(tier, tuple(_TIERS), "service_tier")] if tier is not None else None,
         tools=tools,
+        end_user=_end_user(document),
     )
     request = request_builder.checked(request, _NAMES)
-    typed(document, "metadata", dict)
     return Parsed(request, MessageWriter, without_effect(document, _SERVED, UNSUPPORTED))
+
+
+def _end_user(document: Mapping[str, Any]) -> str:
+    metadata = typed(document, "metadata", dict) or {}
+    return end_user(typed(metadata, "user_id", str, "metadata."), "metadata.user_id")
 
 
 def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:

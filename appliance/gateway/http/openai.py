@@ -17,6 +17,7 @@ from typing import Any
 from appliance.common.errors import InvalidRequestError
 from appliance.common.strict_json import JsonError, parse_json
 from appliance.gateway.front import request_builder
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn
 from appliance.gateway.front.tool_builder import shown_tools
 from appliance.gateway.generate_request import GenerateRequest, Operation, Prompt
@@ -27,6 +28,9 @@ from appliance.gateway.http.openai_objects import Writer
 from appliance.gateway.http.unsupported import refuse_unsupported
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import NAMES, PARAMETERS
+
+END_USER = ("safety_identifier", "user")
+"""Names of the field that says whom a request is for; the first that is there counts."""
 
 _COMMON = frozenset(
     {
@@ -43,6 +47,7 @@ _COMMON = frozenset(
         "n",
         "prompt_logprobs",
         "prompt_cache_key",
+        *END_USER,
     }
 ).union(NAMES, structured.FIELDS)
 _SERVED = {
@@ -127,6 +132,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         choices=request_builder.asked("choices", typed(document, "n", int), "n"),
         deterministic=typed(document, "deterministic", bool) or False,
         cache_key=typed(document, "prompt_cache_key", str) or "",
+        end_user=end_user_of(document),
     )
     include_usage = _stream_options(document, request.stream, ignored)
     for name, value in document.items():
@@ -162,6 +168,16 @@ def _others(first: GenerateRequest, prompts: Sequence[Prompt]) -> Iterator[Gener
         yield replace(
             first, request_id=f"{first.request_id}.{place}", prompt=prompt, sampling=replace(first.sampling, seed=seed)
         )
+
+
+def end_user_of(document: Mapping[str, Any]) -> str:
+    """The pseudonym of the user for whom a document is; empty where it names none.
+
+    Raises:
+        InvalidRequestError: the name is no text, or too long.
+    """
+    found = [end_user(typed(document, name, str), name) for name in END_USER]
+    return next(filter(None, found), "")
 
 
 def priority_of(document: Mapping[str, Any]) -> Priority | None:

@@ -27,7 +27,15 @@ from appliance.gateway.front.tool_builder import (
 from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Grammar, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
-from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
+from appliance.gateway.http.openai import (
+    EFFORTS,
+    END_USER,
+    PART_SEPARATOR,
+    document_of,
+    end_user_of,
+    model_of,
+    priority_of,
+)
 from appliance.gateway.http.responses_objects import ResponseWriter
 from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
@@ -57,6 +65,7 @@ _SERVED = _PROMPT | {
     "truncation",
     "store",
     "prompt_cache_key",
+    *END_USER,
 }
 _NAMES = {"logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort"}
 """Field of ``GenerateRequest`` or the policy -> the caller's spelling, where they differ."""
@@ -93,6 +102,7 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         grammar=_grammar(document),
         tools=tools,
         cache_key=typed(document, "prompt_cache_key", str) or "",
+        end_user=end_user_of(document),
     )
     request = request_builder.checked(request, _NAMES)
     _check_truncation(document)

@@ -129,6 +129,7 @@ class Lifecycle:
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._content = content_of(request)
+        self._end_user = request.end_user if isinstance(request, GenerateRequest | EmbedRequest) else ""
         self._reservation: Reservation | None = None
         self._answered = False
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count)
@@ -174,6 +175,7 @@ class Lifecycle:
             first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias),
             batch=bool(self._call.batch),
             content=self._content,
+            end_user=self._end_user,
         )
 
         def attempt(takes: bool, queued: int) -> Decision:

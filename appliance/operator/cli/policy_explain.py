@@ -37,6 +37,14 @@ InputTokensLeft = Annotated[
 OutputTokensLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
 ]
+EndUserRunning = Annotated[int, typer.Option(metavar="N", min=0, help="Running requests of the end user.")]
+EndUserRequestsLeft = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests that the end user has left in this minute [all].")
+]
+EndUserOutputLeft = Annotated[
+    int | None,
+    typer.Option("--end-user-output-left", metavar="N", help="Output tokens that the end user has left [all]."),
+]
 SpentToday = Annotated[
     float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
 ]
@@ -79,6 +87,9 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     input_tokens_left: InputTokensLeft = None,
     output_tokens_left: OutputTokensLeft = None,
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
+    end_user_running: EndUserRunning = 0,
+    end_user_requests_left: EndUserRequestsLeft = None,
+    end_user_output_left: EndUserOutputLeft = None,
     spent_today: SpentToday = 0.0,
     spent_this_month: SpentThisMonth = 0.0,
     unready: Unready = None,
@@ -114,6 +125,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
     now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
+    now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
+    now = replace(now, end_user_output_tokens_left=end_user_output_left)
     now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")

@@ -127,7 +127,7 @@ def test_every_served_field_is_one_of_the_policy_or_known_to_be_none() -> None:
     """A field that OpenAI's API gets is noticed here until somebody says whether a policy can deny it."""
     spelled = {"max_completion_tokens", "top_logprobs", "stop_token_ids", "structured_outputs", "whitespace"}
     spelled |= {name for one in openai._SERVED.values() for name in one if name.startswith("guided_")} | TOOL_FIELDS
-    never = {"model", "messages", "prompt", "stream", "stream_options", "max_tokens"}
+    never = {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", *openai.END_USER}
     served = frozenset[str]().union(*openai._SERVED.values())
     assert served - {*REQUEST_FIELDS} - spelled == never
 
@@ -188,9 +188,8 @@ async def test_a_denial_names_the_callers_field_and_the_rule(
     asked. Control: without the rule the request is not refused by the policy."""
     stage.grant(f"content: {{{rule}}}")
     life = stage.life(request_)
-    with pytest.raises(kind, match=said) as refused:
-        with life:
-            await collect(Session(life, request_))
+    with pytest.raises(kind, match=said) as refused, life:
+        await collect(Session(life, request_))
     assert (refused.value.param, refused.value.rule) == (param, _rule(rule))
     stage.grant("content: {}")
     life = stage.life(request_)
