@@ -43,9 +43,8 @@ def _concurrency(policy: PolicySet, tenant: Tenant, access: AccessRequest, usage
         return None
     key, reason = "concurrency", Reason.CONCURRENCY
     if access.choices > limit:
-        message = (
-            f"{access.choices} choices were asked for; each counts as a request, and this end user may have {limit}"
-        )
+        asked = counted(access.choices, "choice", grouped=False)
+        message = f"{asked} were asked for; each counts as a request, and this end user may have {limit}"
         return _denied(policy, tenant, reason, key, message, limit, access.choices, None)
     number = counted(usage.concurrency, "request", grouped=False)
     message = f"{number} of this end user {'is' if usage.concurrency == 1 else 'are'} running; {limit} may be at once"

@@ -85,7 +85,7 @@ def _sums(folder: Path, begin: datetime, now: datetime, tenants: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptOfTenant:
     """What is kept of a tenant on the disk."""
 
     batches: int = 0
@@ -97,7 +97,7 @@ class Kept:
     """Whether the keyring has a key under which something of it may be sealed."""
 
 
-def read_kept(config: ApplianceConfig, tenant: str) -> Kept:
+def read_kept(config: ApplianceConfig, tenant: str) -> KeptOfTenant:
     """Return what is kept of a tenant.
 
     Raises:
@@ -121,4 +121,4 @@ def read_kept(config: ApplianceConfig, tenant: str) -> Kept:
                 counts = store.execute(_KEPT, {"tenant": tenant}).fetchone()
         except sqlite3.Error as error:
             raise ConfigError(f"cannot read files and batches in {path}: {error}") from error
-    return Kept(*counts, has_key=has_key)
+    return KeptOfTenant(*counts, has_key=has_key)

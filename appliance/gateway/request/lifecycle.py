@@ -171,12 +171,9 @@ class Lifecycle:
         """
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        access = replace(
-            first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias),
-            batch=bool(self._call.batch),
-            content=self._content,
-            end_user=self._end_user,
-        )
+        tenant, alias = self.principal.tenant, self._call.alias
+        access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
+        access = replace(access, batch=bool(self._call.batch), content=self._content, end_user=self._end_user)
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -111,16 +111,9 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
-    question = Question(
-        tenant=tenant,
-        credential=credential,
-        model=model,
-        input_tokens=input_tokens,
-        max_tokens=max_tokens,
-        choices=choices,
-        feature=feature,
-        content=_content(content_bytes, fields or (), roles or ()),
-    )
+    asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
+    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature}
+    question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
     now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)

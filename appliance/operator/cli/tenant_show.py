@@ -16,7 +16,7 @@ from appliance.operator.cli.tenant_list import look, tell_notes
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
-    from appliance.operator.tenants import Kept, Known
+    from appliance.operator.tenants import KeptOfTenant, Known
     from policy.origins import Origin, Setting
 
 EXAMPLES = """
@@ -44,7 +44,7 @@ class TenantPage:
     currency: str
     used: dict[str, dict[str, Any] | None]
     """Use of the day and of the month; None: not known."""
-    kept: Kept | None = None
+    kept: KeptOfTenant | None = None
     digest: str = field(default="")
     """Digest of the policy on the disk."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
+from policy.content import REQUEST_FIELDS
 from policy.schema import schema_text
 
 ABOUT = """
@@ -17,6 +18,10 @@ tenant groups and `defaults` of all files (`docs/policy.md`). `athanor policy ch
 its line and column, `athanor policy diff` what a new one changes, `athanor reload` puts an edited policy in force.
 `athanor policy schema` prints this schema for editors. TENANT, GROUP and PREFIX are names that the file chooses:
 lower-case letters, digits and dashes. NAME is what clients send as `model`.
+"""
+
+DENIED = """
+The names of `denied_fields`, and what else they stand for. A field counts where it asks for something.
 """
 
 SECTIONS = {
@@ -55,6 +60,10 @@ MEANINGS = {
 """Meanings of keys whose schema has no description of its own."""
 
 
+MOST_NAMED = 12
+"""Words that the type of a key lists; more are a table of their own."""
+
+
 Row = tuple[str, str, str, str]
 """Key, type, default and meaning, with code between backticks."""
 
@@ -77,6 +86,8 @@ def render() -> str:
         parts.append(
             section(code(place) or "At the top", about + "\n", table(("key", "type", "default", "meaning"), cells))
         )
+    fields = [f"- {code(name)}{f': {about}' if about else ''}" for name, about in REQUEST_FIELDS.items()]
+    parts.append(section("Fields that can be denied", DENIED.lstrip(), "\n".join(fields) + "\n"))
     return page("Policy", ABOUT, *parts)
 
 
@@ -96,6 +107,8 @@ def _default(shape: Mapping[str, Any]) -> str:
 def _type(shape: Mapping[str, Any]) -> str:
     """Type in words, with its bounds."""
     match shape:
+        case {"enum": values} if len(values) > MOST_NAMED:
+            return "one of the fields below"
         case {"enum": values}:
             return "one of " + ", ".join(map(str, values))
         case {"const": value}:
