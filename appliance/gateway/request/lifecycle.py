@@ -129,10 +129,10 @@ class Lifecycle:
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._content = content_of(request)
-        self._end_user = request.end_user if isinstance(request, GenerateRequest | EmbedRequest) else ""
         self._reservation: Reservation | None = None
         self._answered = False
-        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count)
+        self._end_user = request.end_user if isinstance(request, GenerateRequest | EmbedRequest) else ""
+        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self._end_user)
         self.principal = principal
         self.trace = trace
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
