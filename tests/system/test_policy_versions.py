@@ -54,8 +54,8 @@ def versions(appliance: Appliance, newest: int) -> list[int]:
 
 
 def test_a_tenant_comes_and_goes(battered: Appliance) -> None:
-    """One command makes a tenant whose printed key is answered at once; a content rule and its end users' limit hold for
-    it; one command more, and the key is refused, the policy's text is that from before, and the history has both."""
+    """One command makes a tenant whose printed key is answered at once; a content rule and a limit of its end users hold;
+    one command more, and the key is refused, the policy's text is that from before, and the history has all three."""
     path = battered.state / "policy.yaml"
     text, known = path.read_text(), versions(battered, 1)[0]
     told = athanor(battered, "tenant", "add", "newcomer", "--models", "*", "--key")
