@@ -54,7 +54,7 @@ def versions(appliance: Appliance, newest: int) -> list[int]:
 
 
 def test_a_tenant_comes_and_goes(battered: Appliance) -> None:
-    """One command makes a tenant whose printed key is answered at once; a content rule and a limit of its end users hold;
+    """One command makes a tenant whose printed key is answered at once; a content rule and a limit of end users hold;
     one command more, and the key is refused, the policy's text is that from before, and the history has all three."""
     path = battered.state / "policy.yaml"
     text, known = path.read_text(), versions(battered, 1)[0]
