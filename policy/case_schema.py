@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
 from policy.model import Feature
 from policy.schema import MODEL_NAME, Credential, ModelName, TenantId
@@ -53,6 +54,9 @@ class AskSchema(_Strict):
     feature: Feature | None = Field(
         default=None, strict=False, description="What the request uses that can be withheld."
     )
+    content_bytes: int = Field(default=0, ge=0, description="Bytes of its content.")
+    fields: list[RequestField] = Field(default_factory=list, description="Fields that it uses and that can be denied.")
+    roles: list[Role] = Field(default_factory=list, description="Roles of its messages; plain: it is no conversation.")
     address: str | None = Field(default=None, description="Address of the caller. Left out: not asked about.")
     at: Moment | None = Field(
         default=None, description="Time of the request, such as 2026-11-25T03:00Z; UTC. Left out: not asked about."
@@ -88,6 +92,13 @@ class UseSchema(_Strict):
         default=None, description="Output tokens left of output_tokens_per_minute. Left out: all."
     )
     queued: int = Field(default=0, ge=0, description="Requests that wait for a limit.")
+    end_user_running: int = Field(default=0, ge=0, description="Requests of the end user that run.")
+    end_user_requests_left: int | None = Field(
+        default=None, description="Requests left of the end user's requests_per_minute. Left out: all."
+    )
+    end_user_output_tokens_left: int | None = Field(
+        default=None, description="Output tokens left of the end user's output_tokens_per_minute. Left out: all."
+    )
     spent_today: float = Field(default=0.0, ge=0, description="Spent since midnight UTC, in units of the currency.")
     spent_this_month: float = Field(default=0.0, ge=0, description="Spent since the first of the month.")
     day_left_s: float = Field(default=DAY_S, ge=0, description="Seconds until the next day begins.")

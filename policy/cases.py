@@ -16,6 +16,7 @@ from policy.decision import Decision
 from policy.errors import PolicySchemaError, Problem
 from policy.model import PolicySet
 from policy.positions import Locator, Path, dotted, load_yaml
+from policy.request import Content
 from policy.simulate import Load, Question, chosen, decide
 from policy.wording import worded
 
@@ -92,7 +93,9 @@ def question(ask: AskSchema) -> Question:
     """Return the question of a case."""
     values = ask.model_dump()
     at = values.pop("at")
-    return Question(**values, unix_s=None if at is None else read_moment(at))
+    size, names, roles = (values.pop(key) for key in ("content_bytes", "fields", "roles"))
+    content = Content(bytes=size, fields=frozenset(names), roles=frozenset(roles))
+    return Question(**values, unix_s=None if at is None else read_moment(at), content=content)
 
 
 def read_moment(text: str) -> float:

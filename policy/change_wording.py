@@ -16,7 +16,9 @@ from policy.match import glob_matches
 from policy.model import (
     WHOLE_POOL,
     Choose,
+    ContentRules,
     Determinism,
+    EndUserLimits,
     Exceeded,
     Features,
     IsolationClass,
@@ -104,15 +106,15 @@ def _spend(period: str) -> Wording:
     return tell
 
 
-def _own_rate(noun: str) -> Wording:
-    """Tell a rate that may be absent."""
+def _optional(verb: str, noun: str, after: str) -> Wording:
+    """Tell a limit that may be absent."""
 
     def tell(old: int | None, new: int | None, _sides: Sides) -> list[Told]:
         if new is None:
-            return [Told(Direction.WIDER, f"may use any number of {noun}s a minute instead of {old:,}")]
+            return [Told(Direction.WIDER, f"may {verb} any number of {noun}s {after} instead of {old:,}")]
         before = f"{old:,}" if old is not None else "any number"
         wider = old is not None and new > old
-        return [Told(_more(wider), f"may use {counted(new, noun)} a minute instead of {before}")]
+        return [Told(_more(wider), f"may {verb} {counted(new, noun)} {after} instead of {before}")]
 
     return tell
 
@@ -261,7 +263,7 @@ def _models(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[T
 
 
 def _bounds(verb: str, unbounded: str) -> Wording:
-    """Wording of a list that bounds where or when a tenant is served, and bounds nothing where it is empty."""
+    """Wording of a list that bounds what is taken of a tenant, and bounds nothing where it is empty."""
 
     def told(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
         added, gone = sorted(set(new) - set(old)), sorted(set(old) - set(new))
@@ -278,6 +280,13 @@ def _bounds(verb: str, unbounded: str) -> Wording:
                 yield Told(Direction.OTHER, "has its networks or hours in another order, or some twice")
 
     return told
+
+
+def _denied_fields(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
+    for names, verb in ((set(old) - set(new), "may use"), (set(new) - set(old), "may no longer use")):
+        if names:
+            fields = "field" if len(names) == 1 else "fields"
+            yield Told(_more(verb == "may use"), f"{verb} the {fields} {listed(sorted(names))}")
 
 
 def _covering(pattern: str, others: Sequence[str]) -> str | None:
@@ -438,8 +447,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "max_output_tokens": _number("may ask for", "output token", " a request"),
         "spend_per_day": _spend("day"),
         "spend_per_month": _spend("month"),
-        "input_tokens_per_minute": _own_rate("input token"),
-        "output_tokens_per_minute": _own_rate("output token"),
+        "input_tokens_per_minute": _optional("use", "input token", "a minute"),
+        "output_tokens_per_minute": _optional("use", "output token", "a minute"),
         "requests_burst": _burst("send", "request"),
         "tokens_burst": _burst("use", "token"),
         "input_tokens_burst": _burst("use", "input token"),
@@ -461,6 +470,16 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "stored_responses": _switch("has its responses kept", "no longer has its responses kept"),
         "batches": _switch("may leave files and batches", "may no longer leave files and batches"),
         "reasoning": _switch("is shown the model's reasoning", "is no longer shown the model's reasoning"),
+    },
+    ContentRules: {
+        "max_request_bytes": _optional("send", "byte", "of content a request"),
+        "denied_fields": _denied_fields,
+        "roles": _bounds("sends messages of role", "any"),
+    },
+    EndUserLimits: {
+        "requests_per_minute": _optional("send", "request", "a minute for one end user"),
+        "output_tokens_per_minute": _optional("use", "output token", "a minute for one end user"),
+        "concurrency": _optional("have", "request", "of one end user running at once"),
     },
     KvShare: {
         "reservation": _percent("has", "of the KV pool reserved"),

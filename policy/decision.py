@@ -31,6 +31,11 @@ class Reason(StrEnum):
     OUT_OF_HOURS = "out_of_hours"
     """The tenant is not served at this time."""
     FEATURE_NOT_ALLOWED = "feature_not_allowed"
+    CONTENT_TOO_LARGE = "content_too_large"
+    FIELD_NOT_ALLOWED = "field_not_allowed"
+    """The request uses a field that the tenant may not use."""
+    ROLE_NOT_ALLOWED = "role_not_allowed"
+    """The conversation has a message of a role that the tenant may not send, or the prompt is no conversation."""
     CONTEXT_TOO_LONG = "context_too_long"
     OUTPUT_TOO_LONG = "output_too_long"
     REQUEST_RATE = "request_rate"
@@ -82,6 +87,8 @@ class Decision:
     """Limit set by the rule, where it has one."""
     actual: int | None = None
     """Number that was compared with the limit."""
+    param: str = ""
+    """Field of the request that a content rule is about."""
     retry_after_s: float | None = None
     """Seconds after which the same request may pass; None when waiting does not help."""
     obligations: Obligations | None = None

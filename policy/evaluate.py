@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
+from policy.end_users import end_user_denial
 from policy.hours import opens_in, span_text
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.match import first_match
@@ -77,6 +79,8 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message=f"this tenant may not use {_FEATURES[withheld[1]]}",
             policy_digest=policy.digest,
         )
+    if access.content is not None and (refused := content_denial(policy, tenant, access.content)) is not None:
+        return refused
     price = find_price(policy, access.model, tenant.isolation_class, batch=access.batch)
     if price is None and tenant.limits.bounds_spend:
         return Decision(
@@ -184,6 +188,10 @@ def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: int) -> 
             waiting = waiting or denial
         else:
             downgraded = downgraded or denial.key
+    if (user := case.usage.end_user) is not None:
+        refused = end_user_denial(policy, tenant, case.access, user, case.now, case.granted_output)
+        if refused is not None:
+            return refused
     if waiting is not None:
         return _denied(policy, tenant, waiting, Effect.WAIT)
     return Decision(

@@ -48,6 +48,8 @@ tenants:
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
     #   (and stored_responses: false; true: answers of /v1/responses are kept likewise, for 30 days)
+    # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken
+    # end_users: {{concurrency: null}}    # and requests_per_minute, output_tokens_per_minute: of each of its users
     # kv: {{reservation: 0%, borrow: true}}
 
 # Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have

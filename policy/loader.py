@@ -19,10 +19,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from policy.content_schema import ContentSchema
+from policy.end_user_schema import EndUsersSchema
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
 from policy.inheritance import Inheritance
 from policy.model import (
+    ContentRules,
     Determinism,
+    EndUserLimits,
     Exceeded,
     Features,
     IsolationClass,
@@ -324,10 +328,20 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
         limits=one(_limits(content.limits)),
         features=one(Features(**dict(content.features))),
+        content=one(_content_rules(content.content)),
+        end_users=one(EndUserLimits(**dict(content.end_users))),
         networks=one(tuple(content.networks)),
         hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
         kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
+    )
+
+
+def _content_rules(content: ContentSchema) -> ContentRules:
+    return ContentRules(
+        max_request_bytes=content.max_request_bytes,
+        denied_fields=tuple(content.denied_fields),
+        roles=tuple(sorted(set(content.roles))),
     )
 
 
@@ -355,14 +369,18 @@ def _digest(
 def _values(tenant: Tenant) -> dict[str, Any]:
     """Return a tenant's values for the digest; ``asdict`` would copy every one of them."""
     values: dict[str, Any] = {name: getattr(tenant, name) for name in _FIELDS[Tenant]}
-    for name in ("limits", "features", "kv"):
+    for name in ("limits", "features", "content", "end_users", "kv"):
         part = values[name]
         values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
-    # The order of these two lists carries no meaning.
+    values["content"]["denied_fields"] = sorted({*values["content"]["denied_fields"]})
+    # The order of these lists carries no meaning.
     return values | {name: sorted(values[name]) for name in ("credentials", "models", "networks", "hours")}
 
 
-_FIELDS = {part: tuple(each.name for each in fields(part)) for part in (Tenant, Limits, Features, KvShare)}
+_FIELDS = {
+    part: tuple(each.name for each in fields(part))
+    for part in (Tenant, Limits, Features, ContentRules, EndUserLimits, KvShare)
+}
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 _KNOWN_KEYS = {
@@ -380,6 +398,8 @@ _KNOWN_KEYS = {
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
     "features": tuple(FeaturesSchema.model_fields),
+    "content": tuple(ContentSchema.model_fields),
+    "end_users": tuple(EndUsersSchema.model_fields),
     "limits": tuple(LimitsSchema.model_fields),
     "messages": tuple(PrefixMessageSchema.model_fields),
     "rules": tuple(field.alias or name for name, field in PriceSchema.model_fields.items()),

@@ -162,6 +162,35 @@ class Features:
         return granted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentRules:
+    """What a tenant's requests may hold (``policy.content``)."""
+
+    max_request_bytes: int | None = None
+    """Bytes of one request's content; None: no limit of their own."""
+    denied_fields: tuple[str, ...] = ()
+    """Fields of requests that are refused by name."""
+    roles: tuple[str, ...] = ()
+    """Roles of messages that are taken; none: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndUserLimits:
+    """Limits of each end user of a tenant (``policy.end_users``); None: none."""
+
+    requests_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit."""
+        return self is not NO_END_USER_LIMITS and self != NO_END_USER_LIMITS
+
+
+NO_END_USER_LIMITS = EndUserLimits()
+"""Limits of the end users of a tenant whose policy says nothing of them."""
+
 WHOLE_POOL = 10_000
 """Number of parts of a model's KV pool in which shares are counted: hundredths of a percent."""
 
@@ -232,6 +261,8 @@ class Tenant:
     deterministic: Determinism
     limits: Limits
     features: Features = Features()
+    content: ContentRules = ContentRules()
+    end_users: EndUserLimits = NO_END_USER_LIMITS
     networks: tuple[str, ...] = ()
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
     hours: tuple[str, ...] = ()

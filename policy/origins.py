@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from policy.inheritance import Inheritance
+from pydantic import BaseModel
+
+from policy.inheritance import OWN, Inheritance, Layer
 from policy.loader import Source
+from policy.model import PolicySet, Tenant
 from policy.positions import Path, dotted, load_yaml
-from policy.schema import PolicySchema
+from policy.schema import PolicySchema, TenantSchema
 from policy.written import WrittenFile
 
 _RULE = re.compile(r"tenants\.(?P<tenant>[^.]+)\.(?P<keys>.+)")
@@ -30,6 +34,57 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.path} ({self.file}:{self.line}:{self.column})"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a tenant, as it is in effect."""
+
+    path: str
+    """Path below the tenant, such as ``limits.concurrency``."""
+    value: Any
+    """As a file has it; None: nothing is set, and there is no default."""
+    origin: Origin | None
+    """Where it is written; None: it is the schema's default, or follows from the class."""
+
+
+def settings_of(sources: Iterable[Source], policy: PolicySet, tenant: str) -> list[Setting]:
+    """Return what a tenant may have settings for, in the reference's order, its credentials and group left out.
+
+    Args:
+        sources: texts of the policy.
+        policy: loaded from them.
+        tenant: id of a tenant of it.
+    """
+    files = written_files(sources)
+    inheritance = Inheritance(files)
+    index = next(index for index, file in enumerate(files) if tenant in file.content.tenants)
+    content = inheritance.effective(files)[index].content.tenants[tenant]
+    found = []
+    for name, field in TenantSchema.model_fields.items():
+        key, value = field.alias or name, getattr(content, name)
+        if key in OWN:
+            continue
+        sections = {f"{key}.{below}": one for below, one in value} if isinstance(value, BaseModel) else {key: value}
+        for path, one in sections.items():
+            layer = inheritance.origin(files[index], tenant, tuple(path.split(".")))
+            shown = one.model_dump(exclude_none=True) if isinstance(one, BaseModel) else one
+            found.append(_in_effect(Setting(path, shown, _origin(layer, path)), policy.tenants[tenant]))
+    return found
+
+
+def _origin(layer: Layer | None, path: str) -> Origin | None:
+    if layer is None:
+        return None
+    place: Path = (*layer.path, *path.split("."))
+    return Origin(dotted(place), layer.file.name, *layer.file.locator(place), layer.path[0] != "tenants")
+
+
+def _in_effect(setting: Setting, tenant: Tenant) -> Setting:
+    """Return a setting as the class of the tenant makes it."""
+    values = {"deterministic": tenant.deterministic.value, "kv.borrow": tenant.kv.borrow}
+    value = values.get(setting.path, setting.value)
+    return setting if value == setting.value else Setting(setting.path, value, None)
 
 
 def written_files(sources: Iterable[Source]) -> list[WrittenFile]:

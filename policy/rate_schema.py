@@ -23,8 +23,8 @@ Exceeded = Annotated[
     Literal["refuse", "queue", "downgrade"],
     Field(
         description="What becomes of a request beyond the limit. refuse: an error with the time to wait. queue: it "
-        "waits, first come, first served, within max_queued_requests and max_queue_s. downgrade: it is served with "
-        "priority low, up to once the burst more; beyond that it is refused."
+        "waits, first come, first served, with end users by turns, within max_queued_requests and max_queue_s. "
+        "downgrade: it is served with priority low, up to once the burst more; beyond that it is refused."
     ),
 ]
 _BURST = "What a full bucket holds, at most 60 minutes of the rate. Left out: one minute."

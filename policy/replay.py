@@ -68,6 +68,12 @@ NOT_REPLAYED: Mapping[str, str] = {
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
     "features.stored_responses": "entries do not say which requests asked that their response is kept",
+    "content.max_request_bytes": "entries do not say how many bytes requests had",
+    "content.denied_fields": "entries do not say which fields requests used",
+    "content.roles": "entries do not say which roles messages had",
+    "end_users.requests_per_minute": "entries do not say for which end user requests were",
+    "end_users.output_tokens_per_minute": "entries do not say for which end user requests were",
+    "end_users.concurrency": "entries do not say for which end user requests were",
     "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""

@@ -9,6 +9,19 @@ from policy.model import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What content rules look at (``policy.content``)."""
+
+    bytes: int = 0
+    """Bytes of the conversation with its tools as compact JSON, or of the text, or four for each token id; and of the
+    grammar, if there is one."""
+    fields: frozenset[str] = frozenset()
+    """Fields that ask for something, by the names of ``policy.content.REQUEST_FIELDS``."""
+    roles: frozenset[str] = frozenset()
+    """Roles of its messages, or ``plain``; none where it asks for no output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRequest:
     """The properties of one request that the policy evaluates."""
 
@@ -25,6 +38,8 @@ class AccessRequest:
     prompt."""
     feature: Feature | None = None
     """What the request asks for that can be withheld."""
+    content: Content | None = None
+    """What the request holds; None where it was looked at already, or there is none."""
     choices: int = 1
     """Number of outputs for the one prompt."""
     uncounted: bool = False
@@ -35,6 +50,8 @@ class AccessRequest:
     """Unix time of the request; None where it is not asked about."""
     alias: str = ""
     """Route by which the caller asked for the model; empty: by the model's own name."""
+    end_user: str = ""
+    """Pseudonym of the tenant's user for whom it is; empty: not named."""
     batch: bool = False
     """Whether it is a line of a batch: it has a price of its own, and the tenant must be allowed batches."""
 
@@ -61,6 +78,16 @@ class Spend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndUserUsage:
+    """Usage of one end user just before the request is admitted; a bucket of None counts as full."""
+
+    concurrency: int = 0
+    """Number of requests admitted and not yet finished."""
+    request_bucket: Bucket | None = None
+    output_bucket: Bucket | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Usage of a tenant just before the request is admitted."""
 
@@ -74,5 +101,7 @@ class Usage:
     """Bucket of output tokens likewise."""
     queued: int = 0
     """Number of the tenant's requests that wait for a limit."""
+    end_user: EndUserUsage | None = None
+    """Usage of the end user for whom the request is; None where these have no limits."""
     spend: Spend | None = None
     """Spend of a tenant that has a limit of it; None counts as nothing spent."""

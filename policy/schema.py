@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from policy.content_schema import ContentSchema
+from policy.end_user_schema import EndUsersSchema
 from policy.hours import read_span
 from policy.networks import read_network
 from policy.rate_schema import Concurrency, RequestRate, TokenRate
@@ -50,13 +52,10 @@ MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_NETWORKS = 64
 """Largest number of networks of one tenant: each is looked into at every call."""
-
 MAX_HOURS = 32
 """Largest number of spans of hours of one tenant."""
-
 MAX_TRUST_DOMAIN_BYTES = 255
 """Longest trust domain in bytes (SPIFFE-ID specification, section 2.1)."""
-
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
@@ -312,6 +311,8 @@ class DefaultsSchema(_Strict):
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
     )
     features: FeaturesSchema = Field(default_factory=FeaturesSchema)
+    content: ContentSchema = Field(default_factory=ContentSchema)
+    end_users: EndUsersSchema = Field(default_factory=EndUsersSchema)
     freeze_idle: bool = Field(
         default=False,
         description="Whether sandboxes that this tenant uses may be frozen while nobody uses them, so that they take "

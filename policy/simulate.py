@@ -14,7 +14,7 @@ from policy.limits import Bucket, Rate, full
 from policy.model import Feature, ModelState, PolicySet, Tenant
 from policy.prices import BILLIONTHS
 from policy.rates import request_rate, token_rate
-from policy.request import AccessRequest, Spend, Usage
+from policy.request import AccessRequest, Content, EndUserUsage, Spend, Usage
 from policy.routes import DRAWS, ChoiceReason, RouteChoice, choose, visible_route
 
 NOW = 0.0
@@ -49,6 +49,8 @@ class Question:
     choices: int = 1
     feature: Feature | None = None
     """What it uses that can be withheld; ``BATCHES``: it is a line of a batch."""
+    content: Content | None = None
+    """What it holds; None: not asked about."""
     address: str | None = None
     """Address of the caller; None: not asked about."""
     unix_s: float | None = None
@@ -90,6 +92,12 @@ class Load:
     """Output tokens left of their own rate; None: all."""
     queued: int = 0
     """Requests that wait for a limit."""
+    end_user_running: int = 0
+    """Requests of the end user that are admitted and not yet finished."""
+    end_user_requests_left: float | None = None
+    """Requests left of the end user's rate; None: all."""
+    end_user_output_tokens_left: float | None = None
+    """Output tokens left of the end user's rate; None: all."""
     spent_today: float = 0.0
     """Units of the currency spent since midnight UTC."""
     spent_this_month: float = 0.0
@@ -147,6 +155,7 @@ def _access(question: Question, tenant: str, input_tokens: int | None, choice: R
         max_output_tokens=question.max_tokens,
         longest_input=question.longest_input if counted else None,
         feature=question.feature,
+        content=question.content,
         address=question.address,
         unix_s=question.unix_s,
         choices=question.choices,
@@ -165,6 +174,7 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
         input_bucket=None if load.input_tokens_left is None else Bucket(float(load.input_tokens_left), NOW),
         output_bucket=None if load.output_tokens_left is None else Bucket(float(load.output_tokens_left), NOW),
         queued=load.queued,
+        end_user=None if tenant is None or not tenant.end_users.any else _end_user(load),
         spend=Spend(
             day=round(load.spent_today * BILLIONTHS),
             month=round(load.spent_this_month * BILLIONTHS),
@@ -172,6 +182,12 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
             month_left_s=load.month_left_s,
         ),
     )
+
+
+def _end_user(load: Load) -> EndUserUsage:
+    left = (load.end_user_requests_left, load.end_user_output_tokens_left)
+    requests, output = (None if one is None else Bucket(float(one), NOW) for one in left)
+    return EndUserUsage(concurrency=load.end_user_running, request_bucket=requests, output_bucket=output)
 
 
 def _bucket(rate: Rate, left: float | None) -> Bucket:

@@ -64,6 +64,12 @@ def sign_policy(sources: Sequence[Source], policy: Path, key: SigningKey) -> Pat
     return path
 
 
+def signature_text(sources: Sequence[Source], policy: Path, key: SigningKey) -> str:
+    """Return the text of the file of signatures of a policy that is signed by one key alone: one that is not written
+    yet, so that no other signature can be of it."""
+    return write_lines(signed_by(key, signed_bytes(sources, policy), {})).decode()
+
+
 def policy_signers(sources: Sequence[Source], policy: Path) -> tuple[str, ...]:
     """Return the public keys, in hex, whose signatures beside a policy hold.
 

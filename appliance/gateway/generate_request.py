@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -48,6 +48,10 @@ class ChatPrompt:
     """Name by which the caller knows the field, for errors."""
     arguments_param: str = field(default="chat_template_kwargs", compare=False)
     """Name by which the caller knows the arguments of the chat template."""
+    roles: frozenset[str] = field(default=frozenset(), compare=False)
+    """Roles of its messages, for the policy."""
+    fields: frozenset[str] = field(default=frozenset(), compare=False)
+    """Fields beside the messages that it was made of, by the policy's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +160,16 @@ class GenerateRequest:
     """Name by which the caller knows ``choices``, for errors."""
     deterministic: bool = False
     """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
+    sent: frozenset[str] = field(default=frozenset(), compare=False)
+    """Numbers of ``sampling`` that the caller sent, for the policy."""
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Field, by the policy's name or ours -> the caller's spelling where it differs, for errors."""
     cache_key: str = field(default="", repr=False)
     """Text of the caller's that requests with one beginning have in common: a route gives them to one model."""
     alias: str = ""
     """Route by which the caller asked for ``model``; empty: by the model's own name."""
+    end_user: str = field(default="", compare=False)
+    """Pseudonym of the tenant's user for whom it is (``appliance.gateway.front.end_user``); empty: not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +187,8 @@ class EmbedRequest:
     """How many of a vector's numbers are wanted; None: all."""
     deadline: float | None = None
     priority: Priority | None = None
+    end_user: str = field(default="", compare=False)
+    """As in ``GenerateRequest``."""
     operation: EmbedOperation = EmbedOperation.EMBEDDINGS
     alias: str = ""
     """As in ``GenerateRequest``."""

@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -79,7 +79,7 @@ class Table:
         Raises:
             ConfigError: its id is taken or unusable, or it is no key.
         """
-        key_id = wanted.id or self._free_id(wanted.tenant)
+        key_id = wanted.id or free_id(wanted.tenant, self.records)
         if key_id in self.records:
             raise ConfigError(f"there is a key {key_id} already; choose another --id")
         if wanted.key:
@@ -128,12 +128,22 @@ class Table:
         self.records.update((key_id, self.records[key_id].revoke()) for key_id in revoked)
         return revoked
 
-    def _free_id(self, tenant: str) -> str:
-        for _ in range(SUFFIX_TRIES):
-            key_id = f"{tenant[:TENANT_CHARACTERS]}-{secrets.token_hex(ID_SUFFIX_BYTES)}"
-            if key_id not in self.records:
-                return key_id
-        raise ConfigError(f"the tenant {tenant} has so many keys that no id is found for another one; choose an --id")
+    def drop(self, key_id: str) -> None:
+        """Take out a key that was made and never shown: its id is free again."""
+        self.records.pop(key_id, None)
+
+
+def free_id(tenant: str, taken: Container[str]) -> str:
+    """Return an id for a key of a tenant: its name and four digits.
+
+    Raises:
+        ConfigError: none is found that is not taken.
+    """
+    for _ in range(SUFFIX_TRIES):
+        key_id = f"{tenant[:TENANT_CHARACTERS]}-{secrets.token_hex(ID_SUFFIX_BYTES)}"
+        if key_id not in taken:
+            return key_id
+    raise ConfigError(f"the tenant {tenant} has so many keys that no id is found for another one; choose an --id")
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ _MAGIC = b"ATHKEK\x00\x01"
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _FILE_BYTES = len(_MAGIC) + KEK_ID_BYTES + _NONCE_BYTES + KEK_BYTES + _TAG_BYTES
-_SUFFIX = ".kek"
+KEK_ENDING = ".kek"
 _SHREDDED = "shredded"
 _TENANT = re.compile(r"(group/)?[a-z0-9][a-z0-9-]{0,62}")
 """A tenant's id as in the policy, or ``group/ID`` for what a sharing group's members send. Both are safe in a file's
@@ -148,7 +148,7 @@ class Keyring:
 
     def tenants(self) -> list[str]:
         """Return the tenants that have a key, sorted."""
-        names = (path.name.removesuffix(_SUFFIX).replace(".", "/") for path in self._folder.glob(f"*{_SUFFIX}"))
+        names = (path.name.removesuffix(KEK_ENDING).replace(".", "/") for path in self._folder.glob(f"*{KEK_ENDING}"))
         return sorted(name for name in names if _TENANT.fullmatch(name))
 
     def rotate(self, tenant: str) -> None:
@@ -300,7 +300,7 @@ class Keyring:
         sync_folder(self._folder)
 
     def _path(self, tenant: str) -> Path:
-        return self._folder / (tenant.replace("/", ".") + _SUFFIX)
+        return self._folder / (tenant.replace("/", ".") + KEK_ENDING)
 
 
 def _check(tenant: str) -> None:

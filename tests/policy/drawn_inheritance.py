@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from policy.loader import Source
-from tests.policy.drawn_policies import TENANTS, features, kv, limits, prices, spend
+from tests.policy.drawn_policies import TENANTS, content, end_users, features, kv, limits, prices, spend
 
 GROUPS = ("staff", "interns", "night", "guests")
 FILES = ("10.yaml", "20.yaml", "30.yaml")
@@ -19,6 +19,8 @@ _kv = st.builds(lambda one, two: one | two, kv, st.sampled_from([{}, {}, {}, {"b
 _settings: dict[str, st.SearchStrategy[Any]] = {
     "limits": _limits,
     "features": features,
+    "content": content,
+    "end_users": end_users,
     "kv": _kv,
     "class": st.sampled_from(["shared", "shared", "strict", "dedicated"]),
     "retention": st.sampled_from(["standard", "none"]),
@@ -83,10 +85,10 @@ def expanded(document: dict[str, Any]) -> dict[str, Any]:
 def in_files(draw, document: dict[str, Any]) -> list[Source]:
     """Draw a way to write a policy in three files: each tenant, group and other section in one of them."""
     files: dict[str, dict[str, Any]] = {name: {"version": 1, "tenants": {}} for name in FILES}
-    for section, content in document.items():
+    for section, written in document.items():
         if section in ("tenants", "tenant_groups"):
-            for name, value in content.items():
+            for name, value in written.items():
                 files[draw(st.sampled_from(FILES))].setdefault(section, {})[name] = value
         elif section != "version":
-            files[draw(st.sampled_from(FILES))][section] = content
+            files[draw(st.sampled_from(FILES))][section] = written
     return [Source(name, json.dumps(files[name])) for name in draw(st.permutations(FILES))]

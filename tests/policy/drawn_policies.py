@@ -7,9 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from policy.content import ROLES
 from policy.errors import PolicyError
 from policy.loader import Source, load_policy
 from policy.model import Feature, PolicySet
+from policy.request import Content
 
 TENANTS = ("alpha", "beta", "gamma")
 MODELS = ("m", "m-large", "other", "fast")
@@ -35,6 +37,22 @@ limits = st.fixed_dictionaries(
 features = st.fixed_dictionaries(
     {}, optional={name: st.booleans() for name in ("structured_output", "tokenize", "tools", "reasoning")}
 )
+content = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_request_bytes": st.sampled_from([10, 1_000]),
+        "denied_fields": st.lists(st.sampled_from(["seed", "tools", "n"]), max_size=2),
+        "roles": st.lists(st.sampled_from(ROLES), max_size=2),
+    },
+)
+end_users = st.fixed_dictionaries(
+    {},
+    optional={
+        "requests_per_minute": st.sampled_from([1, 60]),
+        "output_tokens_per_minute": st.sampled_from([50, 5_000]),
+        "concurrency": st.sampled_from([1, 4]),
+    },
+)
 kv = st.fixed_dictionaries(
     {}, optional={"reservation": st.sampled_from(["0%", "10%", "20%"]), "cap": st.sampled_from(["20%", "50%"])}
 )
@@ -43,6 +61,8 @@ tenant = st.fixed_dictionaries(
     optional={
         "limits": limits,
         "features": features,
+        "content": content,
+        "end_users": end_users,
         "kv": kv,
         "class": st.sampled_from(["shared", "strict", "dedicated"]),
         "retention": st.sampled_from(["standard", "none"]),
@@ -137,6 +157,12 @@ questions = st.fixed_dictionaries(
         "max_tokens": st.integers(0, 1_200),
         "choices": st.integers(1, 5),
         "feature": st.sampled_from(list(Feature)),
+        "content": st.builds(
+            Content,
+            bytes=st.sampled_from([5, 50, 5_000]),
+            fields=st.frozensets(st.sampled_from(["seed", "tools", "n", "stop"])),
+            roles=st.frozensets(st.sampled_from(ROLES)),
+        ),
         "draw": st.sampled_from([0.0, 0.5, 0.99]),
     },
 )
@@ -151,6 +177,9 @@ loads = st.fixed_dictionaries(
         "input_tokens_left": st.integers(-100, 100),
         "output_tokens_left": st.integers(-100, 100),
         "queued": st.integers(0, 2),
+        "end_user_running": st.integers(0, 5),
+        "end_user_requests_left": st.integers(-1, 1),
+        "end_user_output_tokens_left": st.integers(-50, 50),
         "spent_today": st.sampled_from([0.0, 0.005, 4.5]),
         "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
         "unready": st.sampled_from([(), ("m",), ("m", "m-large", "gone")]),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policy import replay as module
 from policy.change_wording import KEYS
 from policy.changes import changes
-from policy.model import Features, Limits, PolicySet
+from policy.model import ContentRules, EndUserLimits, Features, Limits, PolicySet
 from policy.replay import AllowedEntry, DeniedEntry, Finding, not_replayed, replay, sentences
 from tests.policy.drawn_policies import loaded
 
@@ -234,6 +234,8 @@ def test_every_limit_and_feature_is_sorted() -> None:
     """A limit or feature that is added is noticed here until somebody says whether the log can replay it."""
     keys = {f"limits.{KEYS[Limits].get(name, name)}" for name in Limits.__dataclass_fields__}
     keys |= {f"features.{name}" for name in Features.__dataclass_fields__} | {"networks", "hours"}
+    keys |= {f"content.{name}" for name in ContentRules.__dataclass_fields__}
+    keys |= {f"end_users.{name}" for name in EndUserLimits.__dataclass_fields__}
     assert keys == module.REPLAYED | set(module.NOT_REPLAYED) | module.NEVER_REFUSES
 
 

@@ -20,7 +20,7 @@ from policy.loader import Source, load_policy
 from policy.model import Exceeded, Limits, PolicySet, Priority
 from policy.prices import BILLIONTHS, amount_text
 from policy.rates import TREATMENTS, request_rate, token_rate
-from policy.request import AccessRequest, Spend, Usage
+from policy.request import AccessRequest, EndUserUsage, Spend, Usage
 from policy.simulate import DAY_S, MONTH_S, Load, Question, chosen, decide
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
@@ -81,6 +81,11 @@ def test_both_decisions_are_taken() -> None:
     assert decide(POLICY, Question(tenant="alpha", model="m")).allowed
 
 
+def left(used: dict, name: str) -> Bucket | None:
+    """A bucket with what is left of a rate; None: full."""
+    return Bucket(float(used[name]), 0.0) if name in used else None
+
+
 @settings(max_examples=80, deadline=None)
 @given(documents, questions, loads)
 def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict) -> None:
@@ -96,6 +101,11 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
         input_bucket=Bucket(float(used["input_tokens_left"]), 0.0) if "input_tokens_left" in used else None,
         output_bucket=Bucket(float(used["output_tokens_left"]), 0.0) if "output_tokens_left" in used else None,
         queued=used.get("queued", 0),
+        end_user=EndUserUsage(
+            concurrency=used.get("end_user_running", 0),
+            request_bucket=left(used, "end_user_requests_left"),
+            output_bucket=left(used, "end_user_output_tokens_left"),
+        ),
         spend=Spend(
             day=round(used.get("spent_today", 0.0) * BILLIONTHS),
             month=round(used.get("spent_this_month", 0.0) * BILLIONTHS),
@@ -115,6 +125,7 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
             max_output_tokens=asked.get("max_tokens"),
             choices=asked.get("choices", 1),
             feature=asked.get("feature"),
+            content=asked.get("content"),
         )
         found = evaluate(policy, access, usage, 0.0)
         if not found.allowed:

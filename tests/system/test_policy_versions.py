@@ -29,9 +29,13 @@ KEPT_S = 10.0
 """Seconds within which a policy that came into force is kept."""
 
 
+CHANGES = ("apply", "rollback", "add", "remove")
+"""Commands that put something in force."""
+
+
 def athanor(appliance: Appliance, *words: str) -> str:
-    """Run a command of `athanor policy` for this appliance, without questions; gives what it printed."""
-    change = ["--admin", appliance.ready["admin"], "--yes"] if words[1] in ("apply", "rollback") else []
+    """Run a command of `athanor policy` or `tenant` for this appliance, without questions; gives what it printed."""
+    change = ["--admin", appliance.ready["admin"], "--yes"] if words[1] in CHANGES else []
     argv = [ATHANOR, *words, "--config", str(appliance.state / "athanor.yaml"), *change]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, (argv, done.stdout, done.stderr)
@@ -47,6 +51,38 @@ def versions(appliance: Appliance, newest: int) -> list[int]:
             return [row["version"] for row in rows]
         assert time.monotonic() < deadline, rows
         time.sleep(0.1)
+
+
+def test_a_tenant_comes_and_goes(battered: Appliance) -> None:
+    """One command makes a tenant whose printed key is answered at once; a content rule and a limit of end users hold;
+    one command more, and the key is refused, the policy's text is that from before, and the history has all three."""
+    path = battered.state / "policy.yaml"
+    text, known = path.read_text(), versions(battered, 1)[0]
+    told = athanor(battered, "tenant", "add", "newcomer", "--models", "*", "--key")
+    found = re.search(r"ath_newcomer-\S+", told)
+    assert found is not None
+    client = battered.openai().with_options(api_key=found[0], max_retries=0)
+
+    def ask(**fields: object) -> object:
+        return client.completions.create(model="athanor-mini", prompt="Hello", max_tokens=2, **fields)  # type: ignore[call-overload]
+
+    assert ask(user="ann")
+    assert "newcomer" in athanor(battered, "tenant", "list", "--admin", battered.ready["admin"])
+    new = battered.state / "new.yaml"
+    rules = "    content: {denied_fields: [seed]}\n    end_users: {concurrency: 1}\n"
+    new.write_text(path.read_text().replace("  newcomer:\n", f"  newcomer:\n{rules}"))
+    athanor(battered, "policy", "apply", str(new))
+    assert ask(user="ann")
+    with pytest.raises(openai.PermissionDeniedError, match="may not use the field seed") as refused:
+        ask(seed=1)
+    assert refused.value.param == "seed"
+    with pytest.raises(openai.BadRequestError, match="this end user may have 1"):
+        ask(n=2)
+    athanor(battered, "tenant", "remove", "newcomer")
+    with pytest.raises(openai.AuthenticationError):
+        ask()
+    assert path.read_text() == text
+    assert versions(battered, known + 3)[0] == known + 3
 
 
 def test_a_policy_is_applied_kept_and_rolled_back(battered: Appliance, root: Path, tmp_path: Path) -> None:

@@ -180,6 +180,11 @@ def logit_bias_of(given: Mapping[int, float], param: str) -> LogitBias | None:
     return LogitBias(array("I", [one for one, _ in told]), array("f", [bias for _, bias in told]))
 
 
+def sent(given: Mapping[str, Number | None]) -> frozenset[str]:
+    """Return the names of sampling numbers that the caller sent."""
+    return frozenset(name for name, value in given.items() if value is not None)
+
+
 def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateRequest:
     """Return the request once its ranges are checked, with the grammar of its answers among its tools where it has
     both. A front end has put in it what ``asked``, ``sampling_of`` and the makers of prompts and grammars gave;
@@ -219,6 +224,7 @@ def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateReque
             "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
         )
     check_most(len(request.cache_key), MAX_CACHE_KEY_CHARS, "prompt_cache_key", "characters")
+    request = replace(request, names=names)
     return replace(request, tools=_checked_tools(request, choices), grammar=None) if request.tools else request
 
 
@@ -348,7 +354,10 @@ def chat_prompt(
         document["hints"] = hints
     source = utf8(compact_json(document), param)
     check_most(len(source), MAX_SOURCE_BYTES, param, "bytes")
-    return ChatPrompt(source, param, arguments_param)
+    roles = frozenset(turn.role for turn in turns)
+    asks = {"chat_template_kwargs": arguments, "reasoning_effort": hints, "name": any(turn.name for turn in turns)}
+    fields = frozenset(name for name, value in asks.items() if value)
+    return ChatPrompt(source, param, arguments_param, roles, fields)
 
 
 def thinking_hints(*, thinks: bool, effort: str | None = None) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from google.protobuf.json_format import MessageToDict
@@ -11,6 +12,7 @@ from google.protobuf.struct_pb2 import Struct
 from appliance.common.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.attest_builder import build_attest
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
@@ -52,11 +54,14 @@ from appliance.gateway.grpc.generated import inference_pb2 as pb
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS
+from isolation.ipc.sampling import NAMES
 
 _TOOLS = "conversation.tools"
 _MODES = (pb.TOOL_MODE_UNSPECIFIED, pb.TOOL_MODE_AUTO, pb.TOOL_MODE_NONE, pb.TOOL_MODE_REQUIRED)
-_NAMES = {"stop_ids": "stop_token_ids"}
-"""Field of ``GenerateRequest`` -> field of the message, where they differ."""
+_NAMES = {"stop_ids": "stop_token_ids", "service_tier": "priority", "n": "choices"}
+_NAMES |= {"chat_template_kwargs": "conversation.template_arguments", "name": "conversation.messages"}
+_NAMES |= {name: f"sampling.{name}" for name in NAMES}
+"""Field of ``GenerateRequest`` or the policy -> field of the message, where they differ."""
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant", pb.ROLE_TOOL: "tool"}
 _PRIORITIES = {pb.PRIORITY_HIGH: Priority.HIGH, pb.PRIORITY_NORMAL: Priority.NORMAL, pb.PRIORITY_LOW: Priority.LOW}
 _WHITESPACES = {
@@ -85,6 +90,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         model=message.model,
         prompt=prompt,
         sampling=request_builder.sampling_of(given, stamp, "sampling."),
+        sent=request_builder.sent(given),
         max_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         max_tokens_param="max_output_tokens",
         stop=tuple(message.stop),
@@ -102,6 +108,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         choices_param="choices",
         deterministic=message.deterministic,
         cache_key=message.prompt_cache_key,
+        end_user=end_user(message.end_user, "end_user"),
     )
     return request_builder.checked(request, _NAMES)
 
@@ -159,7 +166,8 @@ def to_embed_request(message: pb.EmbedRequest, stamp: Stamp) -> EmbedRequest:
             raise InvalidRequestError(f"{at} holds neither text nor token_ids", param=at)
     dimensions = message.dimensions if message.HasField("dimensions") else None
     priority = _priority(message)
-    return request_builder.build_embed(message.model, inputs, dimensions, stamp, priority=priority, param="inputs")
+    request = request_builder.build_embed(message.model, inputs, dimensions, stamp, priority=priority, param="inputs")
+    return replace(request, end_user=end_user(message.end_user, "end_user"))
 
 
 def to_embed_response(embeddings: Embeddings, request_id: str, model: str) -> pb.EmbedResponse:

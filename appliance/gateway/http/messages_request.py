@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
@@ -50,7 +51,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 }
 """Fields that are refused with advice."""
 
-_NAMES = {"stop": "stop_sequences"}
+_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 _TIERS = {"auto": None, "standard_only": Priority.NORMAL}
 _THINKING = ("enabled", "disabled", "adaptive")
 _CHOICES = ("auto", "any", "tool", "none")
@@ -66,23 +67,31 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
     refuse_unsupported(document, UNSUPPORTED)
     prompt, tools = _prompt(document)
     tier = typed(document, "service_tier", str)
-    given = {name: number(document, name) for name in ("temperature", "top_p")}
+    given = {name: number(document, name) for name in ("temperature", "top_p")} | {
+        "top_k": typed(document, "top_k", int)
+    }
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=Operation.CHAT,
         model=model_of(document),
         prompt=prompt,
-        sampling=request_builder.sampling_of({**given, "top_k": typed(document, "top_k", int)}, stamp),
+        sampling=request_builder.sampling_of(given, stamp),
+        sent=request_builder.sent(given),
         max_tokens=needed(document, "max_tokens", int),
         stop=_stops(document),
         deadline=stamp.deadline,
         stream=typed(document, "stream", bool) or False,
         priority=_TIERS[one_of(tier, tuple(_TIERS), "service_tier")] if tier is not None else None,
         tools=tools,
+        end_user=_end_user(document),
     )
     request = request_builder.checked(request, _NAMES)
-    typed(document, "metadata", dict)
     return Parsed(request, MessageWriter, without_effect(document, _SERVED, UNSUPPORTED))
+
+
+def _end_user(document: Mapping[str, Any]) -> str:
+    metadata = typed(document, "metadata", dict) or {}
+    return end_user(typed(metadata, "user_id", str, "metadata."), "metadata.user_id")
 
 
 def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:

@@ -18,6 +18,7 @@ from typing import Any
 from appliance.common.errors import InvalidRequestError
 from appliance.common.strict_json import JsonError, parse_json
 from appliance.gateway.front import request_builder
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn
 from appliance.gateway.front.tool_builder import shown_tools
 from appliance.gateway.generate_request import GenerateRequest, Operation, Prompt
@@ -29,6 +30,9 @@ from appliance.gateway.http.unsupported import refuse_unsupported
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import NAMES, PARAMETERS
+
+END_USER = ("safety_identifier", "user")
+"""Names of the field that says whom a request is for; the first that is there counts."""
 
 _COMMON = frozenset(
     {
@@ -46,6 +50,7 @@ _COMMON = frozenset(
         "prompt_logprobs",
         "logit_bias",
         "prompt_cache_key",
+        *END_USER,
     }
 ).union(NAMES, structured.FIELDS)
 _SERVED = {
@@ -107,12 +112,14 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     ignored: dict[str, None] = {}
     tools = openai_tools.offered(document) if operation is Operation.CHAT else openai_tools.Offered()
     several = None if operation is Operation.CHAT else _several(document)
+    given = _sampling(document)
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=operation,
         model=model_of(document),
         prompt=prompt_of(operation, document, ignored, tools) if several is None else several[0],
-        sampling=request_builder.sampling_of(_sampling(document), stamp),
+        sampling=request_builder.sampling_of(given, stamp),
+        sent=request_builder.sent(given),
         max_tokens=_max_tokens(operation, document),
         max_tokens_param="max_completion_tokens"
         if operation is Operation.CHAT and document.get("max_tokens") is None
@@ -132,6 +139,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         choices=request_builder.asked("choices", typed(document, "n", int), "n"),
         deterministic=typed(document, "deterministic", bool) or False,
         cache_key=typed(document, "prompt_cache_key", str) or "",
+        end_user=end_user_of(document),
     )
     include_usage = _stream_options(document, request.stream, ignored)
     for name, value in document.items():
@@ -167,6 +175,16 @@ def _others(first: GenerateRequest, prompts: Sequence[Prompt]) -> Iterator[Gener
         yield replace(
             first, request_id=f"{first.request_id}.{place}", prompt=prompt, sampling=replace(first.sampling, seed=seed)
         )
+
+
+def end_user_of(document: Mapping[str, Any]) -> str:
+    """The pseudonym of the user for whom a document is; empty where it names none.
+
+    Raises:
+        InvalidRequestError: the name is no text, or too long.
+    """
+    found = [end_user(typed(document, name, str), name) for name in END_USER]
+    return next(filter(None, found), "")
 
 
 def priority_of(document: Mapping[str, Any]) -> Priority | None:

@@ -11,17 +11,17 @@ import json
 import sys
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import Embeddings, EmbedRequest, TextPrompt, TokenPrompt
 from appliance.gateway.http import unsupported
-from appliance.gateway.http.openai import document_of
+from appliance.gateway.http.openai import END_USER, document_of, end_user_of
 from appliance.gateway.http.unsupported import refuse_unsupported
 
-_SERVED = frozenset({"model", "input", "dimensions", "encoding_format"})
+_SERVED = frozenset({"model", "input", "dimensions", "encoding_format", *END_USER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ def parse(body: bytes, stamp: Stamp) -> ParsedEmbed:
         raise InvalidRequestError("encoding_format must be float or base64", param="encoding_format")
     known = _SERVED.union(unsupported.EMBED_FIELDS)
     ignored = tuple(name for name, value in document.items() if value is not None and name not in known)
-    request = request_builder.build_embed(model, _inputs(document.get("input")), dimensions, stamp)
+    user = end_user_of(document)
+    request = replace(
+        request_builder.build_embed(model, _inputs(document.get("input")), dimensions, stamp), end_user=user
+    )
     return ParsedEmbed(request, encoding == "base64", ignored)
 
 

@@ -28,7 +28,15 @@ from appliance.gateway.front.tool_builder import (
 from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Grammar, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
-from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
+from appliance.gateway.http.openai import (
+    EFFORTS,
+    END_USER,
+    PART_SEPARATOR,
+    document_of,
+    end_user_of,
+    model_of,
+    priority_of,
+)
 from appliance.gateway.http.response_items import (
     EarlierNeededError,
     KeptResponse,
@@ -78,7 +86,10 @@ _SERVED = _PROMPT | {
     "truncation",
     "store",
     "prompt_cache_key",
+    *END_USER,
 }
+_NAMES = {"logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort"}
+"""Field of ``GenerateRequest`` or the policy -> the caller's spelling, where they differ."""
 _INCLUDES = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -107,14 +118,14 @@ def parse_response(
     keeps = _keeps(document, withheld)
     previous, before = _earlier(document, withheld, earlier, parse_response)
     prompt, tools = _prompt(document, before)
+    given = {name: number(document, name) for name in ("temperature", "top_p")}
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=Operation.CHAT,
         model=model_of(document),
         prompt=prompt,
-        sampling=request_builder.sampling_of(
-            {name: number(document, name) for name in ("temperature", "top_p")}, stamp
-        ),
+        sampling=request_builder.sampling_of(given, stamp),
+        sent=request_builder.sent(given),
         max_tokens=typed(document, "max_output_tokens", int),
         max_tokens_param="max_output_tokens",
         logprobs=_logprobs(document),
@@ -124,8 +135,9 @@ def parse_response(
         grammar=_grammar(document),
         tools=tools,
         cache_key=typed(document, "prompt_cache_key", str) or "",
+        end_user=end_user_of(document),
     )
-    request = request_builder.checked(request, {"logprobs": "top_logprobs"})
+    request = request_builder.checked(request, _NAMES)
     _check_truncation(document)
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}

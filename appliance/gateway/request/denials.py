@@ -7,6 +7,7 @@ from appliance.common.errors import (
     ContextLengthError,
     FeatureNotAllowedError,
     InvalidRequestError,
+    PayloadTooLargeError,
     PermissionDeniedError,
     PolicyChangedError,
     RateLimitedError,
@@ -19,8 +20,8 @@ from policy.prices import amount_text
 
 def denial(decision: Decision) -> ApplianceError:
     """Return a denial, or what a request would have to wait for, as the error that the caller sees; its rule is for the
-    audit log. Its ``param`` is ``prompt``, ``max_tokens`` or ``choices``, which the request's lifecycle replaces by the
-    caller's name."""
+    audit log. Its ``param`` is ``prompt``, ``max_tokens``, ``choices`` or a field of ``policy.content``, which the
+    request's lifecycle replaces by the caller's name."""
     error = _denial(decision)
     error.rule = decision.rule
     return error
@@ -51,6 +52,10 @@ def _denial(decision: Decision) -> ApplianceError:
             return PermissionDeniedError(decision.message, details=details)
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)
+        case Reason.FIELD_NOT_ALLOWED | Reason.ROLE_NOT_ALLOWED:
+            return FeatureNotAllowedError(decision.message, param=decision.param)
+        case Reason.CONTENT_TOO_LARGE:
+            return PayloadTooLargeError(decision.message, param=decision.param, details=details)
         case Reason.CONTEXT_TOO_LONG:
             return ContextLengthError(decision.message, param="prompt", details=details)
         case Reason.OUTPUT_TOO_LONG:

@@ -17,6 +17,7 @@ from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import RateState
 from appliance.gateway.request.accounts import Account, AccountRates
 from appliance.gateway.request.denials import denial
+from appliance.gateway.request.end_users import EndUserAccount, EndUsers
 from appliance.gateway.request.limit_states import limit_states
 from appliance.gateway.request.spend import SpendAccounts, Spends
 from appliance.gateway.request.waiting import Lines
@@ -67,6 +68,7 @@ class Ledger:
         self._policy = policy
         self.spends: SpendAccounts = spends or Spends()
         """What tenants have spent."""
+        self._end_users = EndUsers()
         self._namespaces = namespaces
         self._clock = clock
         self._accounts: dict[str, Account] = {}
@@ -96,6 +98,7 @@ class Ledger:
                     found = rates[id(new.limits)] = AccountRates.of(new.limits)
                 account.follow(found, now)
         self._policy, self._namespaces = policy, namespaces
+        self._end_users.keep(policy.tenants)
         for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
             if tenant not in policy.tenants:
                 del self._accounts[tenant]
@@ -148,17 +151,22 @@ class Ledger:
             ApplianceError: the policy denies.
         """
         now, tenant, choices = self._clock(), access.tenant, access.choices
-        account, decision = self._decide(access, now, queued)
+        user = self._end_users.find(self._policy.tenants.get(tenant), access.end_user, now)
+        account, decision = self._decide(access, now, queued, user)
         if not takes or decision.effect is Effect.WAIT:
             return decision
         known = self._policy.tenants[tenant]
         group = self._namespaces[group_account(known.group)] if known.group is not None else b""
         keys = Keys(self._namespaces[tenant], group)
-        reservation = Reservation(self, access, decision, keys)
+        reservation = Reservation(self, access, decision, keys, user)
         account.take_request(choices, now)
+        if user is not None:
+            user.take_request(choices, now)
         return reservation
 
-    def reserve(self, access: AccessRequest, queued: int = 0, *, takes: bool = True) -> Decision:
+    def reserve(
+        self, access: AccessRequest, queued: int = 0, *, takes: bool = True, user: EndUserAccount | None = None
+    ) -> Decision:
         """Take the second decision, with exact counts, beside so many waiting requests of the tenant; on allowance the
         tokens are taken from the buckets, unless nothing is to be taken.
 
@@ -166,11 +174,13 @@ class Ledger:
             ApplianceError: the policy denies.
         """
         now = self._clock()
-        account, decision = self._decide(access, now, queued)
+        account, decision = self._decide(access, now, queued, user)
         if not takes or decision.obligations is None:
             return decision
         prompt, output = access.input_tokens or 0, access.choices * decision.obligations.max_output_tokens
         account.take_tokens(prompt, output, now)
+        if user is not None:
+            user.take_output(output, now)
         return decision
 
     def refuse(self, access: AccessRequest) -> None:
@@ -266,7 +276,13 @@ class Ledger:
             account = self._accounts[tenant] = Account.begin(known.limits, now)
         return account
 
-    def _decide(self, access: AccessRequest, now: float, queued: int = 0) -> tuple[Account, Decision]:
+    def end(self, user: EndUserAccount, reserved: int, used: int, choices: int) -> None:
+        """Settle a request with its end user's account; ``reserved`` and ``used`` are output tokens."""
+        user.settle(reserved, used, choices, self._clock())
+
+    def _decide(
+        self, access: AccessRequest, now: float, queued: int = 0, user: EndUserAccount | None = None
+    ) -> tuple[Account, Decision]:
         """Return the tenant's account, and the policy's decision that allows the request or makes it wait.
 
         Raises:
@@ -284,6 +300,7 @@ class Ledger:
             input_bucket=account.input,
             output_bucket=account.output,
             queued=queued,
+            end_user=user.usage if user is not None else None,
             spend=self.spends.of(access.tenant) if bounded else None,
         )
         decision = evaluate(self._policy, access, usage, now)
@@ -310,8 +327,12 @@ def first_access(
 class Reservation:
     """Slots and tokens that one admitted request has of its tenant's account."""
 
-    def __init__(self, ledger: Ledger, access: AccessRequest, decision: Decision, keys: Keys) -> None:
+    def __init__(
+        self, ledger: Ledger, access: AccessRequest, decision: Decision, keys: Keys, user: EndUserAccount | None = None
+    ) -> None:
+        """``user``: account of the end user, where the policy limits these."""
         self._ledger = ledger
+        self._user = user
         self._access = access
         self._tenant, self._choices = access.tenant, access.choices
         self._reserved = NOTHING
@@ -368,9 +389,14 @@ class Reservation:
             most = most if paid is None else min(most, paid)
             asked = most if most >= 1 else None
         access = replace(
-            self._access, input_tokens=input_tokens, max_output_tokens=asked, longest_input=longest, feature=None
+            self._access,
+            input_tokens=input_tokens,
+            max_output_tokens=asked,
+            longest_input=longest,
+            feature=None,
+            content=None,
         )
-        decision = self._ledger.reserve(access, queued, takes=takes)
+        decision = self._ledger.reserve(access, queued, takes=takes, user=self._user)
         if not takes or not decision.allowed:
             return decision
         self.decision = _still_downgraded(self.decision, decision)
@@ -400,7 +426,8 @@ class Reservation:
         Raises:
             ApplianceError: the policy denies.
         """
-        access = replace(self._access, input_tokens=least, max_output_tokens=asked, feature=None, uncounted=True)
+        access = replace(self._access, input_tokens=least, max_output_tokens=asked, feature=None, content=None)
+        access = replace(access, uncounted=True)
         self._ledger.refuse(access)
 
     def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0, cached_tokens: int = 0) -> None:
@@ -412,6 +439,8 @@ class Reservation:
             if price or self.reserved_cost:
                 self._ledger.spends.settle(self._tenant, self.reserved_cost, price)
             used = input_tokens, output_tokens
+            if self._user is not None:
+                self._ledger.end(self._user, self._reserved[1], output_tokens, self._choices)
             self._ledger.settle(self._tenant, self._reserved, used, self._choices, refused_tokens)
 
 

@@ -19,8 +19,10 @@ from appliance.common.errors import (
     ApplianceError,
     CancelledError,
     ContextLengthError,
+    FeatureNotAllowedError,
     InternalError,
     InvalidRequestError,
+    PayloadTooLargeError,
     PermissionDeniedError,
     QuarantinedError,
     UnavailableError,
@@ -34,6 +36,7 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
 )
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
+from appliance.gateway.request.content import content_of
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
 from appliance.gateway.request.shadow import NO_SHADOW, NoShadow, ShadowRequest
@@ -66,6 +69,9 @@ MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
 
 ENDED = "the engine ended while it answered; the same request may be sent again"
+
+NAMING = (InvalidRequestError, FeatureNotAllowedError, PayloadTooLargeError)
+"""Errors about a field of the request, which is told by the caller's name of it."""
 
 CALLERS_FAULT = (InvalidRequestError, PermissionDeniedError)
 """Errors of requests that can never be served as they are. What the text sandbox did for one is charged to the tenant's
@@ -122,9 +128,11 @@ class Lifecycle:
         self._call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
+        self._content = content_of(request)
         self._reservation: Reservation | None = None
         self._answered = False
-        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count)
+        self._end_user = request.end_user if isinstance(request, GenerateRequest | EmbedRequest) else ""
+        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self._end_user)
         self.principal = principal
         self.trace = trace
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
@@ -147,7 +155,7 @@ class Lifecycle:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, InvalidRequestError) and error.param is not None:
+        if isinstance(error, NAMING) and error.param is not None:
             error.param = self._names.get(error.param, error.param)
         if self._call.alias and isinstance(error, UnavailableError):
             # The caller asked for the route; which models it leads to is told by answers alone.
@@ -163,10 +171,9 @@ class Lifecycle:
         """
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        access = replace(
-            first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias),
-            batch=bool(self._call.batch),
-        )
+        tenant, alias = self.principal.tenant, self._call.alias
+        access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
+        access = replace(access, batch=bool(self._call.batch), content=self._content, end_user=self._end_user)
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -414,7 +421,8 @@ def _names(request: AnyRequest) -> dict[str, str]:
         return dict.fromkeys(("prompt", "max_tokens"), request.prompt.param)
     if isinstance(request, EmbedRequest):
         return dict.fromkeys(("prompt", "max_tokens"), request.param)
-    names = {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param, "choices": request.choices_param}
+    names = dict(request.names)
+    names |= {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param, "choices": request.choices_param}
     if request.tools is not None:
         names["grammar"] = request.tools.answer_param or request.tools.param
     elif request.grammar is not None:

@@ -18,10 +18,13 @@ from policy.decision import Decision, Reason
 class Turns:
     """Takes the decisions on one request."""
 
-    __slots__ = ("_count", "_ledger", "_queued_s", "_tenant", "_trace")
+    __slots__ = ("_count", "_ledger", "_queued_s", "_tenant", "_trace", "_user")
 
-    def __init__(self, ledger: Ledger, tenant: str, trace: RequestTrace, count: Callable[..., None]) -> None:
-        self._ledger, self._tenant, self._trace, self._count = ledger, tenant, trace, count
+    def __init__(
+        self, ledger: Ledger, tenant: str, trace: RequestTrace, count: Callable[..., None], user: str = ""
+    ) -> None:
+        """``user``: pseudonym of the end user for whom it is; empty: not named."""
+        self._ledger, self._tenant, self._trace, self._count, self._user = ledger, tenant, trace, count, user
         self._queued_s = 0.0
 
     @property
@@ -51,7 +54,7 @@ class Turns:
         self._trace.begin(Phase.POLICY)
         try:
             with waiting():
-                await lines.wait(self._tenant, gate, attempt, decision, patience)
+                await lines.wait(self._tenant, gate, attempt, decision, patience, self._user)
             outcome = names.QUEUE_ADMITTED
         except asyncio.CancelledError:
             outcome = names.QUEUE_CANCELLED

@@ -1,4 +1,6 @@
-"""Requests that wait for a limit of their tenant: a line for each of its two decisions, first come, first served.
+"""Requests that wait for a limit of their tenant: a line for each of its two decisions, first come, first served
+within a turn: each end user of the tenant has one request in a turn, so that many requests of one do not hold another
+up.
 
 A request that the policy makes wait (``policy.decision.Effect.WAIT``) joins the line of its tenant and of the decision
 that it waits for. The first in a line is decided on again at the time that the policy told, and whenever a request of
@@ -54,6 +56,10 @@ class _Waiter:
     decision: Decision
     """Decision that made it wait, or made the one before it wait."""
     passed: asyncio.Future[None]
+    user: str
+    """Pseudonym of the end user for whom it is; empty: not named."""
+    turn: int
+    """Number of its turn: the end user's requests in one line have different ones."""
 
 
 @dataclass(slots=True)
@@ -62,6 +68,18 @@ class _Tenant:
 
     lines: dict[Gate, deque[_Waiter]] = field(default_factory=lambda: {gate: deque() for gate in Gate})
     timer: asyncio.TimerHandle | None = None
+    turns: dict[Gate, int] = field(default_factory=lambda: dict.fromkeys(Gate, 0))
+    """Number of the turn that the last request to pass had."""
+
+    def turn_of(self, gate: Gate, user: str) -> int:
+        """Return the turn of a request that joins a line: the one after the last of its end user there."""
+        return 1 + max((one.turn for one in self.lines[gate] if one.user == user), default=self.turns[gate])
+
+    def join(self, gate: Gate, waiter: _Waiter) -> None:
+        """Put a request behind all in a line that have its turn or an earlier one."""
+        line = self.lines[gate]
+        behind = next((at for at in range(len(line), 0, -1) if line[at - 1].turn <= waiter.turn), 0)
+        line.insert(behind, waiter)
 
     def __len__(self) -> int:
         return sum(map(len, self.lines.values()))
@@ -113,8 +131,11 @@ class Lines:
             raise denial(line[0].decision)
         return line[0].decision
 
-    async def wait(self, tenant: str, gate: Gate, attempt: Attempt, decision: Decision, patience: Patience) -> None:
-        """Wait until ``attempt`` has passed. Cancelling the wait takes the request out of its line at once.
+    async def wait(
+        self, tenant: str, gate: Gate, attempt: Attempt, decision: Decision, patience: Patience, user: str = ""
+    ) -> None:
+        """Wait until ``attempt`` has passed, taking turns with other end users than ``user``. Cancelling the wait takes
+        the request out of its line at once.
 
         Raises:
             ApplianceError: the policy denies it meanwhile, it has waited for too long, or the appliance shuts down.
@@ -122,8 +143,9 @@ class Lines:
         if self._draining:
             _shut()
         known = self._tenants.setdefault(tenant, _Tenant())
-        waiter = _Waiter(attempt, patience, decision, asyncio.get_running_loop().create_future())
-        known.lines[gate].append(waiter)
+        passed = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(attempt, patience, decision, passed, user, known.turn_of(gate, user))
+        known.join(gate, waiter)
         self._arm(tenant, known)
         try:
             await waiter.passed
@@ -164,7 +186,7 @@ class Lines:
 
     def _pump(self, tenant: str, known: _Tenant) -> None:
         """Let pass what may, from the front of each line."""
-        for line in known.lines.values():
+        for gate, line in known.lines.items():
             while line:
                 first = line[0]
                 if first.passed.done():  # it has just left
@@ -180,6 +202,7 @@ class Lines:
                     first.decision = decision
                     break
                 line.popleft()
+                known.turns[gate] = first.turn
                 first.passed.set_result(None)
 
     def _arm(self, tenant: str, known: _Tenant) -> None:

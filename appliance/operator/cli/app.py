@@ -45,6 +45,10 @@ from appliance.operator.cli import (
     statement,
     status,
     tenant,
+    tenant_add,
+    tenant_list,
+    tenant_remove,
+    tenant_show,
     tenant_usage,
     top,
     traces,
@@ -159,7 +163,11 @@ _add("Commands", "ask", attest.ask, attest.ASK_EXAMPLES, _attest)
 _add("Commands", "verify", attest.verify, attest.VERIFY_EXAMPLES, _attest)
 _package = _group("package", "Build packages of this installation.", MORE)
 _add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
-_tenant = _group("tenant", "Show tenants' use; destroy and renew their keys.", GOVERN)
+_tenant = _group("tenant", "Add, list, show and remove tenants; destroy and renew their keys.", GOVERN)
+_add("Commands", "add", tenant_add.add, tenant_add.EXAMPLES, _tenant)
+_add("Commands", "list", tenant_list.list_tenants, tenant_list.EXAMPLES, _tenant)
+_add("Commands", "show", tenant_show.show, tenant_show.EXAMPLES, _tenant)
+_add("Commands", "remove", tenant_remove.remove, tenant_remove.EXAMPLES, _tenant)
 _add("Commands", "usage", tenant_usage.usage, tenant_usage.EXAMPLES, _tenant)
 _add("Commands", "shred", tenant.shred, tenant.SHRED_EXAMPLES, _tenant)
 _add("Commands", "rotate", tenant.rotate, tenant.ROTATE_EXAMPLES, _tenant)

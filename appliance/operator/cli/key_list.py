@@ -68,13 +68,14 @@ def list_keys(
     except ConfigError as error:
         fail(exits.REFUSED, error.message)
     now = datetime.now(UTC)
-    rows = [row for key_id in sorted(records) for row in _rows(key_id, records[key_id], used, now)]
+    rows = [row for key_id in sorted(records) for row in rows_of(key_id, records[key_id], used, now)]
     chosen = [row for row in rows if row.tenant == tenant] if tenant else rows
     if not print_data({"keys": [asdict(row) for row in chosen]}, output_format):
-        output().print(_view(chosen) if chosen else "there is no key: athanor key create TENANT")
+        output().print(keys_view(chosen) if chosen else "there is no key: athanor key create TENANT")
 
 
-def _rows(key_id: str, record: KeyRecord, used: Mapping[str, int], now: datetime) -> Iterator[KeyRow]:
+def rows_of(key_id: str, record: KeyRecord, used: Mapping[str, int], now: datetime) -> Iterator[KeyRow]:
+    """Yield a line for each secret of a key; ``used`` are last uses by secret."""
     from appliance.common.keys import secret_name
 
     scopes = None if record.scopes is None else sorted(scope.value for scope in record.scopes)
@@ -92,7 +93,8 @@ def _rows(key_id: str, record: KeyRecord, used: Mapping[str, int], now: datetime
         yield row(old, record.previous.created, record.previous.expires)
 
 
-def _view(rows: list[KeyRow]) -> RenderableType:
+def keys_view(rows: list[KeyRow]) -> RenderableType:
+    """Return the table of keys."""
     from rich.text import Text
 
     from appliance.operator.cli.tables import table

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from policy.decision import Decision
     from policy.model import PolicySet
     from policy.origins import Origin
+    from policy.request import Content
     from policy.routes import RouteChoice
     from policy.simulate import Load
 
@@ -35,6 +37,14 @@ InputTokensLeft = Annotated[
 OutputTokensLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
 ]
+EndUserRunning = Annotated[int, typer.Option(metavar="N", min=0, help="Running requests of the end user.")]
+EndUserRequestsLeft = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests that the end user has left in this minute [all].")
+]
+EndUserOutputLeft = Annotated[
+    int | None,
+    typer.Option("--end-user-output-left", metavar="N", help="Output tokens that the end user has left [all]."),
+]
 SpentToday = Annotated[
     float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
 ]
@@ -50,6 +60,11 @@ Credential = Annotated[
     str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
 ]
 Names = list[str] | None
+Fields = Annotated[Names, typer.Option("--field", metavar="NAME", help="Field that it uses; may be repeated.")]
+Roles = Annotated[
+    Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
+]
+ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
 
@@ -65,12 +80,18 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     ] = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
+    content_bytes: ContentBytes = 0,
+    fields: Fields = None,
+    roles: Roles = None,
     running: Annotated[int, typer.Option(metavar="N", min=0, help="The tenant's running requests.")] = 0,
     requests_left: RequestsLeft = None,
     tokens_left: TokensLeft = None,
     input_tokens_left: InputTokensLeft = None,
     output_tokens_left: OutputTokensLeft = None,
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
+    end_user_running: EndUserRunning = 0,
+    end_user_requests_left: EndUserRequestsLeft = None,
+    end_user_output_left: EndUserOutputLeft = None,
     spent_today: SpentToday = 0.0,
     spent_this_month: SpentThisMonth = 0.0,
     unready: Unready = None,
@@ -92,25 +113,33 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
-    question = Question(
-        tenant=tenant,
-        credential=credential,
-        model=model,
-        input_tokens=input_tokens,
-        max_tokens=max_tokens,
-        choices=choices,
-        feature=feature,
-    )
+    asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
+    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature}
+    question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
     now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
+    now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
+    now = replace(now, end_user_output_tokens_left=end_user_output_left)
     now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
     _show(policy, caller, shown, output_format)
     raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
+
+
+def _content(size: int, fields: Sequence[str], roles: Sequence[str]) -> Content:
+    """What a request holds; a name that no rule can have is a usage error."""
+    from policy.content import REQUEST_FIELDS, ROLES
+    from policy.request import Content
+
+    for option, names, known in (("--field", fields, [*REQUEST_FIELDS]), ("--role", roles, [*ROLES])):
+        for name in names:
+            if name not in known:
+                fail(exits.USAGE, f"{option} {name}: known are {', '.join(known)}")
+    return Content(bytes=size, fields=frozenset(fields), roles=frozenset(roles))
 
 
 def _at_this_moment(load: Load) -> Load:

@@ -219,9 +219,15 @@ def _restored(version: Version, policy: Path) -> NewPolicy:
 
 def change_policy(config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool) -> None:
     """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was."""
+    show_changes(config, target)
+    confirm(what, yes=yes)
+    put_policy(config, target, admin)
+
+
+def show_changes(config: ApplianceConfig, target: NewPolicy) -> None:
+    """Print what a policy changes against the configured one, as it is on the disk."""
     from appliance.operator.cli.policy_diff_view import changes_view, summary_view
     from appliance.operator.cli.policy_sources import read
-    from appliance.operator.placement import Placement
     from policy.changes import changes
     from policy.errors import PolicyError
     from policy.loader import load_policy
@@ -235,7 +241,12 @@ def change_policy(config: ApplianceConfig, target: NewPolicy, admin: str, what: 
         found = changes(old, target.policy)
         console.print(changes_view(found, console.width))
         console.print(summary_view(old.digest, target.policy.digest, found))
-    confirm(what, yes=yes)
+
+
+def put_policy(config: ApplianceConfig, target: NewPolicy, admin: str) -> None:
+    """Write a policy and wait until it is in force; whatever fails ends the command, with everything as it was."""
+    from appliance.operator.placement import Placement
+
     placement = Placement(config.policy.parent, target.files, list(target.gone))
     placement.put()
     _put_in_force(placement, admin)

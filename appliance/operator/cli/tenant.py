@@ -62,7 +62,12 @@ def shred(
     """
     loaded = _load(config)
     confirm(f"destroy the key of {tenant}, for good", yes=yes)
-    answer = _order(loaded, {"do": "shred", "tenant": tenant}, output_format)
+    shred_key(loaded, tenant, output_format)
+
+
+def shred_key(config: ApplianceConfig, tenant: str, output_format: Format = Format.TABLE) -> None:
+    """Destroy a tenant's key without a question, and print what came of it; a refusal ends the command."""
+    answer = _order(config, {"do": "shred", "tenant": tenant}, output_format)
     if answer is not None:
         key = "its key is destroyed" if answer["had_key"] else "it had no key"
         output().print(f"{tenant}: {key}, {answer['objects']} sealed objects removed", highlight=False)

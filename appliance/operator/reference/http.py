@@ -13,6 +13,7 @@ from appliance.common.batches.values import ENDPOINTS, FILE_KEEP_S, LEAST_KEEP_S
 from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
+from appliance.gateway.front.end_user import MAX_END_USER_CHARS
 from appliance.gateway.front.tool_builder import MAX_TOOLS
 from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
@@ -90,6 +91,16 @@ SAMPLING: tuple[Field, ...] = tuple(
     for one in PARAMETERS
 )
 
+_END_USER: tuple[Field, ...] = (
+    (
+        "safety_identifier",
+        f"text, at most {MAX_END_USER_CHARS} characters",
+        "none",
+        "Which of the tenant's users it is for: the policy may limit each of them (`end_users`).",
+    ),
+    ("user", f"text, at most {MAX_END_USER_CHARS} characters", "none", "As `safety_identifier`, which counts first."),
+)
+
 GENERATION: tuple[Field, ...] = (
     ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
     ("max_tokens", f"tokens, 1 to {wire.MAX_TOKENS_PER_REQUEST}", "what is left", "Most output tokens of each choice."),
@@ -129,6 +140,7 @@ GENERATION: tuple[Field, ...] = (
         "none",
         "Requests with one key go to one model, where `model` is the name of a route; else without effect.",
     ),
+    *_END_USER,
     ("response_format", "object", "none", "Form of the answer: `text`, `json_object` or `json_schema`."),
     (
         "structured_outputs",
@@ -193,6 +205,7 @@ EMBEDDINGS: tuple[Field, ...] = (
         "First numbers of the vector, for a model with `truncates: true`.",
     ),
     ("encoding_format", "float or base64", "float", "Form of a vector; base64 is of little-endian 32-bit floats."),
+    *_END_USER,
 )
 
 TOKENIZE: tuple[Field, ...] = (

@@ -43,6 +43,8 @@ RESPONSES: tuple[Field, ...] = (
         "none",
         "Requests with one key go to one model, where `model` is the name of a route.",
     ),
+    ("safety_identifier", "text", "none", "Which of the tenant's users it is for; as in chat."),
+    ("user", "text", "none", "As `safety_identifier`, which counts first."),
     ("truncation", "disabled or auto", "disabled", "Repeated in the response; nothing is ever truncated."),
     ("store", "true or false", "as the policy says", "Whether the response is kept; it says so (stored-responses.md)."),
 )
@@ -61,5 +63,5 @@ MESSAGES: tuple[Field, ...] = (
     ("top_k", "whole number", "0", "Keeps the k likeliest tokens; 0 keeps all."),
     _STREAM,
     ("service_tier", "auto or standard_only", "auto", "standard_only asks for normal priority at most."),
-    ("metadata", "object", "none", "Without effect."),
+    ("metadata", "object", "none", "`user_id`: which of the tenant's users it is for, as `safety_identifier` in chat."),
 )

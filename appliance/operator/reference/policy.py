@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
+from policy.content import REQUEST_FIELDS
 from policy.schema import schema_text
 
 ABOUT = """
@@ -19,6 +20,10 @@ its line and column, `athanor policy diff` what a new one changes, `athanor relo
 lower-case letters, digits and dashes. NAME is what clients send as `model`.
 """
 
+DENIED = """
+The names of `denied_fields`, and what else they stand for. A field counts where it asks for something.
+"""
+
 SECTIONS = {
     "": "PolicySchema",
     "tenants.TENANT": "TenantSchema",
@@ -27,6 +32,8 @@ SECTIONS = {
     "tenants.TENANT.limits.tokens_per_minute": "TokenRateSchema",
     "tenants.TENANT.limits.concurrency": "ConcurrencySchema",
     "tenants.TENANT.features": "FeaturesSchema",
+    "tenants.TENANT.content": "ContentSchema",
+    "tenants.TENANT.end_users": "EndUsersSchema",
     "tenants.TENANT.kv": "KvSchema",
     "defaults": "DefaultsSchema",
     "tenant_groups.GROUP": "TenantGroupSchema",
@@ -45,11 +52,16 @@ MEANINGS = {
     "version": "Version of the policy's form.",
     "limits": "Limits of the tenant; a section.",
     "features": "Parts of the API that can be withheld; a section.",
+    "end_users": "Limits of each end user; a section.",
     "kv": "Share of the KV pool of each model; a section.",
     "role": "Role of the message, as chat templates know it.",
-    "content": "Text of the message.",
+    "content": "Content of requests; a section. Of a message: its text.",
 }
 """Meanings of keys whose schema has no description of its own."""
+
+
+MOST_NAMED = 12
+"""Words that the type of a key lists; more are a table of their own."""
 
 
 Row = tuple[str, str, str, str]
@@ -74,6 +86,8 @@ def render() -> str:
         parts.append(
             section(code(place) or "At the top", about + "\n", table(("key", "type", "default", "meaning"), cells))
         )
+    fields = [f"- {code(name)}{f': {about}' if about else ''}" for name, about in REQUEST_FIELDS.items()]
+    parts.append(section("Fields that can be denied", DENIED.lstrip(), "\n".join(fields) + "\n"))
     return page("Policy", ABOUT, *parts)
 
 
@@ -93,6 +107,8 @@ def _default(shape: Mapping[str, Any]) -> str:
 def _type(shape: Mapping[str, Any]) -> str:
     """Type in words, with its bounds."""
     match shape:
+        case {"enum": values} if len(values) > MOST_NAMED:
+            return "one of the fields below"
         case {"enum": values}:
             return "one of " + ", ".join(map(str, values))
         case {"const": value}:

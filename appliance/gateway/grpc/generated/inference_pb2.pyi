@@ -211,6 +211,7 @@ class GenerateRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    END_USER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as ListModels gives it. Where the policy leads it to one of several models, Started has the name
     of the one that serves. Required; 1 to 256 printable ASCII characters.
@@ -242,6 +243,10 @@ class GenerateRequest(_message.Message):
     prompt_cache_key: _builtins.str
     """Text that requests with one beginning have in common, at most 128 characters: where the model's name is a route, they
     go to one of its models, so that the beginning is found in its cache. Absent: each request is drawn for itself.
+    """
+    end_user: _builtins.str
+    """Which of the tenant's users it is for, at most 512 characters, by a name that the caller chooses. The policy may limit
+    each of them; what is kept of the name is a pseudonym. Absent: not named; all such requests count as one user's.
     """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
@@ -301,10 +306,11 @@ class GenerateRequest(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         prompt_cache_key: _builtins.str = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        end_user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "end_user", b"end_user", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
@@ -1366,6 +1372,7 @@ class EmbedRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    END_USER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a model that gives vectors. Required; 1 to 256 printable ASCII characters."""
     dimensions: _builtins.int
@@ -1374,6 +1381,8 @@ class EmbedRequest(_message.Message):
     """
     priority: Global___Priority.ValueType
     """How urgent it is; as in GenerateRequest."""
+    end_user: _builtins.str
+    """Which of the tenant's users it is for; as in GenerateRequest."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
         """The texts, 1 to 2,048 of them, 300,000 tokens together."""
@@ -1385,10 +1394,11 @@ class EmbedRequest(_message.Message):
         inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
         dimensions: _builtins.int | None = ...,
         priority: Global___Priority.ValueType = ...,
+        end_user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "priority", b"priority"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions", "end_user", b"end_user", "inputs", b"inputs", "model", b"model", "priority", b"priority"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015

@@ -65,10 +65,10 @@ async def test_the_official_client(running: Running) -> None:
 async def test_headers_and_errors_over_http(running: Running) -> None:
     """Request id, rates and what was ignored are in the headers; the service's error is the client's."""
     async with httpx.AsyncClient(base_url=running.base_url, headers=running.authorization) as client:
-        good = await client.post("/v1/embeddings", json={"model": MODEL, "input": "x", "user": "u"})
+        good = await client.post("/v1/embeddings", json={"model": MODEL, "input": "x", "metadata": {}})
         assert good.headers["x-request-id"] == running.service.embeds[-1].request_id
         assert good.headers["x-ratelimit-limit-requests"] == "60"
-        assert "user" in good.headers["x-athanor-ignored"]
+        assert "metadata" in good.headers["x-athanor-ignored"]
         running.service.script = [UnavailableError("later", retry_after_s=3)]
         bad = await client.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
         assert (bad.status_code, bad.headers["retry-after"]) == (503, "3")

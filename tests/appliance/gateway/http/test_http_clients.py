@@ -39,7 +39,9 @@ async def _ask(client: openai.AsyncOpenAI, stream: bool, **options: object) -> N
 async def test_chat(running):
     """Text, usage with cached tokens, and the headers of a good answer."""
     async with _client(running) as client:
-        raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=MESSAGES, user="u")
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=MESSAGES, user="u", metadata={"a": "b"}
+        )
         answer = raw.parse()
     assert answer.choices[0].message.content == "Hello"
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
@@ -48,7 +50,7 @@ async def test_chat(running):
     assert raw.headers["x-ratelimit-remaining-requests"] == "59"
     assert "x-ratelimit-limit-tokens" not in raw.headers
     assert int(raw.headers["openai-processing-ms"]) >= 0
-    assert raw.headers["x-athanor-ignored"] == "user"
+    assert raw.headers["x-athanor-ignored"] == "metadata"
     assert "server" not in raw.headers
     assert running.service.principals[0].credential == "key:acme-1"
 

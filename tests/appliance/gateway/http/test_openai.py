@@ -220,8 +220,8 @@ def test_small_temperatures_are_greedy_and_minus_one_keeps_all():
 
 def test_unknown_fields_are_reported_in_order():
     """What has no effect is named once, whatever its value; nulls are nothing."""
-    parsed = text(user="u", metadata={"a": 1}, verbosity=None, zzz=[1])
-    assert parsed.ignored == ("user", "metadata", "zzz")
+    parsed = text(verbosity="low", metadata={"a": 1}, prediction=None, zzz=[1])
+    assert parsed.ignored == ("verbosity", "metadata", "zzz")
     streamed = chat(stream=True, stream_options={"include_obfuscation": False})
     assert (streamed.ignored, usage_is_told(streamed)) == (("stream_options.include_obfuscation",), False)
 

@@ -60,7 +60,14 @@ class Caller:
         return virtual_now() - self.began
 
     async def admit(
-        self, name: str, tenant: str = "alpha", *, model: str = "m", choices: int = 1, until: float = 1e6
+        self,
+        name: str,
+        tenant: str = "alpha",
+        *,
+        model: str = "m",
+        choices: int = 1,
+        until: float = 1e6,
+        user: str = "",
     ) -> Reservation:
         """Admit one request, after a wait where the policy says so."""
         held: list[Reservation] = []
@@ -73,7 +80,7 @@ class Caller:
             held.append(found)
             return found.decision
 
-        await self._take(tenant, Gate.ADMISSION, attempt, until)
+        await self._take(tenant, Gate.ADMISSION, attempt, until, user)
         self.order.append(name)
         return held[0]
 
@@ -85,12 +92,14 @@ class Caller:
 
         await self._take(tenant, Gate.TOKENS, attempt, 1e6)
 
-    async def _take(self, tenant: str, gate: Gate, attempt: Callable[[bool, int], Decision], until: float) -> None:
+    async def _take(
+        self, tenant: str, gate: Gate, attempt: Callable[[bool, int], Decision], until: float, user: str = ""
+    ) -> None:
         decision = self.ledger.lines.decide(tenant, gate, attempt)
         if not decision.allowed:
             longest = virtual_now() + self.ledger.limits(tenant).max_queue_s
             patience = Patience(min(longest, until), until < longest)
-            await self.ledger.lines.wait(tenant, gate, attempt, decision, patience)
+            await self.ledger.lines.wait(tenant, gate, attempt, decision, patience, user)
 
 
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -414,3 +423,44 @@ def test_token_limits_hold_under_many_streams(key: str, exceeded: str) -> None:
     run_virtually(measure())
     if exceeded == "refuse":
         run_virtually(control())
+
+
+@virtual
+async def test_end_users_take_turns() -> None:
+    """Four waiting requests of one end user do not hold up another's first, nor its second; the order of each one's own
+    stays, as does that of requests without a name, which are one end user's."""
+    caller = Caller(**ONE_AT_ONCE)
+    held = await caller.admit("first", user="ann")
+    waits = [begin(caller.admit(f"a{number}", user="ann")) for number in range(4)]
+    await asyncio.sleep(0)
+    waits += [begin(caller.admit(f"b{number}", user="bob")) for number in range(2)]
+    waits += [begin(caller.admit("nameless")), begin(caller.admit("nameless too"))]
+    await asyncio.sleep(0)
+    held.settle(0, 0)
+    for _ in range(8):
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            waits.remove(one)
+            one.result().settle(0, 0)
+    assert caller.order == ["first", "a0", "b0", "nameless", "a1", "b1", "nameless too", "a2", "a3"]
+
+
+@virtual
+async def test_an_end_user_who_comes_later_is_not_owed_turns() -> None:
+    """Turns that passed before an end user came give it nothing: it stands behind one request of each other, and not
+    before all of them."""
+    caller = Caller(**ONE_AT_ONCE)
+    held = await caller.admit("first")
+    waits = [begin(caller.admit(f"a{number}", user="ann")) for number in range(3)]
+    await asyncio.sleep(0)
+    held.settle(0, 0)
+    one = await waits.pop(0)
+    waits += [begin(caller.admit(f"b{number}", user="bob")) for number in range(3)]
+    await asyncio.sleep(0)
+    one.settle(0, 0)
+    while waits:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for found in done:
+            waits.remove(found)
+            found.result().settle(0, 0)
+    assert caller.order == ["first", "a0", "a1", "b0", "a2", "b1", "b2"]
