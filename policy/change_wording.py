@@ -38,7 +38,7 @@ from policy.model import (
 )
 from policy.prices import MILLION, amount_text
 from policy.rates import BURSTS, TREATMENTS
-from policy.routes import shares
+from policy.route_text import targets_text
 from policy.wording import counted
 
 MAX_NAMED = 3
@@ -376,23 +376,6 @@ def _fall_back_when(old: Sequence[ModelState], new: Sequence[ModelState], _sides
 def _told_at_routes(_old: object, _new: object, _sides: Sides) -> list[Told]:
     """Tell nothing: ``Route.to`` tells all targets together."""
     return []
-
-
-def route_text(route: Route) -> str:
-    """Return where a route leads: ``mini 95%, next 5%; when unready to backup``."""
-    when = " or ".join(state.value for state in reversed(route.fall_back_when))
-    if route.choose is Choose.CHEAPEST:
-        text = f"the cheapest of {', '.join(target.model for target in route.to)}"
-    else:
-        text = targets_text(route.to)
-    return f"{text}; when {when} to {', '.join(route.fallback)}" if route.fallback else text
-
-
-def targets_text(targets: Sequence[Target]) -> str:
-    """Return targets with their shares: ``mini 95%, next 5%``."""
-    if len(targets) == 1:
-        return targets[0].model
-    return ", ".join(f"{name} {share * 100:.4g}%" for name, share in shares(targets))
 
 
 def percent(parts: int) -> str:

@@ -27,9 +27,10 @@ from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.end_users import end_user_denial
 from policy.hours import opens_in, span_text
+from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.match import first_match
-from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Retention, Tenant
+from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
 from policy.networks import admits
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
@@ -93,16 +94,6 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
     granted = _granted_output(tenant.limits, access, usage, price or FREE)
     case = _Case(tenant.limits, access, usage, now, price or FREE, granted)
     return _by_limits(policy, tenant, case, matched)
-
-
-def keeps_files(tenant: Tenant) -> bool:
-    """Return whether a tenant may leave files and batches."""
-    return tenant.features.batches and tenant.retention is not Retention.NONE
-
-
-def keeps_responses(tenant: Tenant) -> bool:
-    """Return whether responses of a tenant are kept."""
-    return tenant.features.stored_responses and tenant.retention is not Retention.NONE
 
 
 def _withheld(tenant: Tenant, access: AccessRequest) -> tuple[str, Feature] | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from policy.change_wording import route_text
 from policy.decision import Decision, Effect, Reason
 from policy.model import Route
 from policy.prices import MILLION, amount_text
+from policy.route_text import route_text
 from policy.routes import RouteChoice
 
 DIGEST_CHARACTERS = 12

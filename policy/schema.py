@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from policy.content_schema import ContentSchema
+from policy.credential_form import checked_credential
 from policy.end_user_schema import EndUsersSchema
 from policy.hours import read_span
 from policy.networks import read_network
@@ -48,14 +48,10 @@ SPEND_DECIMALS = 2
 AMOUNT_ROUNDING = 1e-12
 """Relative error of a decimal number as a float, with a margin: less than the last decimal of any amount."""
 CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
-MAX_SPIFFE_ID_BYTES = 2_048
-"""Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_NETWORKS = 64
 """Largest number of networks of one tenant: each is looked into at every call."""
 MAX_HOURS = 32
 """Largest number of spans of hours of one tenant."""
-MAX_TRUST_DOMAIN_BYTES = 255
-"""Longest trust domain in bytes (SPIFFE-ID specification, section 2.1)."""
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
@@ -63,43 +59,12 @@ ROLE = r"^[a-z][a-z0-9_-]{0,31}$"
 PREFIX_FILE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\.(txt|json)$"
 MODEL_PATTERN = r"^[A-Za-z0-9*][A-Za-z0-9*._:/-]{0,127}$"
 
-_TOKEN_VALUE = re.compile(r"oidc:[a-z0-9][a-z0-9-]{0,31}:[!-~]{1,200}")
-_KEY_ID = re.compile(r"key:[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_TRUST_DOMAIN = re.compile(r"[a-z0-9._-]+")
-_PATH_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
-
 
 def _checked_credential(value: str) -> str:
-    if value.startswith("key:"):
-        if not _KEY_ID.fullmatch(value):
-            raise _refusal("must be key:ID with letters, digits, dot, dash and underscore, at most 63 of them")
-        return value
-    if value.startswith("oidc:"):
-        if not _TOKEN_VALUE.fullmatch(value):
-            raise _refusal(
-                "must be oidc:ISSUER:VALUE, the configured name of an issuer and at most 200 characters of "
-                "printable ASCII without spaces"
-            )
-        return value
-    if not value.startswith("spiffe://"):
-        raise _refusal("must be key:ID, oidc:ISSUER:VALUE or a SPIFFE URI, spiffe://TRUST-DOMAIN/PATH")
-    if len(value.encode()) > MAX_SPIFFE_ID_BYTES:
-        raise _refusal(f"a SPIFFE ID has at most {MAX_SPIFFE_ID_BYTES} bytes")
-    domain, slash, path = value.removeprefix("spiffe://").partition("/")
-    if not _TRUST_DOMAIN.fullmatch(domain) or len(domain) > MAX_TRUST_DOMAIN_BYTES:
-        raise _refusal(
-            "the trust domain has lower-case letters, digits, dot, dash and underscore only; "
-            "no user, port, query or fragment"
-        )
-    if not slash:
-        raise _refusal("names a trust domain and no workload; add the path")
-    for segment in path.split("/"):
-        if not _PATH_SEGMENT.fullmatch(segment) or segment in (".", ".."):
-            raise _refusal(
-                "each path segment has letters, digits, dot, dash and underscore only and is "
-                "neither empty nor a dot segment; no query or fragment"
-            )
-    return value
+    try:
+        return checked_credential(value)
+    except ValueError as error:
+        raise _refusal(str(error)) from None
 
 
 def _refusal(message: str) -> PydanticCustomError:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from appliance.common.errors import InvalidRequestError
-from appliance.gateway.front.request_builder import Stamp, sampling_of
+from appliance.gateway.front.request_builder import Stamp
+from appliance.gateway.front.sampling_builder import sampling_of
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from engine.backends.common.penalties import has_penalties
 from engine.backends.common.sampler import Sampler

@@ -15,7 +15,7 @@ from appliance.gateway.batches.refusals import refusal
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
 from appliance.gateway.telemetry import names
-from policy.evaluate import keeps_responses
+from policy.kept import keeps_responses
 from policy.model import PolicySet, Tenant
 
 log = structlog.get_logger()

@@ -14,7 +14,7 @@ from appliance.gateway.batches.refusals import refusal
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.sandboxes.store_link import Answer, StoreDeniedError, StoreLink
 from appliance.gateway.stored_work import BatchPage, FilePage, Page, Upload
-from policy.evaluate import keeps_files
+from policy.kept import keeps_files
 from policy.model import PolicySet, Tenant
 
 UPLOADS_EACH = 4

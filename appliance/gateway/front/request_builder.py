@@ -26,9 +26,7 @@ from appliance.gateway.generate_request import (
 )
 from isolation.ipc import messages as wire
 from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind, Whitespace
-from isolation.ipc.logit_bias import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.output import MAX_TOOLS_BYTES
-from isolation.ipc.sampling import PARAMETERS, Number, Sampling
 
 MAX_BODY_BYTES = 4 << 20
 """Bytes of an HTTP body or a gRPC message: a prompt of a million tokens."""
@@ -137,52 +135,8 @@ def asked(name: str, value: int | None, param: str) -> int:
     low, high, absent = BOUNDS[name]
     if value is None:
         return absent
-    _check_range(value, low, high, param)
+    check_range(value, low, high, param)
     return value
-
-
-def sampling_of(given: Mapping[str, Number | None], stamp: Stamp, prefix: str = "") -> Sampling:
-    """Return the sampling numbers, from those that the caller sent.
-
-    Args:
-        given: by name; None and absent ones take their defaults.
-        stamp: has the seed for a caller that sends none.
-        prefix: stands before each name in the caller's spelling.
-
-    Raises:
-        InvalidRequestError: a number is out of its range.
-    """
-    values: dict[str, Any] = {"seed": stamp.seed}
-    for one in PARAMETERS:
-        value, param = given.get(one.name), prefix + one.name
-        if value is None:
-            continue
-        if one.above and value == one.low:
-            raise InvalidRequestError(f"{param} must be above {one.low:g}; {one.hint}", param=param)
-        _check_range(value, one.low, one.high, param)
-        values[one.name] = one.convert(value)
-    return Sampling(**values)
-
-
-def logit_bias_of(given: Mapping[int, float], param: str) -> LogitBias | None:
-    """Return the biases of token ids; None where there is none that changes a score.
-
-    Raises:
-        InvalidRequestError: too many, or an id or a bias out of its range.
-    """
-    check_most(len(given), MAX_LOGIT_BIASES, param, "entries")
-    for token_id, bias in given.items():
-        _check_range(token_id, 0, MAX_TOKEN_ID, param)
-        _check_range(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, param)
-    told = sorted((token_id, bias) for token_id, bias in given.items() if bias)
-    if not told:
-        return None
-    return LogitBias(array("I", [one for one, _ in told]), array("f", [bias for _, bias in told]))
-
-
-def sent(given: Mapping[str, Number | None]) -> frozenset[str]:
-    """Return the names of sampling numbers that the caller sent."""
-    return frozenset(name for name, value in given.items() if value is not None)
 
 
 def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateRequest:
@@ -201,7 +155,7 @@ def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateReque
     check_model(request.model)
     if most is not None:
         param = request.max_tokens_param
-        _check_range(most, 1, MAX_OUTPUT_TOKENS, param)
+        check_range(most, 1, MAX_OUTPUT_TOKENS, param)
         if request.choices * most > MAX_OUTPUT_TOKENS:
             raise InvalidRequestError(
                 f"{choices} x {param} is {request.choices * most}; at most {MAX_OUTPUT_TOKENS} output tokens can be "
@@ -218,7 +172,7 @@ def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateReque
     param = names.get("stop_ids", "stop_ids")
     check_most(len(request.stop_ids), MAX_STOP_IDS, param, "entries")
     for token_id in request.stop_ids:
-        _check_range(token_id, 0, MAX_TOKEN_ID, param)
+        check_range(token_id, 0, MAX_TOKEN_ID, param)
     if request.grammar is not None and request.ignore_eos:
         raise InvalidRequestError(
             "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
@@ -287,7 +241,7 @@ def build_embed(
         raise InvalidRequestError(f"{param} must hold at least one text", param=param)
     check_most(len(inputs), MAX_INPUTS, param, "entries")
     if dimensions is not None:
-        _check_range(dimensions, 1, MAX_DIMENSIONS, "dimensions")
+        check_range(dimensions, 1, MAX_DIMENSIONS, "dimensions")
     return EmbedRequest(
         request_id=stamp.request_id,
         model=model,
@@ -485,7 +439,12 @@ def utf8(text: str, param: str) -> bytes:
         ) from None
 
 
-def _check_range(value: float, low: float, high: float, param: str) -> None:
+def check_range(value: float, low: float, high: float, param: str) -> None:
+    """Refuse a number outside of its range.
+
+    Raises:
+        InvalidRequestError: it is, or is no number.
+    """
     # Not "value < low or value > high": a NaN is neither, and must not pass.
     if not low <= value <= high:
         raise InvalidRequestError(

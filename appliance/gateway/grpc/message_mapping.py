@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from appliance.common.errors import InvalidRequestError, ModelNotFoundError
-from appliance.gateway.front import request_builder
+from appliance.gateway.front import request_builder, sampling_builder
 from appliance.gateway.front.attest_builder import build_attest
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
@@ -89,8 +89,8 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         operation=operation,
         model=message.model,
         prompt=prompt,
-        sampling=request_builder.sampling_of(given, stamp, "sampling."),
-        sent=request_builder.sent(given),
+        sampling=sampling_builder.sampling_of(given, stamp, "sampling."),
+        sent=sampling_builder.sent(given),
         max_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         max_tokens_param="max_output_tokens",
         stop=tuple(message.stop),
@@ -103,7 +103,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         grammar=_grammar(message),
         tools=tools,
         prompt_logprobs=_asked(message, "prompt_logprobs"),
-        logit_bias=request_builder.logit_bias_of(message.logit_bias, "logit_bias") if message.logit_bias else None,
+        logit_bias=sampling_builder.logit_bias_of(message.logit_bias, "logit_bias") if message.logit_bias else None,
         choices=_asked(message, "choices"),
         choices_param="choices",
         deterministic=message.deterministic,

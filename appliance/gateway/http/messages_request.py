@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.common.errors import InvalidRequestError
-from appliance.gateway.front import request_builder
+from appliance.gateway.front import request_builder, sampling_builder
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
@@ -75,8 +75,8 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
         operation=Operation.CHAT,
         model=model_of(document),
         prompt=prompt,
-        sampling=request_builder.sampling_of(given, stamp),
-        sent=request_builder.sent(given),
+        sampling=sampling_builder.sampling_of(given, stamp),
+        sent=sampling_builder.sent(given),
         max_tokens=needed(document, "max_tokens", int),
         stop=_stops(document),
         deadline=stamp.deadline,

@@ -17,7 +17,7 @@ from typing import Any
 
 from appliance.common.errors import InvalidRequestError
 from appliance.common.strict_json import JsonError, parse_json
-from appliance.gateway.front import request_builder
+from appliance.gateway.front import request_builder, sampling_builder
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn
 from appliance.gateway.front.tool_builder import shown_tools
@@ -118,8 +118,8 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         operation=operation,
         model=model_of(document),
         prompt=prompt_of(operation, document, ignored, tools) if several is None else several[0],
-        sampling=request_builder.sampling_of(given, stamp),
-        sent=request_builder.sent(given),
+        sampling=sampling_builder.sampling_of(given, stamp),
+        sent=sampling_builder.sent(given),
         max_tokens=_max_tokens(operation, document),
         max_tokens_param="max_completion_tokens"
         if operation is Operation.CHAT and document.get("max_tokens") is None
@@ -275,7 +275,7 @@ def _logit_bias(document: Mapping[str, Any]) -> LogitBias | None:
             raise InvalidRequestError("the names in logit_bias must be token ids, in digits", param="logit_bias")
         if type(bias) not in (int, float):
             raise InvalidRequestError("the values in logit_bias must be numbers", param="logit_bias")
-    return request_builder.logit_bias_of({int(key): bias for key, bias in given.items()}, "logit_bias")
+    return sampling_builder.logit_bias_of({int(key): bias for key, bias in given.items()}, "logit_bias")
 
 
 def _stop(value: object) -> tuple[str, ...]:

@@ -142,7 +142,6 @@ class HttpConnection(asyncio.Protocol):
         self._room: asyncio.Event | None = None
         self.address = slot.address
         """The peer's address, or the client's for which a proxy opened the connection."""
-        self.scheme = "http"
         self.certified = False
         """Whether the peer has shown a certificate of a known authority."""
         self.peer_uris: tuple[str, ...] = ()

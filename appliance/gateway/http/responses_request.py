@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from appliance.common.errors import InvalidRequestError
-from appliance.gateway.front import request_builder
+from appliance.gateway.front import request_builder, sampling_builder
 from appliance.gateway.front.request_builder import MAX_MESSAGES, Stamp, Turn, TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
@@ -124,8 +124,8 @@ def parse_response(
         operation=Operation.CHAT,
         model=model_of(document),
         prompt=prompt,
-        sampling=request_builder.sampling_of(given, stamp),
-        sent=request_builder.sent(given),
+        sampling=sampling_builder.sampling_of(given, stamp),
+        sent=sampling_builder.sent(given),
         max_tokens=typed(document, "max_output_tokens", int),
         max_tokens_param="max_output_tokens",
         logprobs=_logprobs(document),

@@ -20,8 +20,9 @@ from appliance.common.errors import (
 from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import Principal
 from policy.decision import Obligations
-from policy.evaluate import keeps_files, visible_models
 from policy.evaluate import principal as find_tenant
+from policy.evaluate import visible_models
+from policy.kept import keeps_files
 from policy.model import PolicySet
 from policy.routes import leads
 

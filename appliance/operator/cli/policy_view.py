@@ -10,9 +10,9 @@ from rich.text import Text
 
 from appliance.common.figures import counted, printable
 from appliance.operator.cli.tables import table
-from policy.change_wording import route_text
 from policy.errors import Problem
 from policy.model import PolicySet, PublicPrefix, Route, Tenant
+from policy.route_text import route_text
 
 TAB = 8
 """Columns of a tab; YAML refuses them for indentation, which is a problem to be shown."""

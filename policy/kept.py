@@ -1,0 +1,15 @@
+"""What of a tenant may be kept on disk beyond its requests. Pure."""
+
+from __future__ import annotations
+
+from policy.model import Retention, Tenant
+
+
+def keeps_files(tenant: Tenant) -> bool:
+    """Return whether a tenant may leave files and batches."""
+    return tenant.features.batches and tenant.retention is not Retention.NONE
+
+
+def keeps_responses(tenant: Tenant) -> bool:
+    """Return whether responses of a tenant are kept."""
+    return tenant.features.stored_responses and tenant.retention is not Retention.NONE
