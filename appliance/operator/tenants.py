@@ -24,9 +24,10 @@ KEY = "key:"
 _KEPT = """
 SELECT (SELECT COUNT(*) FROM batches WHERE tenant = :tenant AND over_at = 0),
        (SELECT COUNT(*) FROM files WHERE tenant = :tenant),
+       (SELECT COUNT(*) FROM responses WHERE tenant = :tenant),
        COALESCE((SELECT bytes FROM used WHERE tenant = :tenant), 0)
 """
-"""What the store of files and batches has of one tenant."""
+"""What the store of files, batches and responses has of one tenant."""
 
 
 @dataclass(slots=True)
@@ -91,8 +92,10 @@ class KeptOfTenant:
     batches: int = 0
     """Batches that are not over."""
     files: int = 0
+    """Files, results among them."""
+    responses: int = 0
     bytes: int = 0
-    """Bytes of its files and results."""
+    """Bytes of its files and responses."""
     has_key: bool = False
     """Whether the keyring has a key under which something of it may be sealed."""
 
@@ -109,7 +112,7 @@ def read_kept(config: ApplianceConfig, tenant: str) -> KeptOfTenant:
     from appliance.supervisor.batches.book import BUSY_S, NAME
     from isolation.keys.keyring import KEK_ENDING
 
-    has_key, counts = False, (0, 0, 0)
+    has_key, counts = False, (0, 0, 0, 0)
     if config.keys is not None:
         with os_errors_as(f"cannot read {config.keys.keyring}"):
             has_key = (config.keys.keyring / f"{tenant}{KEK_ENDING}").exists()

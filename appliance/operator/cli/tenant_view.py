@@ -73,7 +73,7 @@ def ends_view(page: TenantPage) -> RenderableType:
     holding = [row.id for row in page.keys or () if row.state in ("active", "old")]
     rows.append(("API keys in force", Text("-", "dim") if page.keys is None else _listed(list(dict.fromkeys(holding)))))
     if page.kept is not None:
-        rows += [("batches that are not over", number(page.kept.batches)), ("files and results", _files(page))]
+        rows += [("batches that are not over", number(page.kept.batches)), ("files and responses", _files(page))]
         rows.append(
             ("sealed under its own key", Text("yes: it stays until the key is shredded" if _sealed(page) else "no"))
         )
@@ -161,16 +161,16 @@ def _use(page: TenantPage) -> RenderableType:
 def _kept(page: TenantPage) -> Table:
     rows = [
         ("batches that are not over", number(page.kept.batches if page.kept else 0)),
-        ("files and results", _files(page)),
+        ("files and responses", _files(page)),
     ]
     return _pairs([*rows, ("sealed under its own key", Text("yes" if _sealed(page) else "no"))])
 
 
 def _files(page: TenantPage) -> Text:
     kept = page.kept
-    if kept is None or not kept.files:
+    if kept is None or not (kept.files or kept.responses):
         return Text("0", "dim")
-    return Text(f"{counted(kept.files, 'file')}, {size(kept.bytes)}")
+    return Text(f"{counted(kept.files, 'file')}, {counted(kept.responses, 'response')}, {size(kept.bytes)}")
 
 
 def _sealed(page: TenantPage) -> bool:
