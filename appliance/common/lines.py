@@ -1,5 +1,5 @@
 """How many log lines refused requests may have: a bucket for each tenant, and one for all strangers. Pure: times are
-arguments.
+arguments. Other lines that come in floods have buckets of their own kind: errors of the event loop, one for each place.
 
 What is served is bounded by the policy. What is refused costs its sender nothing, and a line each would let one caller
 fill the journal, whose own limit (journald.conf(5), RateLimitBurst) then drops everybody's lines.

@@ -22,6 +22,7 @@ from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from appliance.common.journald import SOCKET, JournalStream
+from appliance.common.lines import RefusedLines
 
 MAX_TEXT_CHARS = 4_096
 """Characters of one text in a log line; a traceback of a deep stack fits."""
@@ -84,15 +85,20 @@ def configure(
 
 def report_callbacks(loop: asyncio.AbstractEventLoop) -> None:
     """Log what a callback or a forgotten task of the event loop ended with: the error's type and its place. asyncio's
-    own report would show arguments, and with them what tenants wrote; it is silenced."""
-    log = structlog.get_logger(__name__)
+    own report would show arguments, and with them what tenants wrote; it is silenced. What ends again and again, as
+    asyncio's accept without a free descriptor does a hundred times a second, has few lines."""
+    log, lines = structlog.get_logger(__name__), RefusedLines(loop.time())
 
     def report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         frames = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
         places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
         kind = type(error).__name__ if error is not None else "none"
-        log.error("a callback of the event loop failed", error=kind, at=", ".join(places))
+        where = ", ".join(places)
+        unsaid = lines.take(where, loop.time())  # a bucket for each place: there are no more than lines of code
+        if unsaid is not None:
+            more = {"unsaid": unsaid} if unsaid else {}
+            log.error("a callback of the event loop failed", error=kind, at=where, **more)
 
     loop.set_exception_handler(report)
 

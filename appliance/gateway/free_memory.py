@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 PERIOD_S = 10.0
@@ -20,6 +22,8 @@ PERIOD_S = 10.0
 GROWN_BYTES = 8 << 20
 """Growth since the last time at which free memory is given back: a quarter of what a flood may leave."""
 
+STATM_BYTES = 256
+"""More than seven numbers have."""
 
 LOOKS_AFTER = 6
 """Looks after one that found growth at which free memory is given back too: a minute."""
@@ -50,9 +54,17 @@ class FreeMemory:
         return True
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process (proc_pid_statm(5))."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+@contextmanager
+def opened_statm() -> Iterator[int]:
+    """Open this process's ``/proc/self/statm``, once for all looks: a flood may take the last descriptor, and what it
+    took is to be given back after it."""
+    with Path("/proc/self/statm").open("rb", buffering=0) as statm:
+        yield statm.fileno()
+
+
+def resident_bytes(statm: int) -> int:
+    """Return the resident memory of this process, from ``opened_statm`` (proc_pid_statm(5))."""
+    return int(os.pread(statm, STATM_BYTES, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def keep_giving_back() -> None:
@@ -60,7 +72,8 @@ async def keep_giving_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
-    memory = FreeMemory(resident_bytes, lambda: trim(0))
-    while True:
-        await asyncio.sleep(PERIOD_S)
-        memory.look()
+    with opened_statm() as statm:
+        memory = FreeMemory(partial(resident_bytes, statm), lambda: trim(0))
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            memory.look()

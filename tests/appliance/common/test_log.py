@@ -143,6 +143,33 @@ async def test_what_fails_in_the_event_loop_is_told_without_what_it_was_given() 
     assert "private-words" not in stream.getvalue()
 
 
+async def test_what_fails_in_the_event_loop_a_hundred_times_has_few_lines() -> None:
+    """A callback that fails at once again and again, as accept without a descriptor, fills no log; the first line of
+    another place (control) is not lost among them."""
+    stream = io.StringIO()
+    configure(stream, LogStyle.JSON)
+    loop = asyncio.get_running_loop()
+
+    def fail() -> None:
+        raise OSError
+
+    def fail_elsewhere() -> None:
+        raise KeyError
+
+    report_callbacks(loop)
+    try:
+        for _ in range(1_000):
+            loop.call_soon(fail)
+        await asyncio.sleep(0.05)
+        loop.call_soon(fail_elsewhere)
+        await asyncio.sleep(0.01)
+    finally:
+        loop.set_exception_handler(None)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert len(lines) <= 65
+    assert [line["error"] for line in lines if line["error"] != "OSError"] == ["KeyError"]
+
+
 def test_long_texts_are_cut() -> None:
     """A text of a megabyte becomes a line of a few kilobytes."""
     stream = io.StringIO()
