@@ -261,7 +261,8 @@ def scrape(stage: Stage) -> Numbers:
 
 
 def listed(stage: Stage) -> Numbers:
-    """Counts and percentiles of the requests that ``athanor traces`` lists, now and before: all there ever were."""
+    """Counts of the requests that ``athanor traces`` lists, now and before, which are all there ever were, and the
+    percentiles of those that it lists now, the last 512."""
     body = stage.command("traces", "-n", "512")
     stage.listed.update((row["request_id"], row) for row in body["traces"])
     rows = list(stage.listed.values())
@@ -269,7 +270,7 @@ def listed(stage: Stage) -> Numbers:
     outcomes = Counter(row["outcome"] for row in rows)
     found: Numbers = {name: outcomes[name] for name in ("ok", "refused", "invalid", "cancelled", "failed")}
     found |= {name: sum(row[name] for row in rows) for name in ("input_tokens", "cached_tokens", "output_tokens")}
-    answered = [row for row in rows if row["outcome"] == "ok"]
+    answered = [row for row in body["traces"] if row["outcome"] == "ok"]
     for title, name in (("first_token", "ttft_s"), ("each_token", "token_s"), ("total", "duration_s")):
         values = sorted(row[name] for row in answered if row[name] is not None)
         if values:
