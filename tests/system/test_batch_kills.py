@@ -97,9 +97,9 @@ def run_over_kills(kept: Kept, lines: int, kills: int, most_s: float) -> None:
 
 @pytest.mark.timeout(400)
 def test_some_kills(kept: Kept) -> None:
-    """400 lines over two kills of each host process: 400 results, 400 entries of the audit log, 400 in the usage book,
+    """400 lines over a kill of each host process: 400 results, 400 entries of the audit log, 400 in the usage book,
     at the price of batches."""
-    run_over_kills(kept, 400, 4, 300)
+    run_over_kills(kept, 400, 2, 300)
 
 
 @pytest.mark.full

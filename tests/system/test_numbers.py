@@ -354,7 +354,14 @@ def disagreeing(
     }
 
 
-@pytest.mark.parametrize("ahead_s", [0, 3 * DAY_S, -3 * DAY_S], ids=["as it is", "3 days ahead", "3 days behind"])
+@pytest.mark.parametrize(
+    "ahead_s",
+    [
+        pytest.param(0, id="as it is"),
+        pytest.param(3 * DAY_S, id="3 days ahead", marks=pytest.mark.full),
+        pytest.param(-3 * DAY_S, id="3 days behind"),
+    ],
+)
 def test_surfaces_agree_under_load(stage: Stage, ahead_s: int) -> None:
     """Counts, rates, requests, KV, sandboxes and percentiles of five surfaces agree, and the history goes on across a
     clock that is set in the middle of it."""
