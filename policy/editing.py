@@ -2,7 +2,8 @@
 
 A tenant comes behind the last one of its file. One that goes takes the comments inside its entry along, and is taken
 out of the sharing groups and public prefixes of the file that name it. What comes out is read again, and has exactly
-the data of the old text with that change; anything else is an error, and no text.
+the data of the old text with that change; anything else is an error, and no text. A library that writes YAML again
+would lay out anew lines that did not change, and be a dependency of what serves.
 """
 
 from __future__ import annotations

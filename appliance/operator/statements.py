@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,11 @@ from appliance.common.audit.statement import Head, Statement, differences, sign_
 from appliance.common.audit.verify import Report, read_verifier, verify
 from appliance.common.errors import ConfigError, os_errors_as
 from appliance.operator.audit_entries import EntryFilter, LoggedEntry, in_order
+from isolation.host.atomic_file import write_whole
 from isolation.keys.signing import SigningKey, SigningKeyError, load
+
+STATEMENT_MODE = 0o640
+"""Mode of a statement's file: its owner's and group's."""
 
 MAX_REQUESTS = 1_000_000
 """Most requests of one statement: four hundred megabytes of text."""
@@ -86,7 +89,9 @@ def make_statements(directory: Path, signing_key: Path, since_ms: int, until_ms:
             requests[str(one.entry.fields["tenant"])].append(stated(one.entry, one.time_ms))
         for tenant, stated_of_it in requests.items():
             head = Head(verifier.name, root, tenant, since_ms, until_ms)
-            _put(paths[tenant], sign_statement(head, stated_of_it, key))
+            path, text = paths[tenant], sign_statement(head, stated_of_it, key)
+            with os_errors_as(f"cannot write {path}"):
+                write_whole(path, text.encode(), STATEMENT_MODE)
     return Made(tuple(paths[tenant] for tenant in missing), tuple(there))
 
 
@@ -150,19 +155,6 @@ def _shares(counts: Mapping[str, int]) -> Iterator[list[str]]:
         held += count
     if share:
         yield share
-
-
-def _put(path: Path, text: str) -> None:
-    """Write a file that is whole or not there, readable by its owner and group."""
-    draft = path.with_name(f".{path.name}.draft")
-    with os_errors_as(f"cannot write {path}"):
-        draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o640)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
 
 
 def _verified(directory: Path, verifier: Verifier, since_ms: int) -> Checkpoint:

@@ -114,8 +114,7 @@ def test_a_statement_that_leaves_a_request_out_differs(
 
 
 def test_each_tenant_has_a_file_and_what_is_there_stays(run: Run, log: Path, tmp_path: Path) -> None:
-    """All statements of a month are made at once, the same as one by one; a second run makes those that are missing,
-    and a draft that a kill left is replaced."""
+    """All statements of a month are made at once, the same as one by one; a second run makes those that are missing."""
     folder = tmp_path / "statements"
     folder.mkdir()
     create = ("statement", "create", "--all", *OCTOBER, "--from", str(log), "--into", str(folder))
@@ -129,7 +128,6 @@ def test_each_tenant_has_a_file_and_what_is_there_stays(run: Run, log: Path, tmp
     assert files_made[0].stat().st_mode & 0o777 == 0o640
     files_made[0].write_text("signed and sent")
     files_made[1].unlink()
-    (folder / ".beta-2026-10.statement.draft").write_text("half")
     told = run(*create)
     assert (told.exit_code, told.stdout.split()) == (0, [str(files_made[1])])
     assert "1 statement made; 1 was there already" in told.stderr
