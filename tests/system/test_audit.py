@@ -56,7 +56,7 @@ def test_everything_is_accounted_for_and_no_content(own_appliance: Appliance) ->
     verify = ("audit", "verify", "--from", str(folder))
     client = own_appliance.openai()
     for _ in range(3):
-        client.completions.create(model="athanor-mini", prompt=CANARY, max_tokens=2)
+        client.completions.create(model="athanor-mini", prompt=CANARY, max_tokens=2, extra_body={"ignore_eos": True})
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model=CANARY, prompt=CANARY, max_tokens=2)
     for _ in range(5):
