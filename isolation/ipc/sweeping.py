@@ -166,8 +166,8 @@ class Sweeper:
         top, end = self._top()
         self._blank(top + _HEADER, end)  # First: from here on memory is taken from there, too.
         large = self._take_large(top)
-        # Those from the top go last: the C library keeps the first few of each size for the thread, and a kept one
-        # would hold up the top for ever, since the next sweep takes the next piece from there.
+        # Those from the top go last, and merge with it. The C library must keep none for the thread (``SWEPT``): a kept
+        # one would hold up the top, and the next sweep would take the next piece from there.
         below, above = _take_small(top)
         del below
         del above

@@ -122,9 +122,8 @@ def test_a_sweep_leaves_nothing_of_what_was_freed() -> None:
 
 
 def test_sweeps_do_not_make_the_heap_grow() -> None:
-    """Once the C library keeps as many small pieces as it does, a sweep takes nothing for good. (Each took 138 kB: a
-    small piece from the top of the heap stayed with the thread and held the rest below it; and again on Python 3.13,
-    which has two numbers at once where 3.11 has one.)"""
+    """A sweep takes nothing for good. (Each took 138 kB: a small piece from the top of the heap stayed with the thread
+    and held the rest below it; and again on Python 3.13, which has two numbers at once where 3.11 has one.)"""
     [steps] = said(GROWS, swept())
     assert len(steps) == 30
     assert sum(map(int, steps)) < 4_096, steps
