@@ -57,8 +57,8 @@ def grown(environment: dict[str, str]) -> int:
 
 
 def test_a_worker_that_sweeps_does_not_grow() -> None:
-    """Over forty sweeps between answers the heap stays as large as it is. Control: where the C library keeps small pieces
-    for the thread, one from the top of the heap stays there after each sweep and holds up what is below, 136 kB."""
+    """Over forty sweeps between answers the heap stays as large as it is. Control: where the C library keeps small
+    pieces for the thread, one from the top of the heap stays there after each sweep and holds up 136 kB below it."""
     environment = dict(guest_environment(threads=1, extra=SWEPT))
     assert grown(environment) < 64 << 10
     tunables = environment["GLIBC_TUNABLES"].replace("tcache_count=0", "tcache_count=7")
