@@ -15,7 +15,8 @@ import structlog
 from appliance.common.audit.attestation import NONCE, Attestation, sign_attestation
 from appliance.common.audit.log import AuditLog
 from appliance.common.control import Attest, Attested
-from appliance.common.errors import ControlError
+from appliance.common.errors import ConfigError, ControlError
+from appliance.common.selftest_record import read_record
 from appliance.common.version import VERSION
 from appliance.supervisor.policy_reader import DeclaredTenants
 from isolation.gvisor.runtime import Program, Runtime
@@ -86,8 +87,18 @@ class Attesting:
             flags=program.flags,
             limits=self._runtime.cgroups.describe(),
             version=VERSION,
+            selftest=self._read_selftest(audit),
         )
         return Attested(message.request, audit.sign(lambda key: sign_attestation(one, key)), "")
+
+    def _read_selftest(self, audit: AuditLog) -> str:
+        """Return the record of the last self-test in one line; empty where there is none that can be read."""
+        try:
+            record = read_record(audit.directory)
+        except ConfigError as error:
+            log.error("the record of the last self-test cannot be read", problem=str(error))
+            return ""
+        return record.line() if record is not None else ""
 
     def _read_program(self) -> Program:
         """Hash the program's file again where it is another than before: it has some sixty megabytes."""

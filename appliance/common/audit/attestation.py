@@ -70,6 +70,8 @@ class Attestation:
     """Limits of memory, processors and processes that are enforced, in one sentence."""
     version: str
     """Version of the appliance."""
+    selftest: str
+    """What the last recorded self-test came to, when, and of which version, in one line."""
 
 
 def sign_attestation(one: Attestation, key: SigningKey) -> str:

@@ -75,6 +75,11 @@ class AuditLog:
         """Verifier of its checkpoints."""
         return Verifier(self.name, self._key.public)
 
+    @property
+    def directory(self) -> Path:
+        """Folder of the log."""
+        return self._directory
+
     def sign(self, make: Callable[[SigningKey], str]) -> str:
         """Make a text that is signed with the log's key; the first line of what ``make`` returns names its kind."""
         return make(self._key)

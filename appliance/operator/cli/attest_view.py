@@ -33,6 +33,7 @@ def attest_view(one: Attestation, now_s: float) -> RenderableType:
         "limits": Text(printable(one.limits)),
         "policy": Text(one.policy),
         "version": Text(printable(one.version)),
+        "self-test": Text(printable(one.selftest) or "none recorded"),
         "log": Text(one.log),
         "nonce": Text(one.nonce),
         "made": Text(_made(one.time, now_s)),

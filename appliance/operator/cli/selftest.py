@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from appliance.common.selftest_record import NAME, SelftestRecord, write_record
+from appliance.common.version import VERSION
 from appliance.operator.cli import exits
+from appliance.operator.cli.audit import DEFAULT_FOLDER, From, config_errors_fail
 from appliance.operator.cli.guarded import guard_command
 
 if TYPE_CHECKING:
@@ -22,14 +26,23 @@ EXAMPLES = """
 athanor selftest | the short form, within two minutes; names what it leaves out
 athanor selftest --only G2,G8 | all rows of two of them, at short counts
 athanor selftest --full --json | all rows at release counts, for other programs; hours
+athanor selftest --record | tenants' attestations name the outcome; as root
 """
 
 Full = Annotated[bool, typer.Option("--full", help="All rows, at release counts; hours.")]
 Json = Annotated[bool, typer.Option("--json", help="Rows as a JSON list: id, verdict, figure, bar, command.")]
+Record = Annotated[bool, typer.Option("--record", help="Keep the outcome beside the audit log: attestations name it.")]
 Only = Annotated[str | None, typer.Option(metavar="IDS", help="All rows of these guarantees, for example G1,G8.")]
 
 
-def selftest(context: typer.Context, full: Full = False, as_json: Json = False, only: Only = None) -> None:
+def selftest(
+    context: typer.Context,
+    full: Full = False,
+    as_json: Json = False,
+    only: Only = None,
+    record: Record = False,
+    directory: From = DEFAULT_FOLDER,
+) -> None:
     """Show on this machine that the guarantees hold.
 
     Each row is a figure against its bar, shown as soon as it has ended. Rows whose name ends in
@@ -37,6 +50,9 @@ def selftest(context: typer.Context, full: Full = False, as_json: Json = False, 
     checks out and names them as "not run". Sandboxes and appliances of its own are started beside
     yours, which is not touched, and end with this command, also when it is killed; it needs root
     for real sandboxes, and loads the machine while it runs.
+
+    With --record the outcome is written to selftest.json in the folder of the audit log, also where
+    rows failed, and attestations name it from then on (docs/attestation.md).
 
     Ends with 0 when every row that ran passed, 1 when one failed, 5 when none failed and some could
     not be shown here.
@@ -48,6 +64,10 @@ def selftest(context: typer.Context, full: Full = False, as_json: Json = False, 
         chosen = registry.choose(only.split(",") if only is not None else ())
     except ValueError as error:
         fail(exits.USAGE, str(error), "give ids as in: athanor selftest --only G1,G8")
+    if record and only is not None:
+        fail(exits.USAGE, "a part of the self-test is not recorded", "leave --only out")
+    if record and not directory.is_dir():
+        fail(exits.REFUSED, f"{directory} is no folder", "name the folder of the audit log: --from DIR")
     guard_command(context)
     # Rows for other programs come in one document, at the end; meanwhile standard error shows them.
     console = errors() if as_json else output()
@@ -59,6 +79,10 @@ def selftest(context: typer.Context, full: Full = False, as_json: Json = False, 
     found = list(_run(chosen, full=full, whole=full or only is not None, width=console.width, show=show))
     if as_json:
         print_json([asdict(row) for row in found])
+    if record:
+        with config_errors_fail():
+            write_record(directory, outcome(found, full=full, now=time.time()))
+        errors().print(f"recorded in {directory / NAME}", soft_wrap=True, markup=False)
     raise typer.Exit(exit_code(found))
 
 
@@ -92,6 +116,13 @@ def _run(
                 yield row
             estimate.done_s += registry.seconds([module]) if runs else 0
     show(view.summary(rows, time.monotonic() - began))
+
+
+def outcome(rows: Sequence[Result], *, full: bool, now: float) -> SelftestRecord:
+    """What is recorded of a self-test that ended at ``now`` (Unix time)."""
+    counts = Counter(row.verdict for row in rows)
+    kept = counts["pass"], counts["fail"], counts["absent"], counts["not run"]
+    return SelftestRecord(int(now), VERSION, "full" if full else "short", kept)
 
 
 def exit_code(rows: list[Result]) -> int:

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from appliance.common.selftest_record import read_record
+from appliance.common.version import VERSION
 from appliance.operator.cli.selftest_view import Estimate
 from appliance.selftest import registry
 from appliance.selftest.registry import GUARANTEES, Guarantee
@@ -45,8 +48,6 @@ def test_all_ten_are_in_the_table() -> None:
 
 def test_every_module_of_this_build_is_in_the_table() -> None:
     """No check lies beside the table unused: what is named as one is run."""
-    from pathlib import Path
-
     import appliance.selftest
 
     there = {path.stem for path in Path(appliance.selftest.__path__[0]).glob("g[0-9]*_*.py")}
@@ -113,6 +114,29 @@ def test_exit_code_and_json(made: Callable[..., None], run: Run, verdicts: tuple
     rows = json.loads(result.stdout)
     assert [row["verdict"] for row in rows] == [*verdicts, "pass"]
     assert [list(row) for row in rows] == [["id", "verdict", "figure", "bar", "command"]] * 3
+
+
+@pytest.mark.parametrize(("options", "form"), [((), "short"), (("--full",), "full")])
+def test_an_outcome_is_recorded(
+    made: Callable[..., None],
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    options: tuple[str, ...],
+    form: str,
+) -> None:
+    """With its verdicts, form and version, also where a row failed, and the exit code is the same; a part of the
+    self-test, and a folder that is not there, are refused before anything runs. Control: without the option no file."""
+    bad = judged("G1.disk", False, figure="3 of 10", bar="0 of 10", command="c")
+    made(lambda _full: [CLAIM, CONTROL, bad])
+    assert run("selftest", "--from", str(tmp_path), *options).exit_code == 1
+    assert read_record(tmp_path) is None
+    assert run("selftest", "--record", "--from", str(tmp_path), *options).exit_code == 1
+    found = read_record(tmp_path)
+    assert found is not None
+    assert (found.version, found.form, found.rows) == (VERSION, form, (2, 1, 0, 0))
+    made(lambda _full: pytest.fail("nothing runs"))
+    assert run("selftest", "--record", "--only", "G1", "--from", str(tmp_path)).exit_code == 2
+    assert run("selftest", "--record", "--from", str(tmp_path / "nowhere")).exit_code == 1
 
 
 def test_the_table_shows_every_word(made: Callable[..., None], run: Run) -> None:  # noqa: F811

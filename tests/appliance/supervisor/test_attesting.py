@@ -12,6 +12,7 @@ from appliance.common.audit.log import AuditLog, open_log
 from appliance.common.control import Attest, Attested
 from appliance.common.errors import ControlError
 from appliance.common.policy_signature import sign_policy
+from appliance.common.selftest_record import NAME, SelftestRecord, write_record
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.policy_reader import DeclaredTenants
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -67,6 +68,20 @@ def test_it_says_what_the_supervisor_knows(tmp_path: Path, audit: AuditLog, runt
     assert (found.isolation_class, found.nonce, found.image) == ("dedicated", NONCE, "44" * 32)
     assert found.policy == load_policy(read_sources(tmp_path / "policy.yaml")).digest
     assert (found.runtime, found.program, found.flags) == ("unsafe/none", "", ())
+
+
+def test_it_names_the_last_recorded_self_test(tmp_path: Path, audit: AuditLog, runtime) -> None:
+    """None before one is recorded; then the newest, without a restart; a file that is no record is told in the log and
+    not quoted."""
+    asked = make(tmp_path, audit, runtime)
+    assert read(asked.answer(Attest("req_1", "alpha", "small", NONCE)), audit).selftest == ""
+    for at in (1_790_812_800, 1_790_812_801):
+        write_record(audit.directory, SelftestRecord(at, "0.1.0", "short", (61, 1, 2, 9)))
+    found = read(asked.answer(Attest("req_2", "alpha", "small", NONCE)), audit)
+    counts = "61 pass, 1 fail, 2 absent, 9 not run"
+    assert found.selftest == f"2026-10-01T00:00:01Z, version 0.1.0, short form: {counts}"
+    (audit.directory / NAME).write_text('{"version": "by hand"}')
+    assert read(asked.answer(Attest("req_3", "alpha", "small", NONCE)), audit).selftest == ""
 
 
 @pytest.mark.parametrize(
