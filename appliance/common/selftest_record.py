@@ -42,7 +42,7 @@ class SelftestRecord:
     at: int
     """When it ended, in seconds of Unix time."""
     version: str
-    """Of the appliance that ran it."""
+    """Version of the appliance that ran it."""
     form: str
     """One of ``FORMS``."""
     rows: tuple[int, int, int, int]
