@@ -1,5 +1,5 @@
-"""HTTP over a Unix socket, for ``admin_client``: it imports this with ``http.client``, and TLS with that, when a command
-asks and not when a command line is read.
+"""HTTP over a Unix socket, for ``admin_client``, which imports this with ``http.client`` only when a command asks: TLS
+comes with it, and is most of what reading a command line would load.
 """
 
 from __future__ import annotations
