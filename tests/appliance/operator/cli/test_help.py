@@ -175,7 +175,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_a_line_reads_only_the_command_that_it_names() -> None:
-    """Of all commands a line brings its own, or its group; help, options and mistakes bring all (control)."""
+    """A line brings its own command, or the group of it; help, options and mistakes bring all (control)."""
     for words, commands, groups in ((["status", "-h"], ["status"], []), (["policy", "check"], [], ["policy"])):
         part = for_line(words)
         assert [one.name for one in part.registered_commands] == commands
