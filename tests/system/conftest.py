@@ -55,6 +55,49 @@ class PlainAsyncClient(openai.DefaultAsyncHttpxClient):
                 asyncio.get_running_loop().create_task(self.aclose())
 
 
+HERE = Path(__file__).parent
+SHARED = ("appliance", "batterable")
+"""Fixtures of a whole session; each is a demo, the second that of ``battered``."""
+
+LAST_USES = pytest.StashKey[list[str]]()
+"""Those fixtures that no test after this one uses."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let files that share a demo follow each other, and note the last test of each demo: an idle sandbox takes some
+    percent of a core, beside all tests that come after."""
+    of_file: dict[Path, set[str]] = {}
+    for item in items:
+        of_file.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
+    here = [place for place, item in enumerate(items) if item.path.parent == HERE]
+    ordered = sorted((items[place] for place in here), key=lambda item: turn(of_file[item.path]))
+    for place, item in zip(here, ordered, strict=True):
+        items[place] = item
+    for name in SHARED:
+        used = [item for item in ordered if name in getattr(item, "fixturenames", ())]
+        if used:
+            used[-1].stash.setdefault(LAST_USES, []).append(name)
+
+
+def turn(used: set[str]) -> int:
+    """When a file with these fixtures runs: first those with the one demo, then those with both, with the other, and
+    with neither."""
+    return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}[
+        ("appliance" in used, "batterable" in used)
+    ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Stop a demo after its last test, when all that the test has to put back is put back."""
+    done = [getattr(item, "funcargs", {}).get(name) for name in item.stash.get(LAST_USES, [])]
+    yield
+    for demo in done:
+        if demo is not None:
+            demo.stop()
+
+
 @dataclass
 class Appliance:
     """A running demo."""
@@ -189,7 +232,7 @@ class Batterable:
             self._last.wait_generation(role, 0)
         return self._last
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop it."""
         self._running.close()
 
@@ -199,7 +242,7 @@ def batterable(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> It
     """The demo for tests that kill and stop, as often as they ask for a whole one."""
     kept = Batterable(tmp_path_factory)
     yield kept
-    kept.close()
+    kept.stop()
 
 
 @pytest.fixture
@@ -218,9 +261,22 @@ def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Ite
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
+def governed(appliance: Appliance) -> Iterator[Appliance]:
+    """The shared demo, for a test that puts other policies in force: afterwards it has the one that it had."""
+    policy = appliance.state / "policy.yaml"
+    good = policy.read_text()
+    yield appliance
+    policy.write_text(good)
+    httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
+
+
+@pytest.fixture(scope="module")
 def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """One demo that serves models with tools, of two families, and one that reasons; two have random weights."""
+    """One demo that serves models with tools, of two families, and one that reasons; two have random weights.
+
+    For one file: each of its eight sandboxes takes some percent of a core while it is idle.
+    """
     folder = tmp_path_factory.mktemp("tools")
     models = make_models(folder, ("hermes", "llama3", "thinking"), random=("llama3", "thinking"))
     served = [argument for model in models for argument in ("--model", str(model))]

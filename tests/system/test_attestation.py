@@ -17,7 +17,7 @@ from appliance.common.catalog import embedded_model, read_model
 from appliance.common.model_digests import DigestCache
 from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
 from tests.system.conftest import ATHANOR, PLAIN, Appliance
-from tests.system.test_audit import wait_for
+from tests.system.test_audit import entries, wait_for
 
 pytestmark = pytest.mark.runsc
 
@@ -37,11 +37,12 @@ def ask(appliance: Appliance, tenant: str = "alpha", **body: Any) -> httpx.Respo
     return httpx.post(url, json={"model": MODEL, "nonce": NONCE} | body, headers=headers, timeout=30, verify=PLAIN)
 
 
-def test_a_tenant_verifies_what_serves_it(own_appliance: Appliance, tmp_path: Path) -> None:
+def test_a_tenant_verifies_what_serves_it(governed: Appliance, tmp_path: Path) -> None:
     """The command asks over HTTP and verifies offline: the digest of the model's files, the policy that status shows,
     gVisor without a network. gRPC gives the same facts. Another nonce, and another expectation, are told; the request
     is in the audit log, and costs nothing. With the feature withheld both APIs refuse it."""
-    appliance, text = own_appliance, tmp_path / "text"
+    appliance, text = governed, tmp_path / "text"
+    known = sum(one["kind"] == "request" for one in entries(appliance.state / "audit"))
     (tmp_path / "key").write_text(appliance.key("alpha") + "\n")
     asked = ("--url", appliance.ready["http"], "--model", MODEL, "--key-file", str(tmp_path / "key"))
     told = athanor("attest", "ask", *asked, "--nonce", NONCE, "--out", str(text))
@@ -61,7 +62,7 @@ def test_a_tenant_verifies_what_serves_it(own_appliance: Appliance, tmp_path: Pa
     by_grpc = attest_by_grpc(appliance)
     one = read_attestation(by_grpc.attestation.encode(), read_verifier(public))
     assert (one.tenant, one.model_digest, one.policy) == ("alpha", files.digest, found["policy"])
-    entry, _ = wait_for(appliance.state / "audit", "request", 2)
+    entry, _ = wait_for(appliance.state / "audit", "request", known + 2)[known:]
     assert (entry["operation"], entry["outcome"], entry["input_tokens"], entry["cost"]) == ("attest", "OK", 0, 0)
     policy = appliance.state / "policy.yaml"
     policy.write_text(policy.read_text().replace("  alpha:\n", "  alpha:\n    features: {attestation: false}\n"))

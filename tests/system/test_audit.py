@@ -31,7 +31,7 @@ def athanor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def entries(folder: Path) -> list[dict[str, Any]]:
     """What the command shows."""
-    told = athanor("audit", "show", "--from", str(folder), "--last", "1000", "-o", "json")
+    told = athanor("audit", "show", "--from", str(folder), "--last", "1000000", "-o", "json")
     assert told.returncode == 0, told.stderr
     return list(json.loads(told.stdout))
 

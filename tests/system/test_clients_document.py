@@ -58,10 +58,3 @@ def test_a_client_is_answered(root: Path, appliance: Appliance, name: str) -> No
     said = run(language, text, environment(root, appliance))
     expected = {"curl": '"finish_reason":"stop"', "structured": "allowed="}.get(name, " ")
     assert expected in said and len(said) > 10, said
-
-
-def test_an_agent_s_turn_goes_round(root: Path, tooled: Appliance) -> None:
-    """docs/tools.md: the offer, the call, the result, and an answer that is printed."""
-    language, text = blocks(root, "tools.md")["0"]
-    text = text.replace("http://127.0.0.1:8080", tooled.ready["http"]).replace("ath_alpha-1_...", tooled.key("alpha"))
-    assert run(language, text, {}).strip()

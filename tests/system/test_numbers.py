@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from appliance.gateway.console.latency import percentile
-from appliance.operator.cli.app import app
+from appliance.operator.cli.app import for_line
 from tests.system.conftest import PLAIN, Appliance, running
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(300)]
@@ -128,7 +128,7 @@ class Stage:
 
     def command(self, *words: str) -> Any:
         """What a command prints as JSON."""
-        result = CliRunner().invoke(app, [*words, "-o", "json", "--admin", self.appliance.ready["admin"]])
+        result = CliRunner().invoke(for_line(words), [*words, "-o", "json", "--admin", self.appliance.ready["admin"]])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 

@@ -118,10 +118,10 @@ def test_a_policy_is_applied_kept_and_rolled_back(battered: Appliance, root: Pat
     assert "in force" in athanor(battered, "policy", "rollback", str(first))
 
 
-def test_a_shadow_decides_without_effect(own_appliance: Appliance, root: Path, tmp_path: Path) -> None:
+def test_a_shadow_decides_without_effect(battered: Appliance, root: Path, tmp_path: Path) -> None:
     """A policy that takes the model away is tried: the request is served, the table says by which rule it would not
     have been, and the metric counts it. With `--off` nothing is tried any more."""
-    appliance, new = own_appliance, tmp_path / "new.yaml"
+    appliance, new = battered, tmp_path / "new.yaml"
     section = (root / "docs" / "policy.md").read_text().partition("## Try it on the requests")[2].partition("\n## ")[0]
     block = section.partition("```sh\n")[2].partition("```")[0]
     shown = [shlex.split(line.partition("#")[0])[1:] for line in block.splitlines()]

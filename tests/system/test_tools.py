@@ -18,6 +18,7 @@ import pytest
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated import inference_pb2_grpc
 from tests.system.conftest import PLAIN, Appliance, running
+from tests.system.test_clients_document import blocks, run
 from tests.system.tool_models import make_models
 
 pytestmark = pytest.mark.runsc
@@ -56,6 +57,13 @@ def checked(calls: Any) -> list[tuple[str, str]]:
     for name, arguments in found:
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     return found
+
+
+def test_the_document_s_turn_goes_round(root: Path, tooled: Appliance) -> None:
+    """docs/tools.md: the offer, the call, the result, and an answer that is printed."""
+    language, text = blocks(root, "tools.md")["0"]
+    text = text.replace("http://127.0.0.1:8080", tooled.ready["http"]).replace("ath_alpha-1_...", tooled.key("alpha"))
+    assert run(language, text, {}).strip()
 
 
 def check_calls(appliance: Appliance, model: str, seed: int) -> None:

@@ -4,17 +4,18 @@ commands that use it answer at once.
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from appliance.common.json_codec import SnapshotError, decode
 from appliance.operator.cli import exits
 from appliance.operator.cli.terminal import fail
+
+if TYPE_CHECKING:
+    import http.client
 
 T = TypeVar("T")
 
@@ -34,6 +35,9 @@ MAX_BODY_BYTES = 32 << 20
 """Bytes of an answer: a full trace store is a few MiB."""
 
 UNIX = "unix:"
+
+OK = 200
+"""HTTP status of an answer to read."""
 
 
 def default_admin() -> str:
@@ -103,12 +107,14 @@ def try_text(admin: str, path: str, timeout_s: float = ANSWER_S) -> str:
         UnreachableError: with a message and a hint.
     """
     status, body = _exchange(admin, path, "GET", timeout_s)
-    if status != http.client.OK:
+    if status != OK:
         raise _stranger(admin)
     return body.decode("utf-8", "replace")
 
 
 def _exchange(admin: str, path: str, method: str, timeout_s: float) -> tuple[int, bytes]:
+    import http.client
+
     connection = _connection(admin, timeout_s)
     try:
         connection.request(method, path, headers={"accept": "application/json"})
@@ -139,22 +145,13 @@ def _stranger(admin: str) -> UnreachableError:
     )
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket; the host named is the only one that makes sense there."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def _connection(admin: str, timeout_s: float) -> http.client.HTTPConnection:
+    import http.client
+
+    from appliance.operator.cli.admin_connection import UnixConnection
+
     if admin.startswith(UNIX):
-        return _UnixConnection(admin.removeprefix(UNIX), timeout_s)
+        return UnixConnection(admin.removeprefix(UNIX), timeout_s)
     parts = urlsplit(admin if "://" in admin else f"http://{admin}")
     try:
         host, port = parts.hostname, parts.port
@@ -174,7 +171,7 @@ def _unreachable(admin: str, why: str) -> UnreachableError:
 
 def read(kind: type[T], answer: Answer, *others: int) -> T:
     """Value in an answer of status 200 or one of ``others``; anything else ends the command."""
-    if answer.status not in (200, *others):
+    if answer.status not in (OK, *others):
         fail(exits.REFUSED, answer.message())
     try:
         return decode(kind, answer.body)

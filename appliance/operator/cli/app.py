@@ -4,6 +4,9 @@ only when it runs, so that help and completion are instant.
 
 from __future__ import annotations
 
+import copy
+import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -202,6 +205,20 @@ _add("Commands", "remove", model_cache.remove, model_cache.REMOVE_EXAMPLES, _mod
 _add(MORE, "version", version.version, "")
 
 
+def for_line(words: Sequence[str]) -> typer.Typer:
+    """The application as far as a command line needs it: the command or the group that its first word names. All of it
+    where that is no such word: help, completion, and mistakes, which are told with the names that are alike.
+
+    Typer reads the signature of every command that it is given, and that of all takes as long as everything else that
+    a command does at its start.
+    """
+    name = words[0] if words else None
+    part = copy.copy(app)
+    part.registered_commands = [one for one in app.registered_commands if one.name == name]
+    part.registered_groups = [one for one in app.registered_groups if one.name == name]
+    return part if part.registered_commands or part.registered_groups else app
+
+
 def main() -> None:
     """The entry point of the ``athanor`` script; ends the process with a code of ``exits``."""
-    app(prog_name="athanor", obj=guarded.OWN_PROCESS)
+    for_line(sys.argv[1:])(prog_name="athanor", obj=guarded.OWN_PROCESS)

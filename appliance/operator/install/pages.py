@@ -5,6 +5,7 @@ Pages are in the man(7) language. They say what ``--help`` says, so they cannot 
 
 from __future__ import annotations
 
+import copy
 import gzip
 import re
 from collections.abc import Iterable, Iterator
@@ -70,10 +71,13 @@ def completion_paths(share: PurePosixPath) -> dict[str, PurePosixPath]:
 
 
 def completions(app: typer.Typer, share: PurePosixPath) -> dict[PurePosixPath, bytes]:
-    """Path below the root to the completion script of each shell, as typer prints it to a shell that asks."""
+    """Path below the root to the completion script of each shell, as typer prints it to a shell that asks. A script
+    names no command, so none is read for it."""
     found = {}
+    bare = copy.copy(app)
+    bare.registered_commands, bare.registered_groups = [], []
     for shell, place in completion_paths(share).items():
-        asked = CliRunner().invoke(app, [], env={"_ATHANOR_COMPLETE": f"source_{shell}"}, prog_name=NAME)
+        asked = CliRunner().invoke(bare, [], env={"_ATHANOR_COMPLETE": f"source_{shell}"}, prog_name=NAME)
         found[place] = f"{asked.stdout.rstrip()}\n".encode()
     return found
 

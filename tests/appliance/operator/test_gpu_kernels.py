@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from appliance.common.errors import ConfigError
 from appliance.operator import gpu_kernels
-from appliance.operator.cli.app import app
+from appliance.operator.cli.app import for_line
 from appliance.operator.gpu_kernels import BuiltKernels, GpuKernels, compile_launcher
 
 MODEL = ["--model", "/srv/llama", "--architecture", "sm_90"]
@@ -27,10 +27,12 @@ def test_the_command_compiles_what_was_asked(tmp_path: Path, monkeypatch: pytest
         return BuiltKernels(directory / "sm_90-x", 24, "ab")
 
     monkeypatch.setattr(gpu_kernels, "build", build)
-    done = CliRunner().invoke(app, ["kernels", "gpu", str(tmp_path), *MODEL, "--max-num-seqs", "64", "-o", "json"])
+    done = CliRunner().invoke(
+        for_line(["kernels"]), ["kernels", "gpu", str(tmp_path), *MODEL, "--max-num-seqs", "64", "-o", "json"]
+    )
     assert done.exit_code == 0
     assert json.loads(done.stdout) == {"folder": str(tmp_path / "sm_90-x"), "kernels": 24, "digest": "ab"}
-    done = CliRunner().invoke(app, ["kernels", "gpu", str(tmp_path), *MODEL])
+    done = CliRunner().invoke(for_line(["kernels"]), ["kernels", "gpu", str(tmp_path), *MODEL])
     assert done.stdout.split() == [str(tmp_path / "sm_90-x"), "(24", "kernels,", "ab)"]
     shape = {"architecture": "sm_90", "model": Path("/srv/llama"), "dtype": "bfloat16", "block_size": 16}
     assert asked == [GpuKernels(**shape, max_num_seqs=64), GpuKernels(**shape, max_num_seqs=128)]
@@ -42,13 +44,13 @@ def test_without_a_compiler_nothing_is_begun(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(gpu_kernels, missing, lambda *_: None)
     with pytest.raises(ConfigError, match="install"):
         compile_launcher(tmp_path)
-    done = CliRunner().invoke(app, ["kernels", "gpu", str(tmp_path / "out"), *MODEL])
+    done = CliRunner().invoke(for_line(["kernels"]), ["kernels", "gpu", str(tmp_path / "out"), *MODEL])
     assert done.exit_code == 1 and "install" in done.output
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_variant_that_there_is_not(tmp_path: Path) -> None:
     """It is the command line that is wrong, and nothing is built."""
-    done = CliRunner().invoke(app, ["image", "build", str(tmp_path / "out"), "--variant", "rocm"])
+    done = CliRunner().invoke(for_line(["image"]), ["image", "build", str(tmp_path / "out"), "--variant", "rocm"])
     assert done.exit_code == 2 and "cpu and cuda" in done.output
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from appliance.operator.cli.app import app
+from appliance.operator.cli.app import for_line
 
 from .test_client import Handler, Server, answering, good, status
 
@@ -40,7 +40,8 @@ def serving(handler: Handler) -> Iterator[str]:
 
 def bench(*arguments: str) -> Result:
     """``athanor bench`` on a terminal of 80 columns."""
-    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "80", "TERM": "dumb"}, prog_name="athanor")
+    words = ["bench", *arguments]
+    return CliRunner().invoke(for_line(words), words, env={"COLUMNS": "80", "TERM": "dumb"}, prog_name="athanor")
 
 
 def test_a_server_is_measured_and_written_down(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from appliance.operator.cli.app import app
+from appliance.operator.cli.app import for_line
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 
 Run = Callable[..., Result]
@@ -23,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def invoke(*args: str, columns: int = 80, typed: str | None = None) -> Result:
         environment = {"COLUMNS": str(columns), "TERM": "dumb"}
-        return CliRunner().invoke(app, args, env=environment, input=typed, prog_name="athanor")
+        return CliRunner().invoke(for_line(args), args, env=environment, input=typed, prog_name="athanor")
 
     return invoke
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.version import VERSION
+from appliance.operator.cli.app import app, for_line
 from tests.appliance import golden
 from tests.appliance.operator.cli.conftest import Run
 
@@ -171,6 +172,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert python("-c", code).stderr == "[]\n"
     control = python("-c", f"import appliance.gateway.process\n{code}")
     assert "opentelemetry" in control.stderr
+
+
+def test_a_line_reads_only_the_command_that_it_names() -> None:
+    """A line brings its own command, or the group of it; help, options and mistakes bring all (control)."""
+    for words, commands, groups in ((["status", "-h"], ["status"], []), (["policy", "check"], [], ["policy"])):
+        part = for_line(words)
+        assert [one.name for one in part.registered_commands] == commands
+        assert [one.name for one in part.registered_groups] == groups
+    for words in ([], ["--version"], ["statsu"], ["-h"]):
+        assert for_line(words) is app and len(app.registered_commands) > 10
 
 
 def test_completion_is_built_in() -> None:
