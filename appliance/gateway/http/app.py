@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from appliance.common.errors import (
     ApplianceError,
@@ -59,6 +60,9 @@ CONNECTIONS_RETRY_S = 1.0
 """When a tenant with too many connections may try again: idle ones are closed by clients within seconds."""
 
 
+DOCUMENT = Path(__file__).with_name("openapi.json")
+"""This API as a document of OpenAPI, which ``python -m appliance.operator.reference`` writes."""
+
 MODEL_PREFIX = "/v1/models/"
 MODEL_PATH = MODEL_PREFIX + "{model:path}"
 """The one route with a parameter: a model's name, which may hold slashes."""
@@ -103,6 +107,7 @@ class HttpFrontEnd:
         self._ready = ready
         self._draining = self._over = False
         self._generation = Generation(service, settings, self._kept)
+        self._document = DOCUMENT.read_bytes()
 
     def begin_drain(self) -> None:
         """Say that it is not ready, and keep nobody waiting for the sake of padding; what comes is still answered."""
@@ -253,6 +258,10 @@ class HttpFrontEnd:
         """``GET /version``: of the appliance, for clients that adapt to it."""
         await exchange.answer(200, {"version": VERSION}, new_request_id())
 
+    async def document(self, exchange: Exchange) -> None:
+        """``GET /openapi.json``: the same for every tenant, and with a credential only: it says which paths exist."""
+        await exchange.answer(200, self._document, new_request_id())
+
     async def models(self, exchange: Exchange) -> None:
         """``GET /v1/models``."""
         cards = self._service.models(_principal(exchange))
@@ -347,6 +356,7 @@ ROUTES = (
     Route("GET", "/v1/limits", Auth.TENANT, HttpFrontEnd.limits, Scope.ACCOUNT),
     Route("GET", "/v1/usage", Auth.TENANT, HttpFrontEnd.usage, Scope.ACCOUNT),
     Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version, Scope.MODELS),
+    Route("GET", "/openapi.json", Auth.TENANT, HttpFrontEnd.document, Scope.MODELS),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models, Scope.MODELS),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model, Scope.MODELS),
     Route("GET", "/health", Auth.PUBLIC, HttpFrontEnd.ready),

@@ -31,8 +31,9 @@ from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS
 
-_PROMPT = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
-_SERVED = _PROMPT | {
+PROMPT_FIELDS = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
+"""Fields that say what the model reads, which are all that a count of tokens takes."""
+_SERVED = PROMPT_FIELDS | {
     "max_tokens",
     "stop_sequences",
     "stream",
@@ -103,7 +104,7 @@ def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str,
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
     request = count_request(document, _prompt(document)[0], stamp)
-    return request, without_effect(document, _PROMPT, UNSUPPORTED)
+    return request, without_effect(document, PROMPT_FIELDS, UNSUPPORTED)
 
 
 def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:
