@@ -17,6 +17,7 @@ from appliance.common.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     ModelNotFoundError,
+    OriginNotAllowedError,
     RateLimitedError,
     RouteNotFoundError,
 )
@@ -121,7 +122,7 @@ class HttpFrontEnd:
 
     async def serve(self, connection: HttpConnection, head: RequestHead, body: Body) -> None:
         """One exchange, start to end; never raises an Exception."""
-        exchange = Exchange(connection, head, body)
+        exchange = Exchange(connection, head, body, self._settings.cross_origin.rows(head))
         try:
             await self._serve(exchange)
         except ClientGoneError:
@@ -142,6 +143,9 @@ class HttpFrontEnd:
         exchange.context = self._context(exchange, route)
         exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
+        if self._settings.cross_origin.asks(exchange.head):
+            await self._preflight(exchange)
+            return
         if route is None or route.auth is not Auth.PUBLIC:
             if self._settings.demands_certificate and not exchange.connection.certified:
                 raise certificate_wanted()
@@ -162,6 +166,16 @@ class HttpFrontEnd:
             )
         else:
             raise RouteNotFoundError(_no_route(exchange.head.path))
+
+    async def _preflight(self, exchange: Exchange) -> None:
+        """Answer a browser that asks whether a page may call: the same for every path, with or without a credential,
+        and kept nowhere, as health checks are not. A page that may not gets an answer in place of the 401 that a
+        credential would mend."""
+        if self._settings.cross_origin.allows(exchange.head):
+            await exchange.answer_empty(self._settings.cross_origin.leave(), new_request_id())
+            return
+        error = OriginNotAllowedError("pages of this origin may not call; the operator lists those that may")
+        await exchange.fail(error, new_request_id(), [])
 
     def _context(self, exchange: Exchange, route: Route | None) -> CallContext:
         head = exchange.head
