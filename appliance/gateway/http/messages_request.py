@@ -54,6 +54,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 _TIERS = {"auto": None, "standard_only": Priority.NORMAL}
+_ROLES = ("user", "assistant", "system")
 _THINKING = ("enabled", "disabled", "adaptive")
 _CHOICES = ("auto", "any", "tool", "none")
 
@@ -135,7 +136,7 @@ def _hints(document: Mapping[str, Any]) -> dict[str, object]:
 def _turns(message: object, at: str) -> Iterator[Turn]:
     """The turns of one message: results of tools are turns of their own, before the rest."""
     fields = an_object(message, at)
-    role = one_of(fields.get("role"), ("user", "assistant"), f"{at}.role")
+    role = one_of(fields.get("role"), _ROLES, f"{at}.role")
     content = fields.get("content")
     if isinstance(content, str):
         yield Turn(role, content)

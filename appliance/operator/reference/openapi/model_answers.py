@@ -26,7 +26,8 @@ from appliance.operator.reference.openapi.shapes import (
 FINISH = word("stop", "length", "tool_calls")
 
 _USAGE: dict[str, Schema] = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
-_SCORE: dict[str, Schema] = {"token": ANY_TEXT, "logprob": NUMBER, "bytes": items(COUNT)}
+_BARE_SCORE: dict[str, Schema] = {"token": ANY_TEXT, "logprob": NUMBER}
+_SCORE: dict[str, Schema] = {**_BARE_SCORE, "bytes": items(COUNT)}
 _SCORED_PROMPT: Schema = items(
     or_null(
         {
@@ -236,7 +237,7 @@ RESPONSES: Mapping[str, Schema] = {
             "content_index": COUNT,
             "delta": ANY_TEXT,
             "text": ANY_TEXT,
-            "logprobs": items(ref("TokenScore")),
+            "logprobs": items(given({**_BARE_SCORE, "top_logprobs": items(given(_BARE_SCORE))})),
             "name": ANY_TEXT,
             "arguments": ANY_TEXT,
             "code": ANY_TEXT,

@@ -335,6 +335,7 @@ PIECES: Mapping[str, Schema] = {
         ),
     ),
     "Message": either(
+        _message("system"),
         _message("user", {"type": constant("tool_result"), "tool_use_id": CALL_ID, "content": CONTENT}),
         _message(
             "assistant",
