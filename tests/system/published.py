@@ -7,9 +7,10 @@ import asyncio
 import collections.abc
 import json
 import random
+import re
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,6 +24,9 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from openai.types import chat, completion_create_params, embedding_create_params, responses
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import input_token_count_params, response_create_params
+
+CALL_TOKENS = 160
+"""Tokens of an answer that has to be a call."""
 
 LANES = 8
 """Requests at once."""
@@ -53,11 +57,24 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 )
 IDS = ("call_1", "call_2", "", "x" * 300)
 ARGUMENTS = ("{}", '{"q": "a"}', "{", "")
-PLAIN = ("User", "Text", "Easy", "Function", "MessageParam", "ToolParam", "InputText", "Auto")
-"""Beginnings, or parts, of the names of types that are drawn more often: texts and functions, which are served."""
+PLAIN = re.compile("User|Text|Easy|Function|MessageParam|InputText|Auto|ToolParam$")
+"""Types that are drawn more often: texts and functions, which are served."""
 
-OWN = frozenset({"reasoning_content", "tool_call_error", "prompt_logprobs", "store"})
-"""Fields of answers that are vLLM's or ours; ``store`` is in OpenAI's answers and not in its types."""
+FOREIGN = re.compile("Search|Computer|Shell|Mcp|Code|Image|Bash|Editor|Memory|Custom|Patch|Namespace|Deprecated")
+"""Those that are not, though their names look so."""
+
+OWN = frozenset(
+    {
+        "ChatCompletion.prompt_logprobs",
+        "ChatCompletionMessage.reasoning_content",
+        "Choice.tool_call_error",
+        "ChoiceDelta.reasoning_content",
+        "Response.store",
+        "ResponseFunctionCallArgumentsDoneEvent.name",
+    }
+)
+"""Fields of answers that the types do not have: vLLM's, ours, and two of OpenAI's own, of which one was in earlier
+versions of its schema."""
 
 
 class Drawer:
@@ -67,13 +84,18 @@ class Drawer:
         self._draw = random.Random(seed)
         self._models = models
 
-    def request(self, kind: Any, *, most: Mapping[str, int], streams: bool) -> dict[str, Any]:
-        """A body of a route: its required fields and a few others; ``most`` bounds what is generated."""
-        made = self._typed_dict(kind, 0)
-        for name, value in most.items():
+    def request(self, route: Route) -> dict[str, Any]:
+        """A body of a route: its required fields and a few others; what it generates is bounded."""
+        made = self._typed_dict(route.request, 0)
+        if route.must_call and self._draw.random() < 0.15:
+            made["tools"] = self.value(_hints(route.request)[0]["tools"], "tools", 1)
+        calls = bool(route.must_call and made.get("tools") and self._draw.random() < 0.5)
+        if calls:
+            made["tool_choice"] = route.must_call
+        if route.bound:
             odd = self._draw.random() < 0.03
-            made[name] = self._draw.choice((0, -1, 2**31) if odd else (1, 2, value))
-        if streams and self._draw.random() < 0.4:
+            made[route.bound] = CALL_TOKENS if calls else self._draw.choice((0, -1, 2**31) if odd else (1, 2, 24))
+        if route.event is not None and self._draw.random() < 0.4:
             made["stream"] = True
         return made
 
@@ -105,7 +127,7 @@ class Drawer:
         there = [one for one in parts if one is not type(None)]
         if len(there) < len(parts) and self._draw.random() < 0.1:
             return type(None)
-        plain = [one for one in there if one is str or any(part in getattr(one, "__name__", "") for part in PLAIN)]
+        plain = [one for one in there if one is str or _is_plain(getattr(one, "__name__", ""))]
         if plain and (depth > 4 or self._draw.random() < 0.85):
             there = plain
         return self._draw.choice(there)
@@ -148,6 +170,10 @@ class Drawer:
         return self._draw.choice(TEXTS[:2] if self._draw.random() < 0.5 else TEXTS)
 
 
+def _is_plain(name: str) -> bool:
+    return PLAIN.search(name) is not None and FOREIGN.search(name) is None
+
+
 @cache
 def _hints(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     hints = typing_extensions.get_type_hints(kind, include_extras=True)
@@ -165,8 +191,10 @@ class Route:
     answer: Any
     event: Any = None
     """Type of a stream's events; None: it does not stream."""
-    most: Mapping[str, int] = field(default_factory=dict)
-    """Fields that bound what is generated."""
+    bound: str = ""
+    """Field that bounds what is generated, where something is."""
+    must_call: Any = None
+    """Value of ``tool_choice`` by which a call is required."""
     share: int = 4
     """Weight of the route among those of its API."""
 
@@ -177,7 +205,8 @@ OPENAI = (
         chat_create_params.CompletionCreateParamsBase,
         chat.ChatCompletion,
         chat.ChatCompletionChunk,
-        {"max_completion_tokens": 24},
+        "max_completion_tokens",
+        "required",
         8,
     ),
     Route(
@@ -185,7 +214,8 @@ OPENAI = (
         response_create_params.ResponseCreateParamsBase,
         responses.Response,
         responses.ResponseStreamEvent,
-        {"max_output_tokens": 24},
+        "max_output_tokens",
+        "required",
         8,
     ),
     Route(
@@ -193,7 +223,7 @@ OPENAI = (
         completion_create_params.CompletionCreateParamsBase,
         openai.types.Completion,
         openai.types.Completion,
-        {"max_tokens": 24},
+        "max_tokens",
     ),
     Route(
         "/v1/responses/input_tokens",
@@ -211,7 +241,8 @@ ANTHROPIC = (
         message_create_params.MessageCreateParamsBase,
         Message,
         RawMessageStreamEvent,
-        {"max_tokens": 24},
+        "max_tokens",
+        {"type": "any"},
     ),
     Route("/v1/messages/count_tokens", MessageCountTokensParams, MessageTokensCount, share=1),
 )
@@ -240,7 +271,7 @@ async def send(
     async def lane(client: httpx.AsyncClient) -> None:
         for place in left:
             route = drawer.choice(api, [one.share for one in api])
-            body = drawer.request(route.request, most=route.most, streams=route.event is not None)
+            body = drawer.request(route)
             if route.path in NO_EMPTY:
                 body.setdefault("input", "hi")
                 body.setdefault("model", models[0])
@@ -267,11 +298,9 @@ def judge(route: Route, answer: httpx.Response, found: Found) -> str:
         return f"status {answer.status_code}"
     if answer.status_code >= 400:
         return wrong_error(route, answer.json())
+    found.calls += any(word in answer.text for word in ('"tool_calls":[{', '"type":"function_call"', '"tool_use"'))
     if not answer.headers["content-type"].startswith("text/event-stream"):
-        found.calls += (
-            '"tool_calls":[{' in answer.text or '"function_call"' in answer.text or '"tool_use"' in answer.text
-        )
-        return against(route.answer, answer.json())
+        return against(route.answer, as_published(route, answer.json()))
     found.streams += 1
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
     named = "event: " in answer.text
@@ -285,12 +314,16 @@ def judge(route: Route, answer: httpx.Response, found: Found) -> str:
     return ""
 
 
-def as_published(route: Route, event: Any) -> Any:
-    """A chunk of a text completion with a reason: OpenAI's own has null until the end, and its schema does not say."""
-    if route.path == "/v1/completions" and "choices" in event:
-        for choice in event["choices"]:
-            choice["finish_reason"] = choice["finish_reason"] or "stop"
-    return event
+def as_published(route: Route, document: Any) -> Any:
+    """An answer of text completions with what OpenAI's own answers leave null and its schema does not: the reason of a
+    choice before its end, and the log-probability of a prompt's first token."""
+    for choice in document.get("choices", ()) if route.path == "/v1/completions" else ():
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+        scores = choice["logprobs"] or {}
+        for name, missing in (("token_logprobs", 0.0), ("top_logprobs", {})):
+            if scores.get(name) and scores[name][0] is None:
+                scores[name][0] = missing
+    return document
 
 
 def wrong_error(route: Route, document: Any) -> str:
@@ -322,7 +355,7 @@ def against(kind: Any, document: Any) -> str:
 def _extra(value: Any) -> typing.Iterator[str]:
     """Names of fields that a type does not have, in all of a value."""
     if isinstance(value, pydantic.BaseModel):
-        yield from value.model_extra or ()
+        yield from (f"{type(value).__name__}.{name}" for name in value.model_extra or ())
         for name in type(value).model_fields:
             yield from _extra(getattr(value, name))
     elif isinstance(value, list):
