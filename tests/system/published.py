@@ -68,6 +68,7 @@ OWN = frozenset(
         "ChatCompletion.prompt_logprobs",
         "ChatCompletionMessage.reasoning_content",
         "Choice.tool_call_error",
+        "CompletionChoice.prompt_logprobs",
         "ChoiceDelta.reasoning_content",
         "Response.store",
         "ResponseFunctionCallArgumentsDoneEvent.name",
