@@ -6,7 +6,8 @@ token costs; paced at 200 streams x 85 steps/s = 17,000 tokens/s it is the rhyth
 sandboxes burn while nothing happens is measured in the same run, before the load, and given apart: ``idle`` is in
 microseconds for each token at that row's rate, and the columns of the rooms hold it too.
 
-``python bench/host.py [--streams 1 32 64 200] [--front-end http grpc] [--pace free 11765] [--json]``;
+``python bench/host.py [--streams 1 32 64 200] [--front-end http grpc] [--pace free 11765] [--json]``; ``--front-end``
+also takes chat, responses and messages, and http is /v1/completions;
 ``--profile FILE`` writes where the gateway spends its time (cProfile, which slows it: read shares, not times).
 """
 
@@ -34,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from appliance.common.catalog import embedded_model
 from appliance.operator.demo import TENANTS, choose_ports, prepare_keys, run_directory
 from appliance.selftest.processes import CpuClock
-from bench.host_client import Load
+from bench.host_client import APIS, Load
 
 STEP_US = 11_765
 """Microseconds of a step at 85 steps a second."""
@@ -123,11 +124,19 @@ def null_appliance(
 
 
 def drive(
-    served: Served, front_end: str, streams: int, requests: int, tokens: int, *, repeats: int = 1
+    served: Served,
+    front_end: str,
+    streams: int,
+    requests: int,
+    tokens: int,
+    *,
+    repeats: int = 1,
+    span_s: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Any]:
-    """Run the client to its end; gives what it saw. ``repeats``: how often the prompt's sentence is said."""
-    host, port = served.ready[front_end].rpartition("//")[2].rsplit(":", 1)
-    load = Load(host, int(port), served.keys, streams, requests, tokens, front_end, repeats)
+    """Run the client to its end; gives what it saw. ``repeats``: how often the prompt's sentence is said; ``span_s``:
+    ``arrive_s`` and ``run_s`` of ``Load``."""
+    host, port = served.ready["grpc" if front_end == "grpc" else "http"].rpartition("//")[2].rsplit(":", 1)
+    load = Load(host, int(port), served.keys, streams, requests, tokens, front_end, repeats, *span_s)
     client = Path(__file__).with_name("host_client.py")
     done = subprocess.run(
         [sys.executable, str(client)], input=json.dumps(asdict(load)).encode(), stdout=subprocess.PIPE, check=True
@@ -201,13 +210,13 @@ def show(row: dict[str, Any], *, first: bool) -> None:
     """One line of the table, at once: a run takes a while."""
     if first:
         print(
-            "pace       via  streams  tokens/s | CPU us per token: gateway  text  engine  other   all  (idle) client |"
-            " tok/chunk  gap p50    p99  TTFT p50   p99 ms  failed"
+            "pace       via       streams  tokens/s | CPU us a token: gateway   text  engine  other   all  (idle)"
+            " client | tok/chunk  gap p50    p99  TTFT p50   p99 ms  failed"
         )
     spent = row["us_per_token"]
     pace = f"{row['step_us'] / 1e3:.1f} ms" if row["step_us"] else "free"
     print(
-        f"{pace:10s} {row['front_end']:4s} {row['streams']:7d} {row['tokens_per_s']:9.0f} |"
+        f"{pace:10s} {row['front_end']:9s} {row['streams']:7d} {row['tokens_per_s']:9.0f} |"
         f" {spent['gateway']:25.2f} {spent['text']:5.2f} {spent['engine']:7.2f}"
         f" {spent['supervisor'] + spent['other']:6.2f} {sum(spent.values()):6.2f} {row['idle_us_per_token']:7.2f}"
         f" {row['client_us_per_token']:6.2f} | {row['tokens_per_chunk']:9.2f} {row['gap_p50_ms']:8.2f}"
@@ -220,7 +229,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What a streamed token costs the host.")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 64, 200])
-    parser.add_argument("--front-end", choices=("http", "grpc"), nargs="+", default=["http", "grpc"])
+    parser.add_argument("--front-end", choices=(*APIS, "grpc"), nargs="+", default=["http", "grpc"])
     parser.add_argument("--pace", nargs="+", default=["free", str(STEP_US)], help="free, or microseconds of a step")
     parser.add_argument("--tokens", type=int, default=256, help="output tokens of each request")
     parser.add_argument("--profile", metavar="FILE", help="where to write the gateway's profile")

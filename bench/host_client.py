@@ -14,8 +14,10 @@ import re
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -25,7 +27,67 @@ MODEL = "athanor-mini"
 PROMPT = "Count from one to a great number:"
 ANSWER_S = 120.0
 GRPC_CHANNELS = 4
-_USAGE = re.compile(rb'"completion_tokens":(\d+)')
+
+_COMMON: dict[str, Any] = {"model": MODEL, "stream": True, "temperature": 0}
+_OWN: dict[str, Any] = {"ignore_eos": True, "seed": 7, "stream_options": {"include_usage": True}}
+
+
+@dataclass(frozen=True)
+class Api:
+    """One way to ask over HTTP, and how its answers are read."""
+
+    path: str
+    body: Callable[[str, int], dict[str, Any]]
+    """Makes the request for a prompt and a number of output tokens."""
+    text: bytes
+    """Stands once in each event with text."""
+    empty: bytes
+    """Stands in an event whose text is empty besides."""
+    usage: re.Pattern[bytes]
+    end: bytes
+    """Stands in the last 1,024 bytes of a whole answer."""
+
+
+APIS = {
+    "http": Api(
+        "/v1/completions",
+        lambda prompt, tokens: {**_COMMON, **_OWN, "prompt": prompt, "max_tokens": tokens},
+        b'"text":"',
+        b'"text":""',
+        re.compile(rb'"completion_tokens":(\d+)'),
+        b"data: [DONE]",
+    ),
+    "chat": Api(
+        "/v1/chat/completions",
+        lambda prompt, tokens: {
+            **_COMMON,
+            **_OWN,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tokens,
+        },
+        b'"delta":{"content":"',
+        b'"delta":{"content":""',
+        re.compile(rb'"completion_tokens":(\d+)'),
+        b"data: [DONE]",
+    ),
+    "responses": Api(
+        "/v1/responses",
+        lambda prompt, tokens: {**_COMMON, "input": prompt, "max_output_tokens": tokens},
+        b"event: response.output_text.delta",
+        b"\0",
+        re.compile(rb'"output_tokens":(\d+)'),
+        b'"sequence_number":',
+    ),
+    "messages": Api(
+        "/v1/messages",
+        lambda prompt, tokens: {**_COMMON, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens},
+        b'"type":"text_delta"',
+        b"\0",
+        re.compile(rb'"output_tokens":(\d+)'),
+        b"event: message_stop",
+    ),
+}
+"""Name of a front end -> the API by which it is asked."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +103,10 @@ class Load:
     front_end: str = "http"
     repeats: int = 1
     """How often ``PROMPT`` is in a prompt."""
+    arrive_s: float = 0.0
+    """Time over which the streams begin, one after the other."""
+    run_s: float = 0.0
+    """Time for which each stream asks again, in place of ``requests``; 0: by that number."""
 
 
 @dataclass
@@ -51,6 +117,8 @@ class Seen:
     chunks: int = 0
     """Events with text, or gRPC messages."""
     failures: int = 0
+    closed: int = 0
+    """Connections that the server closed while more was to be asked."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
     """Of this process."""
@@ -67,21 +135,12 @@ class HttpStream(asyncio.Protocol):
         self._seen = seen
         self._expected = load.tokens
         self._left = load.requests
+        self._until = time.perf_counter() + load.run_s if load.run_s else 0.0
+        self._api = api = APIS[load.front_end]
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        body = json.dumps(
-            {
-                "model": MODEL,
-                "prompt": PROMPT * load.repeats,
-                "max_tokens": load.tokens,
-                "stream": True,
-                "ignore_eos": True,
-                "temperature": 0,
-                "seed": 7,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        body = json.dumps(api.body(PROMPT * load.repeats, load.tokens)).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n"
+            f"POST {api.path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self._request = head.encode() + body
@@ -102,7 +161,7 @@ class HttpStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Count; ask again after the end mark."""
         now = time.perf_counter()
-        events = data.count(b'"text":"') - data.count(b'"text":""')
+        events = data.count(self._api.text) - data.count(self._api.empty)
         if events:
             self._seen.chunks += events
             (self._seen.firsts if self._first else self._seen.gaps).append(now - self._last)
@@ -112,12 +171,12 @@ class HttpStream(asyncio.Protocol):
             self._ended()
 
     def _ended(self) -> None:
-        usage = _USAGE.search(self._tail)
-        if usage is None or int(usage[1]) != self._expected or b"data: [DONE]" not in self._tail:
+        usage = self._api.usage.search(self._tail)
+        if usage is None or int(usage[1]) != self._expected or self._api.end not in self._tail:
             self._seen.failures += 1
         else:
             self._seen.tokens += int(usage[1])
-        self._left -= 1
+        self._left = int(time.perf_counter() < self._until) if self._until else self._left - 1
         if self._left:
             self._ask()
         else:
@@ -127,6 +186,7 @@ class HttpStream(asyncio.Protocol):
         """Over."""
         if self._left:
             self._seen.failures += self._left
+            self._seen.closed += 1
         if not self.done.done():
             self.done.set_result(None)
 
@@ -134,11 +194,12 @@ class HttpStream(asyncio.Protocol):
 async def run_http(load: Load, seen: Seen) -> None:
     """All streams, each over a connection of its own."""
     loop = asyncio.get_running_loop()
-    made = [
-        await loop.create_connection(lambda key=key: HttpStream(load, key, seen), load.host, load.port)  # type: ignore[misc]
-        for key in (load.keys[index % len(load.keys)] for index in range(load.streams))
-    ]
-    async with asyncio.timeout(ANSWER_S):
+    began, made = loop.time(), []
+    for index in range(load.streams):
+        await asyncio.sleep(began + load.arrive_s * index / load.streams - loop.time())
+        key = load.keys[index % len(load.keys)]
+        made.append(await loop.create_connection(lambda key=key: HttpStream(load, key, seen), load.host, load.port))  # type: ignore[misc]
+    async with asyncio.timeout(ANSWER_S + load.run_s):
         await asyncio.gather(*(protocol.done for _, protocol in made))
 
 

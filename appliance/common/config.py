@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from appliance.common.config_places import BatchesConfig, ModelCacheConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
+from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
 
@@ -117,6 +118,17 @@ class ListenConfig(Section):
     """How trusted proxies name a client's address. x-forwarded-for, forwarded: in that header of each request.
     proxy-protocol: version 2 of the PROXY protocol, which each of their connections must begin with."""
 
+    cors_origins: tuple[str, ...] = Field(default=(), max_length=MAX_ORIGINS, strict=False)
+    """Origins (SCHEME://HOST or SCHEME://HOST:PORT) of pages that browsers let call the HTTP API (docs/clients.md). A
+    page needs a key as any caller does. Left out: none, and no answer mentions origins."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            check_origin(text)
+        return value
+
     @field_validator("trusted_proxies")
     @classmethod
     def _narrow(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,6 +140,8 @@ class ListenConfig(Section):
     def _trusting(self) -> Self:
         if self.client_address != "x-forwarded-for" and not self.trusted_proxies:
             raise ValueError("client_address says how trusted_proxies name a client, and there are none; list them")
+        if self.cors_origins and self.tls is not None and self.tls.http_clients == "required":
+            raise ValueError("cors_origins is for pages, which cannot show a certificate, and http_clients is required")
         return self
 
     @field_validator("http", "grpc")

@@ -184,6 +184,12 @@ class FeatureNotAllowedError(PermissionDeniedError):
     wire = Wire("PERMISSION_DENIED", 403, "permission_error", "feature_not_allowed", "FEATURE_NOT_ALLOWED")
 
 
+class OriginNotAllowedError(PermissionDeniedError):
+    """The operator does not let pages of this origin call the API; told to browsers that ask by a preflight."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "origin_not_allowed", "ORIGIN_NOT_ALLOWED")
+
+
 class ScopeError(PermissionDeniedError):
     """The caller's credential is limited to other operations than this one."""
 

@@ -23,7 +23,7 @@ class Scope(StrEnum):
     RESPONSES = "responses"
     """Stored responses: reading and deleting them. Continuing one needs ``generate``."""
     MODELS = "models"
-    """What is there: models, version, services, health over time."""
+    """What is there: models, version, the document of the API, services, health over time."""
 
     ACCOUNT = "account"
     """Limits and usage of the tenant."""

@@ -37,6 +37,7 @@ from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S,
 from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
+from appliance.gateway.http.cross_origin import CrossOrigin
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.service import Service
 from appliance.gateway.stored_work import StoredWork
@@ -101,6 +102,7 @@ class FrontEndSettings:
             certificate=certificate,
             proxies=TrustedProxies.of(listen.trusted_proxies, listen.client_address),
             listen=kept,
+            http=HttpSettings(cross_origin=CrossOrigin(frozenset(listen.cors_origins))),
         )
 
 

@@ -44,6 +44,7 @@ PATHS = (
     "/v1/completions",
     "/v1/limits",
     "/v1/usage",
+    "/openapi.json",
     "/",
     "*",
     "//",

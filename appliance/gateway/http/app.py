@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from appliance.common.errors import (
     ApplianceError,
     InvalidRequestError,
     MethodNotAllowedError,
     ModelNotFoundError,
+    OriginNotAllowedError,
     RateLimitedError,
     RouteNotFoundError,
 )
@@ -58,6 +60,9 @@ from appliance.gateway.stored_work import StoredWork
 CONNECTIONS_RETRY_S = 1.0
 """When a tenant with too many connections may try again: idle ones are closed by clients within seconds."""
 
+
+DOCUMENT = Path(__file__).with_name("openapi.json")
+"""This API as a document of OpenAPI, which ``python -m appliance.operator.reference`` writes."""
 
 MODEL_PREFIX = "/v1/models/"
 MODEL_PATH = MODEL_PREFIX + "{model:path}"
@@ -103,6 +108,7 @@ class HttpFrontEnd:
         self._ready = ready
         self._draining = self._over = False
         self._generation = Generation(service, settings, self._kept)
+        self._document = DOCUMENT.read_bytes()
 
     def begin_drain(self) -> None:
         """Say that it is not ready, and keep nobody waiting for the sake of padding; what comes is still answered."""
@@ -116,7 +122,7 @@ class HttpFrontEnd:
 
     async def serve(self, connection: HttpConnection, head: RequestHead, body: Body) -> None:
         """One exchange, start to end; never raises an Exception."""
-        exchange = Exchange(connection, head, body)
+        exchange = Exchange(connection, head, body, self._settings.cross_origin.rows(head))
         try:
             await self._serve(exchange)
         except ClientGoneError:
@@ -137,6 +143,9 @@ class HttpFrontEnd:
         exchange.context = self._context(exchange, route)
         exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
+        if self._settings.cross_origin.asks(exchange.head):
+            await self._preflight(exchange)
+            return
         if route is None or route.auth is not Auth.PUBLIC:
             if self._settings.demands_certificate and not exchange.connection.certified:
                 raise certificate_wanted()
@@ -157,6 +166,16 @@ class HttpFrontEnd:
             )
         else:
             raise RouteNotFoundError(_no_route(exchange.head.path))
+
+    async def _preflight(self, exchange: Exchange) -> None:
+        """Answer a browser that asks whether a page may call: the same for every path, with or without a credential,
+        and kept nowhere, as health checks are not. A page that may not gets an answer in place of the 401 that a
+        credential would mend."""
+        if self._settings.cross_origin.allows(exchange.head):
+            await exchange.answer_empty(self._settings.cross_origin.leave(), new_request_id())
+            return
+        error = OriginNotAllowedError("pages of this origin may not call; the operator lists those that may")
+        await exchange.fail(error, new_request_id(), [])
 
     def _context(self, exchange: Exchange, route: Route | None) -> CallContext:
         head = exchange.head
@@ -253,6 +272,10 @@ class HttpFrontEnd:
         """``GET /version``: of the appliance, for clients that adapt to it."""
         await exchange.answer(200, {"version": VERSION}, new_request_id())
 
+    async def document(self, exchange: Exchange) -> None:
+        """``GET /openapi.json``: the same for every tenant, and with a credential only: it says which paths exist."""
+        await exchange.answer(200, self._document, new_request_id())
+
     async def models(self, exchange: Exchange) -> None:
         """``GET /v1/models``."""
         cards = self._service.models(_principal(exchange))
@@ -347,6 +370,7 @@ ROUTES = (
     Route("GET", "/v1/limits", Auth.TENANT, HttpFrontEnd.limits, Scope.ACCOUNT),
     Route("GET", "/v1/usage", Auth.TENANT, HttpFrontEnd.usage, Scope.ACCOUNT),
     Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version, Scope.MODELS),
+    Route("GET", "/openapi.json", Auth.TENANT, HttpFrontEnd.document, Scope.MODELS),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models, Scope.MODELS),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model, Scope.MODELS),
     Route("GET", "/health", Auth.PUBLIC, HttpFrontEnd.ready),

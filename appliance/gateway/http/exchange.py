@@ -29,7 +29,10 @@ LOOKS = 8
 class Exchange:
     """What one handler works with. An answer is begun once and, streamed, ended by its handler or by ``fail``."""
 
-    def __init__(self, connection: HttpConnection, head: RequestHead, body: Body) -> None:
+    def __init__(
+        self, connection: HttpConnection, head: RequestHead, body: Body, everywhere: header_fields.Headers | None = None
+    ) -> None:
+        """``everywhere``: headers that any answer to this request has."""
         self.connection = connection
         self.head = head
         self.body = body
@@ -52,6 +55,7 @@ class Exchange:
         """Whether an engine has worked for the answer; the moment of the answer then shows how long."""
         self.paced: PacedEvents | None = None
         """The padded stream, once begun."""
+        self._everywhere = everywhere or []
         self._hurry = asyncio.Event()
         self._look: asyncio.TimerHandle | None = None
         self._begun = time.monotonic()
@@ -74,6 +78,13 @@ class Exchange:
             self.connection.end_after_answer()
         await self.connection.room()
         self.connection.answer(status, self._rows(rows, request_id), b"" if self.head.method == "HEAD" else body)
+
+    async def answer_empty(self, headers: header_fields.Headers, request_id: str) -> None:
+        """Send an answer without content."""
+        if self.body_pending:
+            self.connection.end_after_answer()
+        await self.connection.room()
+        self.connection.answer(204, self._rows(headers, request_id), b"")
 
     async def stream(self, request_id: str, headers: header_fields.Headers, *, record_bytes: int = 0) -> None:
         """Begin an event stream; of records of this size, where the tenant's answers are padded."""
@@ -201,5 +212,5 @@ class Exchange:
     def _rows(self, rows: header_fields.Headers, request_id: str) -> header_fields.Headers:
         """The headers of every answer behind these, padded where the tenant's answers are."""
         took_ms = int((time.monotonic() - self._begun) * 1_000)
-        rows = [*rows, ("x-request-id", request_id), ("openai-processing-ms", str(took_ms))]
+        rows = [*rows, *self._everywhere, ("x-request-id", request_id), ("openai-processing-ms", str(took_ms))]
         return rows if self.padding is None else self.padding.head(rows)

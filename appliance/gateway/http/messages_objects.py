@@ -26,7 +26,7 @@ from appliance.gateway.http.blocks import Block, BlockKind, Blocks, Step, What
 from appliance.gateway.http.dialect import ErrorForm
 
 _REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
-_KINDS = {
+KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -36,7 +36,9 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""HTTP status -> Anthropic's type of error; ``api_error`` for others."""
+"""HTTP status -> Anthropic's type of error; ``OTHER_KIND`` for others."""
+
+OTHER_KIND = "api_error"
 
 _DELTAS = {
     BlockKind.REASONING: ("thinking_delta", "thinking"),
@@ -166,7 +168,7 @@ def _usage(prompt: int, cached: int, output: int) -> dict[str, int]:
 
 def error_document(error: ApplianceError, request_id: str) -> dict[str, Any]:
     """Anthropic's error object."""
-    kind = _KINDS.get(error.wire.http, "api_error")
+    kind = KINDS.get(error.wire.http, OTHER_KIND)
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 
 

@@ -31,8 +31,9 @@ from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS
 
-_PROMPT = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
-_SERVED = _PROMPT | {
+PROMPT_FIELDS = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
+"""Fields that say what the model reads, which are all that a count of tokens takes."""
+_SERVED = PROMPT_FIELDS | {
     "max_tokens",
     "stop_sequences",
     "stream",
@@ -53,6 +54,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 _TIERS = {"auto": None, "standard_only": Priority.NORMAL}
+_ROLES = ("user", "assistant", "system")
 _THINKING = ("enabled", "disabled", "adaptive")
 _CHOICES = ("auto", "any", "tool", "none")
 
@@ -103,7 +105,7 @@ def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str,
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
     request = count_request(document, _prompt(document)[0], stamp)
-    return request, without_effect(document, _PROMPT, UNSUPPORTED)
+    return request, without_effect(document, PROMPT_FIELDS, UNSUPPORTED)
 
 
 def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:
@@ -134,7 +136,7 @@ def _hints(document: Mapping[str, Any]) -> dict[str, object]:
 def _turns(message: object, at: str) -> Iterator[Turn]:
     """The turns of one message: results of tools are turns of their own, before the rest."""
     fields = an_object(message, at)
-    role = one_of(fields.get("role"), ("user", "assistant"), f"{at}.role")
+    role = one_of(fields.get("role"), _ROLES, f"{at}.role")
     content = fields.get("content")
     if isinstance(content, str):
         yield Turn(role, content)

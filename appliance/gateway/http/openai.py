@@ -125,7 +125,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         if operation is Operation.CHAT and document.get("max_tokens") is None
         else "max_tokens",
         stop=_stop(document.get("stop")),
-        stop_ids=tuple(_ids(document.get("stop_token_ids") or [], "stop_token_ids")),
+        stop_ids=_stop_ids(document.get("stop_token_ids")),
         ignore_eos=typed(document, "ignore_eos", bool) or False,
         logprobs=_logprobs(operation, document),
         deadline=stamp.deadline,
@@ -286,6 +286,10 @@ def _stop(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise InvalidRequestError("stop must be a string or an array of strings", param="stop")
+
+
+def _stop_ids(value: object) -> tuple[int, ...]:
+    return () if value is None else tuple(_ids(value, "stop_token_ids"))
 
 
 def _ids(value: object, param: str) -> list[int]:

@@ -5,7 +5,7 @@ Source of the shapes: OpenAI's API specification of 2026-08.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from appliance.common.errors import ApplianceError
@@ -174,7 +174,7 @@ class ResponseWriter:
                     "response.output_text.delta",
                     **self._place(block),
                     delta=text,
-                    logprobs=list(map(chat_logprob, scores)),
+                    logprobs=list(map(_event_logprob, scores)),
                 )
             tail = ',"logprobs":[]}\n\n'
         else:
@@ -199,7 +199,7 @@ class ResponseWriter:
         if block.kind is BlockKind.CALL:
             events = self._event(f"{name}.done", **place, name=block.name, arguments=text)
         else:
-            scores = {"logprobs": self._scores(block)} if block.kind is BlockKind.TEXT else {}
+            scores = {"logprobs": self._scores(block, _event_logprob)} if block.kind is BlockKind.TEXT else {}
             events = self._event(f"{name}.done", **place, text=text, **scores)
             events += self._event("response.content_part.done", **place, part=self._part(block, text))
         item = self._item(block, "incomplete" if block.refused else "completed")
@@ -217,8 +217,10 @@ class ResponseWriter:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._scores(block)}
 
-    def _scores(self, block: Block) -> list[dict[str, Any]]:
-        return list(map(chat_logprob, block.logprobs)) if self._scored else []
+    def _scores(
+        self, block: Block, made: Callable[[TokenLogprob], dict[str, Any]] = chat_logprob
+    ) -> list[dict[str, Any]]:
+        return list(map(made, block.logprobs)) if self._scored else []
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
@@ -238,6 +240,13 @@ class ResponseWriter:
     def _event(self, name: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return sse.named_event(name, {"type": name, **fields, "sequence_number": number})
+
+
+def _event_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    """The log-probabilities of a token in an event for more text, which has no bytes; a part of an item has them."""
+    found = chat_logprob(entry)
+    bare = [{name: one[name] for name in ("token", "logprob")} for one in (found, *found["top_logprobs"])]
+    return {**bare[0], "top_logprobs": bare[1:]}
 
 
 def key_of(request_id: str) -> str:

@@ -61,7 +61,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 }
 """Fields that are refused with advice."""
 
-_PROMPT = frozenset(
+PROMPT_FIELDS = frozenset(
     {
         "model",
         "input",
@@ -73,7 +73,8 @@ _PROMPT = frozenset(
         "previous_response_id",
     }
 )
-_SERVED = _PROMPT | {
+"""Fields that say what the model reads, which are all that a count of tokens takes."""
+_SERVED = PROMPT_FIELDS | {
     "max_output_tokens",
     "temperature",
     "top_p",
@@ -155,7 +156,7 @@ def parse_input_tokens(
     refuse_unsupported(document, UNSUPPORTED)
     _, before = _earlier(document, withheld, earlier, parse_input_tokens)
     request = count_request(document, _prompt(document, before)[0], stamp)
-    return request, without_effect(document, _PROMPT, UNSUPPORTED)
+    return request, without_effect(document, PROMPT_FIELDS, UNSUPPORTED)
 
 
 def _keeps(document: Mapping[str, Any], withheld: Withheld) -> bool:
@@ -199,6 +200,8 @@ def _check_truncation(document: Mapping[str, Any]) -> None:
 
 def _logprobs(document: Mapping[str, Any]) -> int:
     included = typed(document, "include", list) or []
+    if not all(isinstance(one, str) for one in included):
+        raise InvalidRequestError("include must be an array of strings", param="include")
     top = typed(document, "top_logprobs", int)
     if top is None and _INCLUDES in included:
         top = 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
+from appliance.gateway.http.cross_origin import CrossOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,5 +36,7 @@ class HttpSettings:
     """How the answers of tenants are padded whose class asks for it; gRPC takes it from here too."""
     allowed_hosts: frozenset[str] = frozenset()
     """Names (with port, as sent) that the Host header must be one of; empty: any. Guards against DNS rebinding."""
+    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
+    """Pages of other origins that may call."""
     demands_certificate: bool = False
     """Whether callers without a client certificate are refused, but for health."""

@@ -1,4 +1,5 @@
-"""Writes docs/reference/ from the code: ``python -m appliance.operator.reference [DIR]``. A tool of development."""
+"""Writes docs/reference/ and the gateway's OpenAPI document from the code: ``python -m appliance.operator.reference
+[DIR]``; with a folder, the pages alone. A tool of development."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from appliance.gateway.http.app import DOCUMENT
 from appliance.operator.reference import cli, configuration, grpc, http, metrics, policy
+from appliance.operator.reference.openapi import document
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration.render,
@@ -30,3 +33,5 @@ def main(folder: Path = FOLDER) -> None:
 
 if __name__ == "__main__":
     main(*map(Path, sys.argv[1:]))
+    if not sys.argv[1:]:
+        DOCUMENT.write_text(document.render())

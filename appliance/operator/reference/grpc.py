@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from appliance.operator.reference.http import error_rows
+from appliance.operator.reference.errors import error_rows
 from appliance.operator.reference.markdown import code, page, section, table
 
 API = Path(__file__).resolve().parents[2] / "gateway" / "grpc" / "proto"

@@ -6,11 +6,8 @@ parsers take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from appliance.common.audit.attestation import MAX_NONCE, MIN_NONCE
 from appliance.common.batches.values import ENDPOINTS, FILE_KEEP_S, LEAST_KEEP_S, MAX_FILE_BYTES, MAX_METADATA, WINDOWS
-from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.front.end_user import MAX_END_USER_CHARS
@@ -19,8 +16,9 @@ from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
 from appliance.gateway.http.openai import EFFORTS, MAX_PROMPTS
 from appliance.gateway.http.stored_objects import MAX_BATCHES_LISTED, MAX_FILES_LISTED
+from appliance.operator.reference.errors import error_rows
 from appliance.operator.reference.http_agents import MESSAGES, RESPONSES
-from appliance.operator.reference.markdown import Field, code, first_paragraph, page, section, table
+from appliance.operator.reference.markdown import Field, code, page, section, table
 from isolation.ipc import messages as wire
 from isolation.ipc.logit_bias import MAX_LOGIT_BIAS, MAX_LOGIT_BIASES
 from isolation.ipc.sampling import PARAMETERS
@@ -56,6 +54,7 @@ ROUTE_MEANINGS = {
     "/v1/limits": "Limits of the caller's tenant, and what is left of them now (usage.md).",
     "/v1/usage": "What the caller's tenant has used in the current day and month, by model (usage.md).",
     "/version": "Version of the appliance.",
+    "/openapi.json": "This API as a document of OpenAPI 3.1, for generators of clients.",
     "/v1/models": "Models and routes that the caller's tenant may use.",
     "/v1/models/{model:path}": "One of these models.",
     "/health": "The same as /health/ready, where routers look for it.",
@@ -334,24 +333,3 @@ def render() -> str:
 
 def _coded(fields: tuple[Field, ...]) -> list[list[str]]:
     return [[code(name), *rest] for name, *rest in fields]
-
-
-def error_rows(*, for_grpc: bool) -> list[list[str]]:
-    """Errors that a caller can meet, by status: from the error table."""
-    rows = []
-    for error in _errors(ApplianceError):
-        shown, meaning = error.wire, first_paragraph(error.__doc__)
-        if for_grpc:
-            rows.append([code(shown.grpc), code(shown.reason), meaning])
-        else:
-            rows.append([str(shown.http), code(shown.kind), code(shown.code), meaning])
-    return sorted(rows)
-
-
-def _errors(base: type[ApplianceError]) -> Iterator[type[ApplianceError]]:
-    for one in base.__subclasses__():
-        if one.__module__ != ApplianceError.__module__ or one in (ConfigError, StartError, ControlError):
-            continue
-        if "wire" in vars(one):
-            yield one
-        yield from _errors(one)

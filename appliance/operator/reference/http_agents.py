@@ -51,7 +51,12 @@ RESPONSES: tuple[Field, ...] = (
 
 MESSAGES: tuple[Field, ...] = (
     _MODEL,
-    ("messages", f"list of 1 to {limits.MAX_MESSAGES}", "required", "Conversation of user and assistant, in blocks."),
+    (
+        "messages",
+        f"list of 1 to {limits.MAX_MESSAGES}",
+        "required",
+        "Conversation of user, assistant and system, in blocks.",
+    ),
     ("max_tokens", f"tokens, 1 to {wire.MAX_TOKENS_PER_REQUEST}", "required", "Most output tokens."),
     ("system", "text, or list of text blocks", "none", "Stands before the conversation, as a message of the system."),
     ("tools", f"list of at most {MAX_TOOLS}", "none", "Functions that the model may call (tools.md)."),

@@ -121,6 +121,26 @@ def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> 
     assert f"athanor.yaml{place}" in raised.value.message
 
 
+ORIGINS = 'admin: "unix:admin.sock", cors_origins: '
+
+
+def test_origins_are_listed_one_by_one(tmp_path: Path) -> None:
+    """No page of another origin may call by default; a star, and a listener that demands certificates, are refused with
+    the place in the file."""
+    assert load_config(write(tmp_path, GOOD)).listen.cors_origins == ()
+    text = GOOD.replace('admin: "unix:admin.sock"', ORIGINS + "['https://app.example', 'http://localhost:3000']")
+    assert load_config(write(tmp_path, text)).listen.cors_origins == ("https://app.example", "http://localhost:3000")
+    demands = ", tls: {certificate: a, key: b, client_ca: c, http_clients: required}"
+    for origins, reason in (
+        ("['*']", "list the origins one by one"),
+        ("['https://app.example/']", "no slash at the end"),
+        ("['https://app.example']" + demands, "http_clients is required"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            load_config(write(tmp_path, GOOD.replace('admin: "unix:admin.sock"', ORIGINS + origins)))
+        assert reason in raised.value.message and "athanor.yaml:" in raised.value.message
+
+
 PROXIES = 'admin: "unix:admin.sock", trusted_proxies: '
 
 

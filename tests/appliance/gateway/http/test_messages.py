@@ -84,6 +84,18 @@ async def test_a_stream_is_put_together_by_the_client(running: Running, client: 
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
 
 
+async def test_a_message_of_the_system_stands_in_its_place(running: Running, client: anthropic.AsyncAnthropic) -> None:
+    """A message of the role system reaches the template between the others, behind what ``system`` says; one with
+    anything but text is refused."""
+    messages: list[Any] = [USER, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    await ask(client, system="First.", messages=messages)
+    turns = json.loads(running.service.requests[0].prompt.source)["messages"]
+    assert [(turn["role"], turn["content"]) for turn in turns][::2] == [("system", "First."), ("system", "Be brief.")]
+    call = {"type": "tool_use", "id": "call_a", "name": "now", "input": {}}
+    with pytest.raises(anthropic.BadRequestError, match="in a message of the system"):
+        await ask(client, messages=[USER, {"role": "system", "content": [call]}])
+
+
 async def test_events_have_the_published_names(running: Running) -> None:
     """Each event's type stands in its data as well, and the last of a message is its stop."""
     names = []
@@ -220,7 +232,7 @@ async def test_errors_are_those_that_the_client_knows(running: Running, client: 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens is required", {"max_tokens": None}),
     ("messages is required", {"messages": None}),
-    ("messages[0].role", {"messages": [{"role": "system", "content": "x"}]}),
+    ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
     ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
     ("messages[0].content[0]", {"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}]}),
