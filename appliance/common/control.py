@@ -2,12 +2,13 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it
-was handed whether it has it. It may ask for exactly nine things: namespace keys, what tenants have spent, what one
+was handed whether it has it. It may ask for exactly ten things: namespace keys, what tenants have spent, what one
 has used, attestations, the socket on which files and batches are spoken of, the end of a sandbox that misbehaved, the
-freezing of idle ones, and the coming and going of the sandboxes that the policy grants to single tenants, which the
-supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines, reserves what requests may
-cost, and reports what belongs into the audit log and when keys were used. There is no message that names a program or
-a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+freezing of idle ones, the coming and going of the sandboxes that the policy grants to single tenants, and of models as
+the configuration names them, both of which the supervisor looks up for itself. Besides, it says whose KV may be kept
+outside of engines, reserves what requests may cost, and reports what belongs into the audit log and when keys were
+used. There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
+nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -28,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 13
+CONTROL_VERSION = 14
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -68,6 +69,60 @@ class Welcome:
     sandbox: str
     limits: str
     models: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServed:
+    """Supervisor: a model that it serves, told to a gateway that attaches and at each change."""
+
+    model: str
+    runner: str
+    truncates: int
+    entry: str
+    """Digest of its entry (``appliance.common.served_models.entry_digest``)."""
+    state: str
+    """``served``, or ``leaving`` once it shall end: the gateway has its requests end and says ``ModelDrained``."""
+    again: int
+    """1: it leaves for a moment, and comes again with another entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGone:
+    """Supervisor: a model is served no more, and nothing is left of its sandboxes."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewModels:
+    """Gateway: asks whether the models that the configuration names now could be served in place of those that are.
+    The supervisor reads the configuration for itself; ``entries`` is the digest of what the gateway read
+    (``appliance.common.served_models.models_digest``)."""
+
+    request: str
+    entries: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReviewed:
+    """Supervisor: answer to ``ReviewModels``: a line for each problem; without any, ``ApplyModels`` may follow."""
+
+    request: str
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyModels:
+    """Gateway: has what was reviewed last under this id come and go."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrained:
+    """Gateway: no request uses a model that is leaving any more."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +410,9 @@ FromGateway = (
     | Attest
     | UsageQuery
     | OpenStore
+    | ReviewModels
+    | ApplyModels
+    | ModelDrained
 )
 FromSupervisor = (
     Welcome
@@ -372,6 +430,9 @@ FromSupervisor = (
     | Used
     | StoreUp
     | StoreState
+    | ModelServed
+    | ModelGone
+    | ModelsReviewed
 )
 Control = FromGateway | FromSupervisor
 

@@ -8,8 +8,9 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -40,6 +41,7 @@ from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
 from appliance.gateway.front.tls_files import CertificateDates
+from appliance.gateway.model_table import ModelTable
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -98,13 +100,13 @@ class Gateway:
         self._config_file = ConfigFile(config, reread)
         self._alone = alone
         self._hopeless = ""
-        names = [model.name for model in config.models]
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
+        self._gauges: Gauges | None = None
+        self._models = _model_sandboxes(config)
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, self._models, config.policy_keys)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
             raise ConfigError("\n".join(found))
-        self._models = _model_sandboxes(config)
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
         supervisor = SupervisorLink(config.run_dir / CONTROL_SOCKET)
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
@@ -124,6 +126,9 @@ class Gateway:
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
+        self._table = ModelTable(
+            self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
+        )
         takers, take_store = self._takers(questions), self._batches.link.take
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
         self._certificate = CertificateDates(config.listen.tls)
@@ -137,6 +142,7 @@ class Gateway:
             Spent: self._spend.take_spent,
             SpendReserved: self._spend.take_reserved,
             **questions.takers,
+            **self._table.takers,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
@@ -178,7 +184,7 @@ class Gateway:
             self._service.ledger.replace(policy, namespaces)
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
-            gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
+            gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
             watching = watch_engines(
                 self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
             )
@@ -202,6 +208,7 @@ class Gateway:
             self._credentials.uses.tell()
             for task in (attach, *background):
                 task.cancel()
+            self._table.close()
             await asyncio.wait((attach,))
             await asyncio.to_thread(self._telemetry.close)
 
@@ -275,18 +282,24 @@ class Gateway:
         before = self._config_file.running
         try:
             found = await self._config_file.look()
+            models = self._table.difference(before.models, found.models)
+            reviewed = await self._table.review(found.models) if models else ""
         except ConfigError as error:
             return self._file.refused(self._service.ledger.policy.digest, tuple(str(error).splitlines()))
-        self._file.use(found.config.credentials, found.config.pepper)
-        outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, self._prepare)
+        self._file.use(found.config.credentials, found.config.pepper, [model.name for model in found.models])
+        prepare = partial(self._prepare, removed=models.removed)
+        outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, prepare)
         if not outcome.ok:
-            self._file.use(before.credentials, before.pepper)
+            self._file.use(before.credentials, before.pepper, self._models)
             return outcome
+        if reviewed:
+            self._table.apply(reviewed)
         self._config_file.adopt(found)
         self._freezer.after_s = found.config.sandbox.freeze_after_s
-        if found.applied or found.restart:
-            log.info("configuration reloaded", applied=found.applied, needs_a_restart=found.restart)
-        return replace(outcome, applied=found.applied, restart=found.restart, restart_command=found.command)
+        applied = (*found.applied, *models.lines(before.models))
+        if applied or found.restart:
+            log.info("configuration reloaded", applied=applied, needs_a_restart=found.restart)
+        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command)
 
     def _step_timeout_s(self) -> float:
         return self._config_file.running.sandbox.step_timeout_s
@@ -308,7 +321,19 @@ class Gateway:
             await asyncio.sleep(0)
         await self._batches.follow(policy)
 
+    def _models_changed(self, come: tuple[str, ...], gone: tuple[str, ...]) -> None:
+        """Tell every part which models have come and gone."""
+        policy = self._service.ledger.policy
+        self._freezer.apply(policy, self._models)
+        self._telemetry.metrics.know(models=come)
+        self._telemetry.metrics.hide(models=gone)
+        if self._gauges is not None:
+            self._gauges.expect(come)
+        if come and self._service.ledger.namespaces:
+            self._service.share_out()
+
     def _welcome(self, welcome: Welcome) -> None:
+        self._table.welcome(welcome)
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
@@ -320,9 +345,15 @@ class Gateway:
         tenants = len(self._service.ledger.policy.tenants)
         self._audit.add("policy", outcome=outcome, policy=digest, tenants=tenants)
 
-    async def _prepare(self, policy: PolicySet) -> list[str]:
-        """Make what a new policy needs; returns what is wrong with it."""
-        if found := self._unusable(policy):
+    async def _prepare(self, policy: PolicySet, removed: Collection[str] = ()) -> list[str]:
+        """Make what a new policy needs; returns what is wrong with it. ``removed``: models that go with it."""
+        found = self._unusable(policy)
+        found += [
+            f"public_prefixes.{name}: it is published for the model {one.model}, which is to be removed; take both away"
+            for name, one in policy.public.items()
+            if one.model in removed
+        ]
+        if found:
             return found
         # What was used is told first: the answer then has it.
         self._audit.flush()
@@ -355,7 +386,7 @@ class Gateway:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it
         goes on being started, and status shows it."""
         until = time.monotonic() + FIRST_READY_S
-        for model in self._models.values():
+        for model in tuple(self._models.values()):
             await model.wait_settled(until)
         await first_ready(self._models.values(), FIRST_READY_S)
         if self._stop.is_set():

@@ -230,6 +230,11 @@ class Lifecycle:
         )
 
     @property
+    def alias(self) -> str:
+        """Route by which the model was asked for; empty: by its own name."""
+        return self._call.alias
+
+    @property
     def tokens(self) -> Tokens:
         """Tokens to charge up to now: input once an engine took the request up, output as it is delivered."""
         outcome = self.outcome

@@ -46,10 +46,10 @@ from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tenant_use import TenantUses
 from appliance.gateway.request.tokenizing import TokenizerSession
-from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, reason_to_end
+from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, model_leaves, reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -208,6 +208,8 @@ class GatewayService:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
         if model is None:
             raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
+        if model.leaving is not Leaving.NO:
+            raise model_leaves(name, again=model.leaving is Leaving.AGAIN or bool(request.alias), running=False)
         if embeds is not None and embeds != (model.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {name} {what}", param="model")
@@ -229,7 +231,8 @@ class GatewayService:
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """Return the models that this principal may use, with the routes, which are models to it."""
         policy = self.ledger.policy
-        names = visible_models(policy, principal.tenant, self.model_sandboxes)
+        staying = [name for name, one in self.model_sandboxes.items() if one.leaving is not Leaving.FOR_GOOD]
+        names = visible_models(policy, principal.tenant, staying)
         cards = [self._card(self.model_sandboxes[name]) for name in names if name not in policy.routes]
         return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
 
@@ -328,7 +331,8 @@ class GatewayService:
         """Note which requests were in an engine that ended."""
         self.take_integrity(model, link)
         inside = (stream.fingerprint for stream in link.inside)
-        self._suspects[model.name].engine_died(inside, time.monotonic())
+        if (suspects := self._suspects.get(model.name)) is not None:
+            suspects.engine_died(inside, time.monotonic())
 
     def suspicion(self, now: float) -> dict[str, tuple[int, int]]:
         """Return by model how many requests are suspected of ending engines, and how many are in quarantine."""
@@ -341,6 +345,30 @@ class GatewayService:
             self.integrity_failures += count
             self._audited_calls.integrity(model.name, link.generation, count)
             self._telemetry.count(names.INTEGRITY_FAILURES, count, model=model.name)
+
+    def add_model(self, model: ModelSandboxes) -> None:
+        """Serve a further model, once its sandboxes are there."""
+        self.model_sandboxes[model.name] = model
+        self._suspects[model.name] = Suspects()
+        self.publications.model_came(model.name)
+
+    def remove_model(self, name: str) -> None:
+        """Serve a model no more. Its requests have ended or were ended before."""
+        self.model_sandboxes.pop(name, None)
+        self._suspects.pop(name, None)
+
+    def num_requests(self, model: ModelSandboxes) -> int:
+        """Count the requests that use a model."""
+        return sum(life.model is model for life in self._dependencies.live)
+
+    def end_requests(self, model: ModelSandboxes) -> int:
+        """End all requests of a model that is taken away; returns how many there were."""
+        found = [life for life in self._dependencies.live if life.model is model]
+        again = model.leaving is Leaving.AGAIN
+        for life in found:
+            name = life.alias or model.name
+            life.withdraw(model_leaves(name, again=again or bool(life.alias), running=True))
+        return len(found)
 
     def share_out(self) -> None:
         """Tell every engine, now and whenever one comes up, what accounts may keep of its KV, and what is public."""

@@ -112,6 +112,13 @@ class Publications:
             model.set_public(PublicPrefixes(tuple(PublicPrefix(one.key, one.token_ids) for one in entries)))
         self._changed.set()
 
+    def model_came(self, name: str) -> None:
+        """Publish again what is published for a model that has come."""
+        if self._policy is not None:
+            accounts = [public_account(one) for one in self._policy.public.values() if one.model == name]
+            self._problems = {account: why for account, why in self._problems.items() if account not in accounts}
+            self._changed.set()
+
     async def run(self) -> None:
         """Publish prefixes that could not be published at once when their models come up; ends by cancellation."""
         while True:

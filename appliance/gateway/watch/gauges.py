@@ -136,7 +136,16 @@ class Gauges:
 
     def begin(self) -> None:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
-        metrics, models = self._telemetry.metrics, tuple(self._service.model_sandboxes)
+        self.expect(tuple(self._service.model_sandboxes))
+        metrics = self._telemetry.metrics
+        metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
+        limits = tuple(TREATMENTS.values())
+        metrics.expect(names.QUEUED_REQUESTS, rule=limits, outcome=names.QUEUE_OUTCOMES)
+        metrics.expect(names.DOWNGRADED_REQUESTS, rule=limits)
+
+    def expect(self, models: tuple[str, ...]) -> None:
+        """Begin at 0 what is rarely counted of these models."""
+        metrics = self._telemetry.metrics
         metrics.expect(names.SANDBOX_RESTARTS, model=models, role=ROLES)
         for counter in (names.SANDBOX_HANGS, names.HAND_OVER_CUTS):
             metrics.expect(counter, model=models, role=ROLES)
@@ -144,10 +153,6 @@ class Gauges:
         for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
             metrics.expect(counter, model=models)
         metrics.expect(names.SANDBOX_THAWS, model=models)
-        metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
-        limits = tuple(TREATMENTS.values())
-        metrics.expect(names.QUEUED_REQUESTS, rule=limits, outcome=names.QUEUE_OUTCOMES)
-        metrics.expect(names.DOWNGRADED_REQUESTS, rule=limits)
 
     def check_engines(self, step_timeout_s: float) -> None:
         """Count integrity failures, probe idle sandboxes, and end those that have answered nothing for so many seconds:
