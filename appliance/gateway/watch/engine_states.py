@@ -38,7 +38,7 @@ class EngineStates:
             name=model.name,
             runner=model.runner,
             tenant=model.tenant,
-            state=_state(model, there=there),
+            state=view_state(model, there=there),
             running=running(engine),
             waiting=waiting(engine),
             sandboxes=tuple(
@@ -134,7 +134,8 @@ class EngineStates:
         return self._names[1]
 
 
-def _state(model: ModelSandboxes, *, there: bool) -> str:
+def view_state(model: ModelSandboxes, *, there: bool) -> str:
+    """Return the state of a model for ``ModelView``; ``there``: its sandboxes are."""
     if model.draining or model.leaving is not Leaving.NO:
         return "draining"
     return "starting" if not there else "hung" if model.hangs else "ready"
