@@ -208,7 +208,7 @@ class ModelChanges:
         self._publish(ModelGone(name), ())
         log.info("a model is gone", model=name)
         if self.warm is not None and not again:
-            await self.warm.forget(planned.plans)
+            await self.warm.forget(planned.plans, [keeper.plan for keeper in self._models.keepers])
 
 
 def _planned(config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime) -> PlannedModel:

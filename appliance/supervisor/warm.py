@@ -151,15 +151,27 @@ class WarmStarts:
             self._forgotten.discard(plan.name)
             self._wanted.put_nowait((plan, cold_s))
 
-    async def forget(self, plans: Iterable[BootPlan]) -> None:
-        """Remove the checkpoints of sandboxes that are there no more, also one that is being made."""
+    async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
+        """Remove the checkpoints of sandboxes that are there no more, also one that is being made, unless one that stays
+        begins with the same: two models may have the same files."""
+        plans = tuple(plans)
         for plan in plans:
             self._asked.pop(plan.name, None)
             self._forgotten.add(plan.name)
-            async with self._making:
-                with suppress(OSError):
-                    if key := await asyncio.to_thread(self.key, plan.spec):
-                        await asyncio.to_thread(self.store.drop, key)
+        async with self._making:
+            await asyncio.to_thread(self._drop, plans, tuple(staying))
+
+    def _drop(self, plans: tuple[BootPlan, ...], staying: tuple[BootPlan, ...]) -> None:
+        kept = {self._key_of(plan) for plan in staying}
+        for key in {self._key_of(plan) for plan in plans} - kept - {""}:
+            self.store.drop(key)
+
+    def _key_of(self, plan: BootPlan) -> str:
+        """Name of the plan's checkpoint; empty where its files are gone."""
+        try:
+            return self.key(plan.spec)
+        except OSError:
+            return ""
 
     async def run(self) -> None:
         """Make the requested checkpoints, one at a time, until ``close``."""

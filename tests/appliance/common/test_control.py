@@ -12,15 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.common.control import (
+    ApplyModels,
     Attach,
     Control,
     ControlError,
     Fault,
     HandedOver,
+    ModelDrained,
+    ModelGone,
+    ModelServed,
+    ModelsReviewed,
     NamespaceQuery,
     Namespaces,
     Release,
     Retention,
+    ReviewModels,
     SandboxDown,
     SandboxUp,
     SandboxUse,
@@ -47,6 +53,12 @@ MESSAGES: list[Control] = [
     SandboxUse("m", "engine", 5 << 30, 8 << 30),
     HandedOver("m", "engine", 3, 1),
     HandedOver("m", "engine", 3, 0, "alpha", 1024),
+    ModelServed("m", "model", 0, "00ff", "served", 0),
+    ModelGone("m"),
+    ReviewModels("1f", "00ff"),
+    ModelsReviewed("1f", ["models.d/m.yaml:1:1: model m: no room"]),
+    ApplyModels("1f"),
+    ModelDrained("m"),
 ]
 
 
