@@ -152,7 +152,7 @@ class WarmStarts:
             self._wanted.put_nowait((plan, cold_s))
 
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
-        """Remove the checkpoints of sandboxes that are there no more, also one that is being made, unless one that stays
+        """Remove the checkpoints of sandboxes that are gone, also one that is being made, unless one that stays
         begins with the same: two models may have the same files."""
         plans = tuple(plans)
         for plan in plans:

@@ -118,8 +118,24 @@ def pull_into(config: Path, source: str, name: str, digest: str, stack: ExitStac
     from appliance.fetch.pull import PullOrder
 
     place = source if "://" in source else str(Path(source).absolute())
-    order = FetchOrder("pull", PullOrder(place, name, digest, pin=True))
+    unverified = digest == ANY
+    order = FetchOrder("pull", PullOrder(place, name, "" if unverified else digest, True, unverified))
     return _Chosen(config, None).send(order, _progress(stack))
+
+
+def find_in(config: Path, model: str, *, pin: bool) -> str:
+    """Digest of a model in the cache of a configuration, which is pinned there where ``pin`` says so.
+
+    Raises:
+        ModelCacheError: there is none, or it cannot be pinned.
+    """
+    from appliance.fetch.protocol import FetchOrder
+
+    chosen = _Chosen(config, None)
+    found = chosen.cache.find(model)
+    if pin and not found.notes.pinned:
+        chosen.send(FetchOrder("pin", model=found.digest), lambda doing, reached, total: None)
+    return found.digest
 
 
 def list_models(config: Config = DEFAULT_CONFIG, cache: Cache = None, output_format: Output = Format.TABLE) -> None:

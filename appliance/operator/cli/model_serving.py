@@ -158,7 +158,7 @@ def _cached(
     Raises:
         ConfigError: there is none, or it cannot be pulled.
     """
-    from appliance.operator.cli.model_cache import pull_into
+    from appliance.operator.cli.model_cache import find_in, pull_into
 
     if loaded.model_cache is None:
         fail(
@@ -167,9 +167,7 @@ def _cached(
             "--path DIR names it",
         )
     if source is None:
-        from appliance.common.model_cache.store import ModelCache
-
-        return ModelCache(loaded.model_cache.directory).find(digest or name).digest
+        return find_in(config, digest or name, pin=not dry_run)
     if dry_run:
         fail(
             exits.USAGE,
