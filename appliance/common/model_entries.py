@@ -14,6 +14,7 @@ from typing import Any
 
 from appliance.common.config_text import ConfigText, Place
 from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.figures import counted
 from policy.positions import dotted
 
 FOLDER = "models.d"
@@ -128,7 +129,7 @@ def _files(folder: Path) -> list[Path]:
         raise ConfigError(f"{odd[0]}: files here end in .yaml, and this one is not read; rename it")
     found = [path for path in names if path.suffix == ".yaml"]
     if len(found) > MAX_FILES:
-        raise ConfigError(f"{folder} has {len(found)} files, and {MAX_FILES} at most are read")
+        raise ConfigError(f"{folder} has {counted(len(found), 'file')}, and {MAX_FILES} at most are read")
     return found
 
 

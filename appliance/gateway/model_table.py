@@ -2,7 +2,7 @@
 
 The supervisor's word is the table; the gateway's own configuration only says what to expect before the first word.
 A model that leaves takes no request any more. Those that run have ``DRAIN_S`` to end and are cut with a typed error
-then; the supervisor ends the sandboxes once it hears that no request is left.
+then; the supervisor ends the sandboxes once it knows that no request is left.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any
 import structlog
 
 from appliance.common.config import MODEL_NAME, ModelConfig
-from appliance.common.control import (
+from appliance.common.control import Control, Welcome
+from appliance.common.control_models import (
     ApplyModels,
-    Control,
     ModelDrained,
     ModelGone,
     ModelServed,
     ModelsReviewed,
     ReviewModels,
-    Welcome,
 )
 from appliance.common.errors import ConfigError
 from appliance.common.served_models import (
@@ -37,7 +36,10 @@ from appliance.common.served_models import (
     entry_digest,
     models_digest,
 )
+from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.service import GatewayService
+from appliance.gateway.request.suspects import Suspects
+from appliance.gateway.request.withdrawal import model_leaves
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 
 log = structlog.get_logger()
@@ -120,7 +122,9 @@ class ModelTable:
             model.arriving = True
             for role in ("engine", "text"):
                 model.record(role)
-            self._service.add_model(model)
+            self._service.suspects.setdefault(name, Suspects())
+            models[name] = model
+            self._service.publications.model_came(name)
             log.info("a model comes", model=name)
             self._changed((name,), ())
 
@@ -190,12 +194,17 @@ class ModelTable:
             log.info("a model goes", model=name, again=again, seconds=self._drain_s)
             task = asyncio.create_task(self._drain(model), name=f"drain of {name}")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a model was not drained", task=task.get_name(), error=repr(error), exc_info=error)
 
     async def _drain(self, model: ModelSandboxes) -> None:
         """Wait for a model's requests, cut those that are left, and say so."""
         await self._emptied(model, self._drain_s)
-        if cut := self._service.end_requests(model):
+        if cut := self._cut(model):
             log.warning("requests of a leaving model are cut", model=model.name, requests=cut)
             await self._emptied(model, CUT_S)
         self._service.tenant_sandboxes.end_model(model.name)
@@ -206,9 +215,21 @@ class ModelTable:
     async def _emptied(self, model: ModelSandboxes, longest_s: float) -> None:
         until = time.monotonic() + longest_s
         while True:
-            if not self._service.num_requests(model) or time.monotonic() >= until:
+            if not self._requests(model) or time.monotonic() >= until:
                 return
             await asyncio.sleep(LOOK_S)
+
+    def _requests(self, model: ModelSandboxes) -> list[Lifecycle]:
+        """Return the requests that use a model."""
+        return [life for life in self._service.live if life.model is model]
+
+    def _cut(self, model: ModelSandboxes) -> int:
+        """End all requests of a model; returns how many there were."""
+        found, again = self._requests(model), model.leaving is Leaving.AGAIN
+        for life in found:
+            alias = life.call.alias
+            life.withdraw(model_leaves(alias or model.name, again=again or bool(alias), running=True))
+        return len(found)
 
     def _drop(self, name: str) -> None:
         model = self._service.model_sandboxes.get(name)
@@ -216,10 +237,11 @@ class ModelTable:
             return
         if model.leaving is Leaving.NO:
             model.leaving = Leaving.FOR_GOOD
-        self._service.end_requests(model)
+        self._cut(model)
         self._service.tenant_sandboxes.end_model(name)
         model.close_links()
         model.note_failure()  # Nobody waits for it any more.
-        self._service.remove_model(name)
+        # What is known of its suspects stays: requests that were cut may still look, and it may come again.
+        del self._service.model_sandboxes[name]
         log.info("a model is gone", model=name)
         self._changed((), (name,))

@@ -51,6 +51,7 @@ from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
+from appliance.gateway.sandboxes.publications import published_for
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
@@ -199,7 +200,7 @@ class Gateway:
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
-            background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
+            background.append(self._keep(keep_forgetting(lambda: _forgets(self._service.ledger.policy)), "forgetting"))
             background.append(self._keep(keep_giving_back(), "giving free memory back"))
             background.append(self._keep(self._batches.run(), "batches"))
             await self._serve(background, gauges)
@@ -245,13 +246,14 @@ class Gateway:
         resolver = self._credentials.resolver(self._service)
         settings = FrontEndSettings.of(listen, self._certificate)
         async with (
-            serve_front_ends(self._service, resolver, settings, self._is_ready, self._batches.work) as front,
+            serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
             gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
             addresses = {**front.addresses, "admin": admin, **metrics}
-            for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):
+            works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
+            for work, name in works:
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(_log_failure)
                 background.append(task)
@@ -323,8 +325,7 @@ class Gateway:
 
     def _models_changed(self, come: tuple[str, ...], gone: tuple[str, ...]) -> None:
         """Tell every part which models have come and gone."""
-        policy = self._service.ledger.policy
-        self._freezer.apply(policy, self._models)
+        self._freezer.apply(self._service.ledger.policy, self._models)
         self._telemetry.metrics.know(models=come)
         self._telemetry.metrics.hide(models=gone)
         if self._gauges is not None:
@@ -347,13 +348,7 @@ class Gateway:
 
     async def _prepare(self, policy: PolicySet, removed: Collection[str] = ()) -> list[str]:
         """Make what a new policy needs; returns what is wrong with it. ``removed``: models that go with it."""
-        found = self._unusable(policy)
-        found += [
-            f"public_prefixes.{name}: it is published for the model {one.model}, which is to be removed; take both away"
-            for name, one in policy.public.items()
-            if one.model in removed
-        ]
-        if found:
+        if found := [*self._unusable(policy), *published_for(policy, removed)]:
             return found
         # What was used is told first: the answer then has it.
         self._audit.flush()
@@ -366,21 +361,9 @@ class Gateway:
             policy, audited=self._config.audit is not None
         )
 
-    def _forgets(self) -> bool:
-        """Return whether the policy has a tenant with ``retention: none``."""
-        return any(one.retention is Retention.NONE for one in self._service.ledger.policy.tenants.values())
-
     def _hang_up(self) -> None:
         task = asyncio.ensure_future(self.reload())
         task.add_done_callback(_log_failure)
-
-    def _is_ready(self) -> bool:
-        return self._state.readiness().ready
-
-    async def _accept(self, front: FrontEnds) -> None:
-        """Take connections at a kept socket once a model answers, or it takes too long."""
-        await first_ready(self._models.values(), KEPT_WAIT_S)
-        await front.accept()
 
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it
@@ -399,17 +382,30 @@ class Gateway:
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
         front.refresh()
-        words = {**addresses, "models": list(self._models), "sandbox": self._service.sandbox}
-        notify.notify(
-            "READY=1",
-            f"STATUS=serving {', '.join(self._models)} in {self._service.sandbox}",
-            f"{notify.ADDRESSES_KEY}={json.dumps(words)}",
-        )
-        log.info("ready", **words)
+        _say_ready(addresses, list(self._models), self._service.sandbox)
         interval = notify.watchdog_interval_s()
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:
+    """Take connections at a kept socket once a model answers, or it takes too long."""
+    await first_ready(models.values(), KEPT_WAIT_S)
+    await front.accept()
+
+
+def _forgets(policy: PolicySet) -> bool:
+    """Return whether a policy has a tenant with ``retention: none``."""
+    return any(one.retention is Retention.NONE for one in policy.tenants.values())
+
+
+def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> None:
+    """Tell whatever started this process that it serves, and log it."""
+    words = {**addresses, "models": models, "sandbox": sandbox}
+    status = f"STATUS=serving {', '.join(models)} in {sandbox}"
+    notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
+    log.info("ready", **words)
 
 
 def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:

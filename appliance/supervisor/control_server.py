@@ -13,7 +13,6 @@ import structlog
 
 from appliance.common.control import (
     CONTROL_VERSION,
-    ApplyModels,
     Attach,
     Attest,
     Audited,
@@ -22,14 +21,12 @@ from appliance.common.control import (
     Freeze,
     HandedOver,
     KeysUsed,
-    ModelDrained,
     NamespaceQuery,
     Namespaces,
     OpenStore,
     Release,
     ReserveSpend,
     Retention,
-    ReviewModels,
     SpendQuery,
     UsageQuery,
     Want,
@@ -37,6 +34,7 @@ from appliance.common.control import (
     receive,
     send,
 )
+from appliance.common.control_models import ApplyModels, ModelDrained, ReviewModels
 from appliance.common.errors import ControlError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace

@@ -19,7 +19,8 @@ from appliance.common.audit.entry import Entry, entry
 from appliance.common.catalog import check_files, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_loader import Resolved
-from appliance.common.control import ApplyModels, Control, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
+from appliance.common.control import Control
+from appliance.common.control_models import ApplyModels, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, model_need, no_room

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
-from appliance.common.control import Fault, Freeze, HandedOver, ModelServed
+from appliance.common.control import Fault, Freeze, HandedOver
+from appliance.common.control_models import ModelServed
 from appliance.common.served_models import LEAVING, SERVED, entry_digest
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper

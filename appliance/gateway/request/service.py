@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -103,7 +103,7 @@ class GatewayService:
         self._telemetry = telemetry
         self.count = telemetry.count
         """Adds to a counter of ``names``."""
-        self._suspects = {name: Suspects() for name in model_sandboxes}
+        self.suspects = {name: Suspects() for name in model_sandboxes}
         self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
         self.shadows = Shadows(ledger.spends, telemetry.count)
         """Policy that is tried, if any."""
@@ -112,7 +112,7 @@ class GatewayService:
         self._dependencies = SessionDependencies(
             model_sandboxes,
             ledger,
-            self._suspects,
+            self.suspects,
             self.next_id,
             self._audited_calls,
             self.tenant_counts,
@@ -121,6 +121,11 @@ class GatewayService:
             record_spend=record_spend,
             count=telemetry.count,
         )
+
+    @property
+    def live(self) -> Collection[Lifecycle]:
+        """Requests between admission and settlement."""
+        return self._dependencies.live
 
     def next_id(self) -> int:
         """Draw a wire id never used before in this process."""
@@ -331,12 +336,11 @@ class GatewayService:
         """Note which requests were in an engine that ended."""
         self.take_integrity(model, link)
         inside = (stream.fingerprint for stream in link.inside)
-        if (suspects := self._suspects.get(model.name)) is not None:
-            suspects.engine_died(inside, time.monotonic())
+        self.suspects[model.name].engine_died(inside, time.monotonic())
 
     def suspicion(self, now: float) -> dict[str, tuple[int, int]]:
         """Return by model how many requests are suspected of ending engines, and how many are in quarantine."""
-        return {name: suspects.counts(now) for name, suspects in self._suspects.items()}
+        return {name: suspects.counts(now) for name, suspects in self.suspects.items()}
 
     def take_integrity(self, model: ModelSandboxes, link: EngineLink) -> None:
         """Count and audit the integrity failures that a link has counted since the last call."""
@@ -345,30 +349,6 @@ class GatewayService:
             self.integrity_failures += count
             self._audited_calls.integrity(model.name, link.generation, count)
             self._telemetry.count(names.INTEGRITY_FAILURES, count, model=model.name)
-
-    def add_model(self, model: ModelSandboxes) -> None:
-        """Serve a further model, once its sandboxes are there."""
-        self.model_sandboxes[model.name] = model
-        self._suspects[model.name] = Suspects()
-        self.publications.model_came(model.name)
-
-    def remove_model(self, name: str) -> None:
-        """Serve a model no more. Its requests have ended or were ended before."""
-        self.model_sandboxes.pop(name, None)
-        self._suspects.pop(name, None)
-
-    def num_requests(self, model: ModelSandboxes) -> int:
-        """Count the requests that use a model."""
-        return sum(life.model is model for life in self._dependencies.live)
-
-    def end_requests(self, model: ModelSandboxes) -> int:
-        """End all requests of a model that is taken away; returns how many there were."""
-        found = [life for life in self._dependencies.live if life.model is model]
-        again = model.leaving is Leaving.AGAIN
-        for life in found:
-            name = life.alias or model.name
-            life.withdraw(model_leaves(name, again=again or bool(life.alias), running=True))
-        return len(found)
 
     def share_out(self) -> None:
         """Tell every engine, now and whenever one comes up, what accounts may keep of its KV, and what is public."""

@@ -15,7 +15,7 @@ import asyncio
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -218,6 +218,15 @@ class Publications:
                 if problem is not None:
                     found[prefix.id] = problem
         return found
+
+
+def published_for(policy: PolicySet, removed: Collection[str]) -> list[str]:
+    """Return a line for each prefix whose model is to be removed."""
+    return [
+        f"public_prefixes.{name}: it is published for the model {one.model}, which is to be removed; take both away"
+        for name, one in policy.public.items()
+        if one.model in removed
+    ]
 
 
 def _accounts(policy: PolicySet) -> list[str]:

@@ -94,6 +94,10 @@ class ApplianceState:
             return Readiness(ready=False, reason=f"sandboxes hang: {', '.join(hangs)}")
         return Readiness(ready=True)
 
+    def ready(self) -> bool:
+        """Return whether a request would be taken now."""
+        return self.readiness().ready
+
     def _missing(self) -> list[str]:
         """Return the models that ought to answer and are not there. One that has just come, or is being taken away, is
         none of them, as long as another answers."""

@@ -385,6 +385,7 @@ def _look(loaded: ApplianceConfig, admin: str | None, name: str) -> dict[str, An
 
 
 def _wait_serving(loaded: ApplianceConfig, admin: str | None, model: ModelConfig, wait_s: float) -> None:
+    from appliance.common.figures import counted
     from appliance.operator.cli.model_states import state_of
 
     until, state = time.monotonic() + wait_s, "starting"
@@ -399,7 +400,8 @@ def _wait_serving(loaded: ApplianceConfig, admin: str | None, model: ModelConfig
             )
         if found is not None and state == "serving":
             tokens = int(found["engine"]["num_blocks"]) * model.block_size
-            output().print(f"{model.name} serves; its KV holds {tokens:,} tokens", soft_wrap=True, markup=False)
+            said = f"{model.name} serves; its KV holds {counted(tokens, 'token')}"
+            output().print(said, soft_wrap=True, markup=False)
             return
         time.sleep(LOOK_S)
     fail(exits.REFUSED, f"{model.name} does not serve yet: {state}", "athanor model list shows how it goes on")

@@ -13,7 +13,7 @@ PATIENCE_S = 3.0
 """Seconds that a running appliance has to tell its state; a list needs no more of it."""
 
 COLOURS = {"serving": "green", "starting": "yellow", "draining": "yellow"}
-"""Of the other states red: they need a look."""
+"""Colours of states; the other states are red, since they need a look."""
 
 
 def state_of(model: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,21 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.common.control import (
-    ApplyModels,
     Attach,
     Control,
     ControlError,
     Fault,
     HandedOver,
-    ModelDrained,
-    ModelGone,
-    ModelServed,
-    ModelsReviewed,
     NamespaceQuery,
     Namespaces,
     Release,
     Retention,
-    ReviewModels,
     SandboxDown,
     SandboxUp,
     SandboxUse,
@@ -36,6 +30,14 @@ from appliance.common.control import (
     encode,
     receive,
     send,
+)
+from appliance.common.control_models import (
+    ApplyModels,
+    ModelDrained,
+    ModelGone,
+    ModelServed,
+    ModelsReviewed,
+    ReviewModels,
 )
 
 MESSAGES: list[Control] = [

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from appliance.common.control import (
+from appliance.common.control import Control, Welcome
+from appliance.common.control_models import (
     ApplyModels,
-    Control,
     ModelDrained,
     ModelGone,
     ModelServed,
     ModelsReviewed,
     ReviewModels,
-    Welcome,
 )
 from appliance.common.errors import ApplianceError, ConfigError, ModelRemovedError, UnavailableError
 from appliance.common.served_models import LEAVING, SERVED
@@ -33,7 +32,7 @@ class Life:
     """A request of which only the end counts; it leaves when it is withdrawn, or is told to."""
 
     def __init__(self, live: set[Any], model: ModelSandboxes, alias: str = "") -> None:
-        self.live, self.model, self.alias = live, model, alias
+        self.live, self.model, self.call = live, model, SimpleNamespace(alias=alias)
         self.error: ApplianceError | None = None
         live.add(self)
 
