@@ -326,8 +326,7 @@ class Gateway:
     def _models_changed(self, come: tuple[str, ...], gone: tuple[str, ...]) -> None:
         """Tell every part which models have come and gone."""
         self._freezer.apply(self._service.ledger.policy, self._models)
-        self._telemetry.metrics.know(models=come)
-        self._telemetry.metrics.hide(models=gone)
+        self._telemetry.metrics.follow(come, gone)
         if self._gauges is not None:
             self._gauges.expect(come)
         if come and self._service.ledger.namespaces:

@@ -179,10 +179,11 @@ class Metrics:
         for model in models:
             self._models.place(model)
 
-    def hide(self, *, models: Iterable[str]) -> None:
-        """Leave the series of these models out of scrapes, until ``know`` names them again: their counts go on then,
-        and no counter ever goes back."""
-        self._hidden.update(models)
+    def follow(self, come: Iterable[str], gone: Iterable[str]) -> None:
+        """Note models that have come, and leave the series of those that are gone out of scrapes until they come again:
+        their counts go on then, and no counter ever goes back."""
+        self.know(models=come)
+        self._hidden.update(gone)
 
     def expect(self, name: str, **words: Iterable[str]) -> None:
         """Begin the series of a counter at 0, one for each combination of its labels' values: Prometheus sees no
