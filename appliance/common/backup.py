@@ -27,7 +27,7 @@ from isolation.host.atomic_file import sync_folder, write_whole
 FILES = Path("etc/athanor")
 """Folder that is backed up, below the root."""
 
-FOLDERS = (".", "policy.d")
+FOLDERS = (".", "models.d", "policy.d")
 """Folders with the files, below ``FILES``."""
 
 BACKUPS = Path("var/lib/athanor/backups")

@@ -394,7 +394,7 @@ class ApplianceConfig(Section):
     listen: ListenConfig = ListenConfig()
     """Addresses on which the appliance listens."""
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
-    """Models to serve."""
+    """Models to serve. The entries of files `models.d/*.yaml` beside this file follow them (docs/models.md)."""
     model_cache: ModelCacheConfig | None = None
     """Cache of pulled models. Without this section each model has a path."""
     policy: Path = Field(strict=False)

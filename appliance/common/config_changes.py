@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.common.config import ApplianceConfig
+from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_keys import default_words
 from appliance.common.config_loader import values_of
 from policy.positions import dotted
@@ -13,6 +13,9 @@ from policy.positions import dotted
 LIVE = ("credentials", "pepper", "sandbox.freeze_after_s", "sandbox.step_timeout_s")
 """Keys that the gateway alone uses and looks up anew each time. Addresses and certificates are bound to sockets, and
 all else is the supervisor's, which has made its sandboxes by it."""
+
+MODELS = "models["
+"""Beginning of the keys of models, which come and go without a restart (``appliance.common.served_models``)."""
 
 GATEWAY_ONLY = ("listen.",)
 """Beginnings of keys for which a restart of the gateway is enough."""
@@ -28,6 +31,8 @@ class Changes:
     """A line for each key that is in force with the reload: ``KEY (OLD -> NEW)``."""
     restart: tuple[str, ...]
     """A line for each key that is in force after a restart."""
+    models: tuple[ModelConfig, ...]
+    """Models that shall be served."""
 
     @property
     def command(self) -> str:
@@ -41,7 +46,8 @@ class Changes:
 def changes(running: ApplianceConfig, wanted: ApplianceConfig) -> Changes:
     """Compare two configurations, key by key."""
     old, new = ({dotted(where): value for where, value in values_of(one)} for one in (running, wanted))
-    differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
+    every = [key for key in dict.fromkeys((*old, *new)) if not key.startswith(MODELS)]
+    differing = [key for key in every if old.get(key) != new.get(key)]
     lines = {key: f"{key} ({default_words(old.get(key))} -> {default_words(new.get(key))})" for key in differing}
     live = {key for key in differing if key in LIVE}
     sandbox = {name: getattr(wanted.sandbox, name) for name in ("freeze_after_s", "step_timeout_s")}
@@ -50,10 +56,12 @@ def changes(running: ApplianceConfig, wanted: ApplianceConfig) -> Changes:
             "credentials": wanted.credentials,
             "pepper": wanted.pepper,
             "sandbox": running.sandbox.model_copy(update=sandbox),
+            "models": wanted.models,
         }
     )
     return Changes(
         config=config,
         applied=tuple(line for key, line in lines.items() if key in live),
         restart=tuple(line for key, line in lines.items() if key not in live),
+        models=wanted.models,
     )

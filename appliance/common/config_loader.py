@@ -1,4 +1,5 @@
-"""Reads the configuration: the file, then environment variables ``ATHANOR_*``, then options ``--set KEY=VALUE``.
+"""Reads the configuration: the file with the entries of models.d, then variables ``ATHANOR_*`` of the environment, then
+options ``--set KEY=VALUE``.
 
 A later source has precedence over an earlier one, key by key. Each problem names where the value was written: the place
 in the file, the variable, or the option. Relative paths of all three are taken from the file's folder, so that a
@@ -20,13 +21,12 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_keys import Key, default_words, keys
-from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.config_text import ConfigText, Place
+from appliance.common.errors import ConfigError
+from appliance.common.model_entries import MODELS, ModelEntries, WrittenModels, entries_folder
 from policy.errors import PolicyError
-from policy.positions import Locator, dotted, load_yaml
+from policy.positions import dotted, load_yaml
 from policy.wording import worded
-
-MAX_CONFIG_BYTES = 256 << 10
-"""Bytes of athanor.yaml."""
 
 PREFIX = "ATHANOR_"
 NESTING = "__"
@@ -35,9 +35,6 @@ NESTING = "__"
 
 DEFAULT = "default"
 """Origin of a value that no source gives."""
-
-Place = tuple[str | int, ...]
-"""Path of a value: ``("models", 0, "name")``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +48,6 @@ class Resolved:
     def values(self) -> dict[str, str]:
         """Dotted key to its value in words."""
         return {dotted(where): default_words(value) for where, value in values_of(self.config)}
-
-
-class _File:
-    """``athanor.yaml``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._locate = Locator()
-        values = self._read()
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}:1:1: must be a mapping; docs/reference/configuration.md lists its keys")
-        self.values: dict[str, Any] = values
-
-    def _read(self) -> Any:
-        path = self._path
-        with os_errors_as(f"cannot read {path}"):
-            data = path.read_bytes()
-        if len(data) > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
-        try:
-            values, self._locate = load_yaml(data.decode(), str(path))
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is not UTF-8") from error
-        except PolicyError as error:
-            raise ConfigError(str(error)) from error
-        return values
-
-    def place(self, where: Place, *, of_key: bool = False) -> str:
-        """``FILE:LINE:COLUMN`` of a value, or of its key."""
-        line, column = self._locate.key(where) if of_key else self._locate(where)
-        return f"{self._path}:{line}:{column}"
-
-    def has(self, where: Place) -> bool:
-        """Whether the file writes this value."""
-        node: Any = self.values
-        for part in where:
-            known = isinstance(node, dict) or (isinstance(node, list) and isinstance(part, int) and part < len(node))
-            if not known or (isinstance(node, dict) and part not in node):
-                return False
-            node = node[part]
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +85,7 @@ class _Overrides:
         return [name for place, name in self.names.items() if place[: len(where)] == where]
 
 
-_Source = _File | _Overrides
+_Source = ConfigText | _Overrides
 
 
 def load_config(
@@ -154,6 +110,8 @@ def resolve(path: Path, options: Sequence[str] = (), environment: Mapping[str, s
 
     def origin(where: Place) -> str:
         given = next((name for source in overrides if (name := source.behind(where)) is not None), None)
+        if file.entry(where) is not None:
+            given = None  # What gives the list gives the models before it.
         return given or (file.place(where, of_key=True) if file.has(where) else DEFAULT)
 
     return Resolved(config, {dotted(where): origin(where) for where, _ in values_of(config)})
@@ -173,19 +131,38 @@ def values_of(node: Any, where: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 def _merged(
     path: Path, options: Sequence[str], environment: Mapping[str, str]
-) -> tuple[ApplianceConfig, _File, tuple[_Overrides, ...]]:
+) -> tuple[ApplianceConfig, WrittenModels, tuple[_Overrides, ...]]:
     problems: list[str] = []
-    file = _File(path)
+    file = ConfigText(path)
     variables = _Overrides(list(_variables(environment, problems)), [file], problems)
     chosen = _Overrides(list(_options(options, problems)), [variables, file], problems)
     if problems:
         raise ConfigError("\n".join(problems))
+    values = _merge((chosen, variables, file))
+    written = _with_entries(values, file, ModelEntries(entries_folder(path)))
     try:
-        config = ApplianceConfig.model_validate(_merge((chosen, variables, file)))
+        config = ApplianceConfig.model_validate(values)
     except ValidationError as error:
         items = error.errors(include_url=False)
-        raise ConfigError("\n".join(_problem(item, file, (chosen, variables)) for item in items)) from error
-    return config.anchored(path.resolve().parent), file, (chosen, variables)
+        raise ConfigError("\n".join(_problem(item, written, (chosen, variables)) for item in items)) from error
+    return config.anchored(path.resolve().parent), written, (chosen, variables)
+
+
+def _with_entries(values: dict[str, Any], file: ConfigText, beside: ModelEntries) -> WrittenModels:
+    """Add the entries of models.d to the models; gives the places of all values.
+
+    Raises:
+        ConfigError: two models have one name.
+    """
+    listed = values.get(MODELS) or []
+    if not isinstance(listed, list):
+        return WrittenModels(file, beside, 0)
+    if beside.entries:
+        values[MODELS] = [*listed, *beside.entries]
+    written = WrittenModels(file, beside, len(listed))
+    if same := list(written.same_names(values.get(MODELS) or [])):
+        raise ConfigError("\n".join(same))
+    return written
 
 
 def _merge(sources: tuple[_Source, ...]) -> dict[str, Any]:
@@ -293,10 +270,12 @@ def _grafted(node: Any, where: Place, value: Any, below: Sequence[Any]) -> Any:
     return entries
 
 
-def _problem(item: Any, file: _File, overrides: Sequence[_Overrides]) -> str:
+def _problem(item: Any, file: WrittenModels, overrides: Sequence[_Overrides]) -> str:
     """One of pydantic's errors as a line that begins with where the value was written."""
     where: Place = tuple(item["loc"])
     said = worded(item, _known_keys(where[:-1])).removeprefix("Value error, ")
+    if file.entry(where) is not None:
+        return f"{file.place(where, of_key=item['type'] == 'extra_forbidden')}: {file.name(where)}: {said}"
     scope = where[:-1] if item["type"] == "missing" else where
     given = [name for source in overrides if (name := source.behind(where)) is not None][:1]
     given = given or [name for source in overrides for name in source.within(scope)]

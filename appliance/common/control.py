@@ -2,12 +2,13 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it
-was handed whether it has it. It may ask for exactly nine things: namespace keys, what tenants have spent, what one
+was handed whether it has it. It may ask for exactly ten things: namespace keys, what tenants have spent, what one
 has used, attestations, the socket on which files and batches are spoken of, the end of a sandbox that misbehaved, the
-freezing of idle ones, and the coming and going of the sandboxes that the policy grants to single tenants, which the
-supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines, reserves what requests may
-cost, and reports what belongs into the audit log and when keys were used. There is no message that names a program or
-a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+freezing of idle ones, the coming and going of the sandboxes that the policy grants to single tenants, and of models as
+the configuration names them, both of which the supervisor looks up for itself. Besides, it says whose KV may be kept
+outside of engines, reserves what requests may cost, and reports what belongs into the audit log and when keys were
+used. There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
+nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -26,9 +27,17 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from appliance.common.control_models import (
+    ApplyModels,
+    ModelDrained,
+    ModelGone,
+    ModelServed,
+    ModelsReviewed,
+    ReviewModels,
+)
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 13
+CONTROL_VERSION = 14
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -355,6 +364,9 @@ FromGateway = (
     | Attest
     | UsageQuery
     | OpenStore
+    | ReviewModels
+    | ApplyModels
+    | ModelDrained
 )
 FromSupervisor = (
     Welcome
@@ -372,6 +384,9 @@ FromSupervisor = (
     | Used
     | StoreUp
     | StoreState
+    | ModelServed
+    | ModelGone
+    | ModelsReviewed
 )
 Control = FromGateway | FromSupervisor
 

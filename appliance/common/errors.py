@@ -208,6 +208,12 @@ class ModelNotFoundError(ApplianceError):
     wire = Wire("NOT_FOUND", 404, "invalid_request_error", "model_not_found", "MODEL_NOT_FOUND")
 
 
+class ModelRemovedError(ModelNotFoundError):
+    """The model is being taken away, or was while the request ran; sent again, the request meets no such model."""
+
+    wire = Wire("NOT_FOUND", 404, "invalid_request_error", "model_removed", "MODEL_REMOVED")
+
+
 class StoredNotFoundError(ApplianceError):
     """No such file, batch or stored response of this tenant."""
 

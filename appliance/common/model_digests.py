@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +90,10 @@ class DigestCache:
             os.close(fd)
         self._used[before] = digest
         return HashedFile(path, digest, before)
+
+    def remember(self, files: Iterable[HashedFile]) -> None:
+        """Keep digests of files that were hashed before, so that ``save`` writes them too."""
+        self._used.update((one.identity, one.digest) for one in files)
 
     def save(self) -> None:
         """Write what this run used, for the next run; a failure costs that run time and nothing else."""

@@ -8,6 +8,7 @@ among it: names, counts, times and reasons only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from appliance.common.figures import counted, printable
@@ -386,6 +387,22 @@ class ApplianceStatus:
     """Sandboxes of single tenants that are there or are being booted."""
     alerts: tuple[Alert, ...] = ()
     """Alerts of now, the worst first, as on the console."""
+
+
+SERVING_STATES = ("serving", "starting", "failed", "hung", "draining")
+"""States of a served model, as commands and the metric ``athanor_models`` name them."""
+
+
+def serving_state(state: str, boxes: Iterable[str]) -> str:
+    """Return which of ``SERVING_STATES`` a model is in.
+
+    Args:
+        state: of ``ModelStatus`` or ``ModelView``.
+        boxes: states of its sandboxes.
+    """
+    if state == "ready":
+        return "serving"
+    return "failed" if state == "starting" and "failed" in boxes else state
 
 
 MAX_SUMMARY_CHARS = 400

@@ -109,9 +109,9 @@ class PolicyFile:
             log.warning("a file beside the policy is not read", said=line)
         return load_policy(sources), self.key_file.read(self._credentials, self._pepper)
 
-    def use(self, credentials: Path, pepper: Path) -> None:
-        """Read the keys from these files from now on."""
-        self._credentials, self._pepper = credentials, pepper
+    def use(self, credentials: Path, pepper: Path, models: Collection[str]) -> None:
+        """Read the keys from these files from now on; ``models`` are served, or will be in a moment."""
+        self._credentials, self._pepper, self._models = credentials, pepper, models
 
     def refused(self, digest: str, problems: tuple[str, ...]) -> ReloadOutcome:
         """Remember and return the outcome of a reload that changed nothing."""

@@ -8,8 +8,9 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -40,6 +41,7 @@ from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
 from appliance.gateway.front.tls_files import CertificateDates
+from appliance.gateway.model_table import ModelTable
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -49,6 +51,7 @@ from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
+from appliance.gateway.sandboxes.publications import published_for
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
@@ -98,13 +101,13 @@ class Gateway:
         self._config_file = ConfigFile(config, reread)
         self._alone = alone
         self._hopeless = ""
-        names = [model.name for model in config.models]
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
+        self._gauges: Gauges | None = None
+        self._models = _model_sandboxes(config)
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, self._models, config.policy_keys)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
             raise ConfigError("\n".join(found))
-        self._models = _model_sandboxes(config)
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
         supervisor = SupervisorLink(config.run_dir / CONTROL_SOCKET)
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
@@ -124,6 +127,9 @@ class Gateway:
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
+        self._table = ModelTable(
+            self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
+        )
         takers, take_store = self._takers(questions), self._batches.link.take
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
         self._certificate = CertificateDates(config.listen.tls)
@@ -137,6 +143,7 @@ class Gateway:
             Spent: self._spend.take_spent,
             SpendReserved: self._spend.take_reserved,
             **questions.takers,
+            **self._table.takers,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
@@ -178,7 +185,7 @@ class Gateway:
             self._service.ledger.replace(policy, namespaces)
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
-            gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
+            gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
             watching = watch_engines(
                 self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
             )
@@ -193,7 +200,7 @@ class Gateway:
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
-            background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
+            background.append(self._keep(keep_forgetting(lambda: _forgets(self._service.ledger.policy)), "forgetting"))
             background.append(self._keep(keep_giving_back(), "giving free memory back"))
             background.append(self._keep(self._batches.run(), "batches"))
             await self._serve(background, gauges)
@@ -202,6 +209,7 @@ class Gateway:
             self._credentials.uses.tell()
             for task in (attach, *background):
                 task.cancel()
+            self._table.close()
             await asyncio.wait((attach,))
             await asyncio.to_thread(self._telemetry.close)
 
@@ -238,13 +246,14 @@ class Gateway:
         resolver = self._credentials.resolver(self._service)
         settings = FrontEndSettings.of(listen, self._certificate)
         async with (
-            serve_front_ends(self._service, resolver, settings, self._is_ready, self._batches.work) as front,
+            serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
             gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
             addresses = {**front.addresses, "admin": admin, **metrics}
-            for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):
+            works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
+            for work, name in works:
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(_log_failure)
                 background.append(task)
@@ -275,18 +284,24 @@ class Gateway:
         before = self._config_file.running
         try:
             found = await self._config_file.look()
+            models = self._table.difference(before.models, found.models)
+            reviewed = await self._table.review(found.models) if models else ""
         except ConfigError as error:
             return self._file.refused(self._service.ledger.policy.digest, tuple(str(error).splitlines()))
-        self._file.use(found.config.credentials, found.config.pepper)
-        outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, self._prepare)
+        self._file.use(found.config.credentials, found.config.pepper, [model.name for model in found.models])
+        prepare = partial(self._prepare, removed=models.removed)
+        outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, prepare)
         if not outcome.ok:
-            self._file.use(before.credentials, before.pepper)
+            self._file.use(before.credentials, before.pepper, self._models)
             return outcome
+        if reviewed:
+            self._table.apply(reviewed)
         self._config_file.adopt(found)
         self._freezer.after_s = found.config.sandbox.freeze_after_s
-        if found.applied or found.restart:
-            log.info("configuration reloaded", applied=found.applied, needs_a_restart=found.restart)
-        return replace(outcome, applied=found.applied, restart=found.restart, restart_command=found.command)
+        applied = (*found.applied, *models.lines(before.models))
+        if applied or found.restart:
+            log.info("configuration reloaded", applied=applied, needs_a_restart=found.restart)
+        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command)
 
     def _step_timeout_s(self) -> float:
         return self._config_file.running.sandbox.step_timeout_s
@@ -308,7 +323,17 @@ class Gateway:
             await asyncio.sleep(0)
         await self._batches.follow(policy)
 
+    def _models_changed(self, come: tuple[str, ...], gone: tuple[str, ...]) -> None:
+        """Tell every part which models have come and gone."""
+        self._freezer.apply(self._service.ledger.policy, self._models)
+        self._telemetry.metrics.follow(come, gone)
+        if self._gauges is not None:
+            self._gauges.expect(come)
+        if come and self._service.ledger.namespaces:
+            self._service.share_out()
+
     def _welcome(self, welcome: Welcome) -> None:
+        self._table.welcome(welcome)
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
@@ -320,9 +345,9 @@ class Gateway:
         tenants = len(self._service.ledger.policy.tenants)
         self._audit.add("policy", outcome=outcome, policy=digest, tenants=tenants)
 
-    async def _prepare(self, policy: PolicySet) -> list[str]:
-        """Make what a new policy needs; returns what is wrong with it."""
-        if found := self._unusable(policy):
+    async def _prepare(self, policy: PolicySet, removed: Collection[str] = ()) -> list[str]:
+        """Make what a new policy needs; returns what is wrong with it. ``removed``: models that go with it."""
+        if found := [*self._unusable(policy), *published_for(policy, removed)]:
             return found
         # What was used is told first: the answer then has it.
         self._audit.flush()
@@ -335,27 +360,15 @@ class Gateway:
             policy, audited=self._config.audit is not None
         )
 
-    def _forgets(self) -> bool:
-        """Return whether the policy has a tenant with ``retention: none``."""
-        return any(one.retention is Retention.NONE for one in self._service.ledger.policy.tenants.values())
-
     def _hang_up(self) -> None:
         task = asyncio.ensure_future(self.reload())
         task.add_done_callback(_log_failure)
-
-    def _is_ready(self) -> bool:
-        return self._state.readiness().ready
-
-    async def _accept(self, front: FrontEnds) -> None:
-        """Take connections at a kept socket once a model answers, or it takes too long."""
-        await first_ready(self._models.values(), KEPT_WAIT_S)
-        await front.accept()
 
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it
         goes on being started, and status shows it."""
         until = time.monotonic() + FIRST_READY_S
-        for model in self._models.values():
+        for model in tuple(self._models.values()):
             await model.wait_settled(until)
         await first_ready(self._models.values(), FIRST_READY_S)
         if self._stop.is_set():
@@ -368,17 +381,30 @@ class Gateway:
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
         front.refresh()
-        words = {**addresses, "models": list(self._models), "sandbox": self._service.sandbox}
-        notify.notify(
-            "READY=1",
-            f"STATUS=serving {', '.join(self._models)} in {self._service.sandbox}",
-            f"{notify.ADDRESSES_KEY}={json.dumps(words)}",
-        )
-        log.info("ready", **words)
+        _say_ready(addresses, list(self._models), self._service.sandbox)
         interval = notify.watchdog_interval_s()
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:
+    """Take connections at a kept socket once a model answers, or it takes too long."""
+    await first_ready(models.values(), KEPT_WAIT_S)
+    await front.accept()
+
+
+def _forgets(policy: PolicySet) -> bool:
+    """Return whether a policy has a tenant with ``retention: none``."""
+    return any(one.retention is Retention.NONE for one in policy.tenants.values())
+
+
+def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> None:
+    """Tell whatever started this process that it serves, and log it."""
+    words = {**addresses, "models": models, "sandbox": sandbox}
+    status = f"STATUS=serving {', '.join(models)} in {sandbox}"
+    notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
+    log.info("ready", **words)
 
 
 def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:

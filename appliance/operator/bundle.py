@@ -21,6 +21,7 @@ from appliance.common.config import ApplianceConfig
 from appliance.common.errors import ConfigError, os_errors_as
 from appliance.common.keys import parse_records
 from appliance.common.log import redact
+from appliance.common.model_entries import entries_folder
 from appliance.operator import journal
 from isolation.host.atomic_file import write_whole
 
@@ -82,6 +83,8 @@ def add_configuration(into: MemberCollector, path: Path, config: ApplianceConfig
     """The configuration and the policy as they stand; neither holds secrets, and both are blotted all the same."""
     if path.is_file():
         into.add("athanor.yaml", path.read_text)
+        for entries in sorted(entries_folder(path).glob("*.yaml")):
+            into.add(f"models.d/{entries.name}", entries.read_text)
     if config is None:
         return
     policies = sorted(config.policy.glob("*.yaml")) if config.policy.is_dir() else [config.policy]

@@ -21,6 +21,7 @@ from appliance.operator.cli import exits
 
 if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig
+    from appliance.common.config_loader import Resolved
 
 WANTED_DESCRIPTORS = 65_536
 """Open files of the process, as the units allow (``LimitNOFILE``); a shell's 1,024 would be all connections."""
@@ -66,8 +67,12 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
         runner.run(main())
 
 
-def run_supervisor(load: Callable[[], ApplianceConfig]) -> None:
+def run_supervisor(load: Callable[[], ApplianceConfig], reread: Callable[[], Resolved] | None) -> None:
     """Run the supervisor in this process until SIGTERM.
+
+    Args:
+        load: gives the configuration, once.
+        reread: reads it again from its file, for models that come and go.
 
     Raises:
         ApplianceError: it cannot start.
@@ -78,7 +83,7 @@ def run_supervisor(load: Callable[[], ApplianceConfig]) -> None:
 
     config = load()
     enter_confinement(config)
-    asyncio.run(supervise(config))
+    asyncio.run(supervise(config, reread))
 
 
 def run_fetch(load: Callable[[], ApplianceConfig]) -> None:
@@ -115,7 +120,7 @@ def run_role(
     role: str,
     load: Callable[[], ApplianceConfig],
     parent: int | None = None,
-    reread: Callable[[], ApplianceConfig] | None = None,
+    reread: Callable[[], Resolved] | None = None,
 ) -> int:
     """Run one role; gives the exit status.
 
@@ -123,7 +128,7 @@ def run_role(
         role: supervisor, gateway or fetch.
         load: gives the configuration.
         parent: process of the launcher, whose end ends this one; None without a launcher.
-        reread: reads the configuration again; None: ``load`` can be called again.
+        reread: reads the configuration again, with the place of each value; None: ``load`` can be called again.
     """
     libc = ctypes.CDLL(None)
     # The parent may have ended before this call, so it is looked at afterwards.
@@ -144,13 +149,14 @@ def run_role(
     # The journal takes the priority from before each line: `journalctl -p warning` works.
     configure(style=LogStyle.JOURNAL if notify.logs_to_journal() else LogStyle.AUTO)
     try:
+        again = load if reread is None else lambda: reread().config
         if role == "gateway":
-            run_gateway(load, reread or load, alone=parent is None)
+            run_gateway(load, again, alone=parent is None)
         elif role == "fetch":
             load()  # the launcher's descriptor says with what the file is read again
-            run_fetch(reread or load)
+            run_fetch(again)
         else:
-            run_supervisor(load)
+            run_supervisor(load, reread)
     except (ApplianceError, IsolationError, PolicyError) as error:
         print(f"athanor {role}: {error}", file=sys.stderr)
         return exits.CANNOT_START
@@ -160,17 +166,25 @@ def run_role(
 def main(argv: list[str]) -> int:
     """Run the launcher's child: ``ROLE CONFIG PARENT DESCRIPTOR``; gives the exit status."""
     from appliance.common.config_handover import Handover, unsealed
-    from appliance.common.config_loader import load_config
+    from appliance.common.config_loader import resolve
+    from appliance.common.errors import ConfigError
 
     role, config, parent, descriptor = argv
     given: list[Handover] = []
 
     def load() -> ApplianceConfig:
         given.append(unsealed(int(descriptor)))
-        return given[0].config
+        handed = given[0].config
+        if role != "supervisor":
+            return handed
+        try:
+            # Models may have come and gone since the launcher read them; all else is as it was handed over.
+            return handed.model_copy(update={"models": reread().config.models})
+        except ConfigError:
+            return handed
 
-    def reread() -> ApplianceConfig:
-        return load_config(Path(config), given[0].options, given[0].environment)
+    def reread() -> Resolved:
+        return resolve(Path(config), given[0].options, given[0].environment)
 
     return run_role(role, load, int(parent), reread)
 

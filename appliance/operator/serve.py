@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from appliance.common.config_handover import Handover, sealed
-from appliance.common.config_loader import load_config, own_variables
+from appliance.common.config_loader import load_config, own_variables, resolve
 from appliance.common.errors import ConfigError
 from appliance.common.lock import exclusive
 from appliance.operator import child
@@ -32,7 +33,8 @@ def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> i
         raise ConfigError(f"role {role!r} is not one of {', '.join(ROLES)}")
     config_path = config_path.resolve()
     if role != "both":
-        return child.run_role(role, lambda: load_config(config_path, options))
+        reread = partial(resolve, config_path, options)
+        return child.run_role(role, lambda: load_config(config_path, options), reread=reread)
     return launch(config_path, _say_ready, options)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -33,6 +34,7 @@ from appliance.common.control import (
     receive,
     send,
 )
+from appliance.common.control_models import ApplyModels, ModelDrained, ReviewModels
 from appliance.common.errors import ControlError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
@@ -64,6 +66,8 @@ class ControlServer:
         entries for the audit log, ``on_keys`` with the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
+        self.models: Callable[[], list[str]] = lambda: welcome.models
+        """Gives the names of the models that are served."""
         self._on_attach, self._on_leave, self._on_wish = on_attach, on_leave, on_wish
         self._on_audited, self._on_keys = on_audited, on_keys
         self.namespace = Namespace()
@@ -77,6 +81,8 @@ class ControlServer:
         """Takes questions for attestations and about usage."""
         self.on_store: Callable[[OpenStore], None] = lambda _message: None
         """Takes the question for the socket of files and batches."""
+        self.on_models: Callable[[ReviewModels | ApplyModels | ModelDrained], None] = lambda _message: None
+        """Takes words about models that come and go."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -179,7 +185,7 @@ class ControlServer:
             if message.version != CONTROL_VERSION:
                 raise ControlError(f"the gateway speaks version {message.version}, not {CONTROL_VERSION}")
             self._attached = True
-            self.publish(self._welcome, ())
+            self.publish(replace(self._welcome, models=self.models()), ())
             log.info("gateway attached")
             self._on_attach()
         elif not self._attached:
@@ -197,6 +203,13 @@ class ControlServer:
             self.on_question(message)
         elif isinstance(message, OpenStore):
             self.on_store(message)
+        else:
+            self._serve_sandboxes(message)
+
+    def _serve_sandboxes(self, message: Control) -> None:
+        """Serve what is about sandboxes and their models."""
+        if isinstance(message, ReviewModels | ApplyModels | ModelDrained):
+            self.on_models(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
         elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):

@@ -46,6 +46,10 @@ _RECORDED = {"what": str, "model": str, "model_digest": str, "source": str, "out
 """Fields of an order of which only an entry is made, and their types."""
 
 
+RECORDED = ("pull", "remove", "add", "stop")
+"""Commands about models of which an entry is made."""
+
+
 class OperatorSocket:
     """Server of the operator's orders; all methods run in one event loop."""
 
@@ -151,7 +155,7 @@ class OperatorSocket:
         kinds = _RECORDED.items()
         if fields.keys() != _RECORDED.keys() or not all(type(fields[name]) is kind for name, kind in kinds):
             return {"ok": False, "problem": "not a command of this release"}
-        if fields["what"] not in ("pull", "remove"):
+        if fields["what"] not in RECORDED:
             return {"ok": False, "problem": "not a command of this release"}
         self._record(entry("model", user=user, **fields))
         return {"ok": True}

@@ -130,6 +130,13 @@ class Residents:
             finally:
                 self._wanted.discard((wish.model, wish.tenant))
 
+    async def end_model(self, model: str) -> None:
+        """End all sandboxes of a model that is served no more; returns when nothing is left of them."""
+        self._wanted = {key for key in self._wanted if key[0] != model}
+        self._end(lambda key: key[0] == model)
+        leaving = [held.task for (key, _), held in self._held.items() if key[0] == model]
+        await asyncio.gather(*leaving, return_exceptions=True)
+
     async def close(self) -> None:
         """End all of them; returns when nothing is left of them."""
         self.gateway_left()

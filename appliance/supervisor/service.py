@@ -16,8 +16,7 @@ import structlog
 from appliance.common import notify
 from appliance.common.audit.entry import entry
 from appliance.common.audit.log import open_log
-from appliance.common.catalog import ModelFiles, read_model
-from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.config import ApplianceConfig
 from appliance.common.control import (
     CONTROL_VERSION,
     Attest,
@@ -36,7 +35,6 @@ from appliance.common.figures import counted
 from appliance.common.form_cache import open_form_cache
 from appliance.common.image.check import check, resolve
 from appliance.common.log import report_callbacks
-from appliance.common.model_digests import DigestCache
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
@@ -44,7 +42,7 @@ from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
-from appliance.supervisor.boot import plan_boot, plan_boots
+from appliance.supervisor.boot import BootPlan, plan_boot
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
@@ -52,6 +50,8 @@ from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.key_uses import KeyUseKeeper
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.metering import Metering, open_metering
+from appliance.supervisor.model_changes import ModelChanges, Reread, read_models
+from appliance.supervisor.model_keepers import ModelKeepers
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
@@ -60,6 +60,7 @@ from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.gvisor.runtime import Runtime
+from isolation.ipc.messages import Role
 
 log = structlog.get_logger()
 
@@ -70,8 +71,9 @@ DISK_PERIOD_S = 5.0
 """Seconds between two reports of the space on disks; a gateway that has just come knows it that late."""
 
 
-async def supervise(config: ApplianceConfig) -> None:
-    """Keep every model's sandboxes alive until SIGTERM or SIGINT; leaves nothing behind.
+async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> None:
+    """Keep every model's sandboxes alive until SIGTERM or SIGINT; leaves nothing behind. ``reread`` reads the
+    configuration again, for models that come and go.
 
     Raises:
         StartError: no runtime, an unusable model, or no sandbox that would start at all.
@@ -79,14 +81,14 @@ async def supervise(config: ApplianceConfig) -> None:
     """
     config = _checked(config)
     runtime = choose_runtime(config)
-    served, keepers = await asyncio.to_thread(_read_models, config), list[Keeper]()
+    planned = await asyncio.to_thread(lambda: list(read_models(config, runtime)))
     recorder, metering = await _open_account(config, lambda *sent: server.publish(*sent))
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
-        Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
-        on_attach=lambda: _attached(keepers, residents, recorder),
-        on_leave=lambda: _gateway_left(keepers, residents, metering, answering, port),
-        on_wish=lambda wish: _wish(keepers, residents, wish),
+        Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), []),
+        on_attach=lambda: _attached(server, models, residents, recorder),
+        on_leave=lambda: _gateway_left(models, residents, metering, answering, port),
+        on_wish=lambda wish: _wish(models, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
@@ -94,41 +96,54 @@ async def supervise(config: ApplianceConfig) -> None:
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     _connect(server, vault, port)
+    server.models = lambda: models.names
     operator = _operator_socket(config, vault, server, recorder)
-    digests = {name: files.digest for name, (_, files) in served.items()}
+    stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
+    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms), stop.set)
     image = config.sandbox.image_digest
-    answering = _answering(config, server, recorder, runtime, ServedFacts(digests, image))
-    publish = watching(server.publish, recorder.record, digests, image)
-    forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
-    for model, files in served.values():
-        plans = plan_boots(config, model, files, runtime)
-        keepers += [Keeper(plan, runtime, publish, vault, warm, forms) for plan in plans]
-    residents = _residents(config, served, runtime, publish, forms)
-    stop = _stop_signal()
+    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, image))
+    publish = watching(server.publish, recorder.record, models.digests, image)
+    for one in planned:
+        models.add(one)
+    residents = _residents(config, models, runtime, publish, forms)
+    changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
+    changes.residents, changes.warm, server.on_models = residents, warm, changes.take
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
     told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish))
     account = _keep_account(config, server, metering, recorder)
     asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator), _keep_store(port))
-    tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
+    tasks = [asyncio.create_task(work) for work in asides]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
+    keepers = models.keepers
+    for name in models.names:
+        models.start(name)
     try:
         await _first_boots(keepers, stop)
         notify.ready(f"{counted(len(keepers), 'sandbox', 'sandboxes')}, {runtime.label}")
-        await _serve(stop, [*tasks, writing], warm)
+        await _serve(stop, lambda: [*tasks, writing, *models.ended], warm)
     finally:
         notify.stopping()
-        for keeper in keepers:
-            keeper.stop()
-        for task in tasks[: len(asides)]:
-            task.cancel()
-        await residents.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end_models(models, changes, residents, tasks)
         server.close()
         await operator.close()
         await _close(vault, recorder, metering, writing, port)
         await asyncio.to_thread(runtime.close)
+
+
+async def _end_models(
+    models: ModelKeepers, changes: ModelChanges, residents: Residents, tasks: list[asyncio.Task[None]]
+) -> None:
+    """End all sandboxes, and what works beside them."""
+    for keeper in models.keepers:
+        keeper.stop()
+    for task in tasks:
+        task.cancel()
+    await changes.close()
+    await residents.close()
+    await models.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None) -> None:
@@ -181,20 +196,16 @@ async def _close(
 
 
 def _residents(
-    config: ApplianceConfig,
-    served: dict[str, tuple[ModelConfig, ModelFiles]],
-    runtime: Runtime,
-    publish: Publish,
-    forms: Forms,
+    config: ApplianceConfig, models: ModelKeepers, runtime: Runtime, publish: Publish, forms: Forms
 ) -> Residents:
     """Keepers of single tenants' sandboxes."""
+
+    def plan(name: str, tenant: str, role: Role) -> BootPlan:
+        one = models.planned(name)
+        return plan_boot(one.appliance, one.entry, one.files, runtime, role, tenant)
+
     return Residents(
-        config.sandbox.residents,
-        lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
-        runtime,
-        publish,
-        DeclaredTenants(config.policy, config.policy_keys).read,
-        forms,
+        config.sandbox.residents, plan, runtime, publish, DeclaredTenants(config.policy, config.policy_keys).read, forms
     )
 
 
@@ -209,14 +220,6 @@ def _operator_socket(
         recorder.record,
         lambda tenant: accounts_of(policy.read(), tenant),
     )
-
-
-def _read_models(config: ApplianceConfig) -> dict[str, tuple[ModelConfig, ModelFiles]]:
-    """Name to configuration and hashed files of every model; the pinned digest is compared at each boot."""
-    cache = DigestCache.load(config.digest_cache)
-    found = {model.name: (model, read_model(model.name, model.folder, cache)) for model in config.models}
-    cache.save()
-    return found
 
 
 def _checked(config: ApplianceConfig) -> ApplianceConfig:
@@ -309,15 +312,16 @@ async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None
         await operator.mend()
 
 
-def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -> None:
+def _attached(server: ControlServer, models: ModelKeepers, residents: Residents, recorder: Recorder) -> None:
+    for told in models.told():
+        server.publish(told, ())
     recorder.greet()
     residents.offer()
-    for keeper in keepers:
-        keeper.offer()
+    models.offer()
 
 
 def _gateway_left(
-    keepers: list[Keeper], residents: Residents, metering: Metering | None, answering: Answering, port: StorePort | None
+    models: ModelKeepers, residents: Residents, metering: Metering | None, answering: Answering, port: StorePort | None
 ) -> None:
     if port is not None:
         port.gateway_left()
@@ -325,11 +329,10 @@ def _gateway_left(
         metering.gateway_left()
     answering.gateway_left()
     residents.gateway_left()
-    for keeper in keepers:
-        keeper.gateway_left()
+    models.gateway_left()
 
 
-def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Freeze | Want | Release | HandedOver) -> None:
+def _wish(models: ModelKeepers, residents: Residents, wish: Fault | Freeze | Want | Release | HandedOver) -> None:
     """Carry out a request of the gateway: end or freeze a sandbox, or boot or release a tenant's own sandboxes; or
     note what became of one that it was handed."""
     if isinstance(wish, Want):
@@ -343,15 +346,7 @@ def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Freeze | Wa
     elif isinstance(wish, HandedOver) and wish.tenant:
         residents.taken(wish)
     else:
-        for keeper in keepers:
-            if (keeper.plan.model, keeper.plan.role_name) != (wish.model, wish.role):
-                continue
-            if isinstance(wish, Fault):
-                keeper.fault(wish.generation, wish.reason)
-            elif isinstance(wish, HandedOver):
-                keeper.taken(wish)
-            else:
-                keeper.freeze(wish.generation, frozen=bool(wish.frozen))
+        models.carry_out(wish)
 
 
 async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
@@ -391,7 +386,7 @@ async def _making(warm: WarmStarts | None) -> AsyncIterator[None]:
         await making
 
 
-async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]], warm: WarmStarts | None) -> None:
+async def _serve(stop: asyncio.Event, tasks: Callable[[], list[asyncio.Task[None]]], warm: WarmStarts | None) -> None:
     """Serve until ``stop``, which the end of a keeper sets as well.
 
     Raises:
@@ -405,6 +400,6 @@ async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]], warm: War
                     await stop.wait()
             except TimeoutError:
                 notify.watchdog()
-    for task in tasks:
-        if task.done() and (error := task.exception()) is not None:
+    for task in tasks():
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise StartError(f"a keeper of sandboxes, or of the audit log, failed: {error!r}") from error

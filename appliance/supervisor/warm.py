@@ -15,6 +15,7 @@ import hashlib
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -64,6 +65,10 @@ class WarmStarts:
         self._run_dir = run_dir
         self._wanted: asyncio.Queue[tuple[BootPlan, float] | None] = asyncio.Queue()
         self._asked: Counter[str] = Counter()
+        self._forgotten: set[str] = set()
+        """Names of sandboxes that are there no more; as many as models were taken away."""
+        self._making = asyncio.Lock()
+        """Held while a checkpoint is made or removed."""
         self._stop = threading.Event()
         self._readers = ThreadPoolExecutor(2, "checkpoint")
 
@@ -143,14 +148,39 @@ class WarmStarts:
         """Ask for a checkpoint for the next time, after a cold start."""
         if not plan.tenant and self._asked[plan.name] < MOST_TEMPLATES:
             self._asked[plan.name] += 1
+            self._forgotten.discard(plan.name)
             self._wanted.put_nowait((plan, cold_s))
+
+    async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
+        """Remove the checkpoints of sandboxes that are gone, also one that is being made, unless one that stays
+        begins with the same: two models may have the same files."""
+        plans = tuple(plans)
+        for plan in plans:
+            self._asked.pop(plan.name, None)
+            self._forgotten.add(plan.name)
+        async with self._making:
+            await asyncio.to_thread(self._drop, plans, tuple(staying))
+
+    def _drop(self, plans: tuple[BootPlan, ...], staying: tuple[BootPlan, ...]) -> None:
+        kept = {self._key_of(plan) for plan in staying}
+        for key in {self._key_of(plan) for plan in plans} - kept - {""}:
+            self.store.drop(key)
+
+    def _key_of(self, plan: BootPlan) -> str:
+        """Name of the plan's checkpoint; empty where its files are gone."""
+        try:
+            return self.key(plan.spec)
+        except OSError:
+            return ""
 
     async def run(self) -> None:
         """Make the requested checkpoints, one at a time, until ``close``."""
         while (wanted := await self._wanted.get()) is not None:
             plan, cold_s = wanted
             try:
-                await asyncio.to_thread(self.take, plan, cold_s)
+                async with self._making:
+                    if plan.name not in self._forgotten:
+                        await asyncio.to_thread(self.take, plan, cold_s)
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else

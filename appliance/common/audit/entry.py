@@ -103,8 +103,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``keys``: keys were made, or given to the gateway;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;
-* ``model``: what the operator had done to the cache of models (pull, remove), as which user id, with the model's name,
-  digest and source, and the bytes that came; told by the command, after the downloader had done it or failed;
+* ``model``: what the operator had done to the cache of models (pull, remove) or to what is served (add, stop), as which
+  user id, with the model's name, digest and source, and the bytes that came; told by the command, after it was done or
+  failed. And each model that came (serve) or went (end) by a reload, told by the supervisor with the user 0;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

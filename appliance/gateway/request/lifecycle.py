@@ -125,7 +125,7 @@ class Lifecycle:
         """The request is not kept: it holds the prompt's text."""
         self._shadow = shadow
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
+        self.call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._content = content_of(request)
@@ -157,9 +157,9 @@ class Lifecycle:
     ) -> None:
         if isinstance(error, NAMING) and error.param is not None:
             error.param = self._names.get(error.param, error.param)
-        if self._call.alias and isinstance(error, UnavailableError):
+        if self.call.alias and isinstance(error, UnavailableError):
             # The caller asked for the route; which models it leads to is told by answers alone.
-            error.message = error.message.replace(f"the model {self.model.name} ", f"the model {self._call.alias} ")
+            error.message = error.message.replace(f"the model {self.model.name} ", f"the model {self.call.alias} ")
         self._end(_reported(error))
 
     async def admit(self, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None) -> Reservation:
@@ -171,9 +171,9 @@ class Lifecycle:
         """
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        tenant, alias = self.principal.tenant, self._call.alias
+        tenant, alias = self.principal.tenant, self.call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
-        access = replace(access, batch=bool(self._call.batch), content=self._content, end_user=self._end_user)
+        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self._end_user)
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -224,7 +224,7 @@ class Lifecycle:
         one = self._reservation
         if one is None:
             return None
-        call = self._call
+        call = self.call
         return Admitted(
             self.principal, self.model.name, one.obligations, one.namespace, one.group, call.alias, bool(call.batch)
         )
@@ -319,7 +319,7 @@ class Lifecycle:
         record = self.dependencies.record_spend
         if reservation.reserved_cost and record is not None:
             with self.waiting():
-                await record(self._call.request_id, self.principal.tenant, reservation.reserved_cost)
+                await record(self.call.request_id, self.principal.tenant, reservation.reserved_cost)
 
     async def limits(self, largest_id: int, param: str) -> EngineReady:
         """Return what the engine can do, once its vocabulary is known to have the request's largest token id.
@@ -389,12 +389,12 @@ class Lifecycle:
         parts.tenant_counts.add(tokens, error)
         reservation = self._reservation
         if reservation is None:
-            parts.audited_calls.denied(self.principal, self._call, parts.ledger.policy.digest, error)
+            parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(
-                self.principal, self._call, reservation.decision, charge, error, self._turns.queued_ms
+                self.principal, self.call, reservation.decision, charge, error, self._turns.queued_ms
             )
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -46,10 +46,10 @@ from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tenant_use import TenantUses
 from appliance.gateway.request.tokenizing import TokenizerSession
-from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, reason_to_end
+from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, model_leaves, reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -103,7 +103,7 @@ class GatewayService:
         self._telemetry = telemetry
         self.count = telemetry.count
         """Adds to a counter of ``names``."""
-        self._suspects = {name: Suspects() for name in model_sandboxes}
+        self.suspects = {name: Suspects() for name in model_sandboxes}
         self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
         self.shadows = Shadows(ledger.spends, telemetry.count)
         """Policy that is tried, if any."""
@@ -112,7 +112,7 @@ class GatewayService:
         self._dependencies = SessionDependencies(
             model_sandboxes,
             ledger,
-            self._suspects,
+            self.suspects,
             self.next_id,
             self._audited_calls,
             self.tenant_counts,
@@ -121,6 +121,11 @@ class GatewayService:
             record_spend=record_spend,
             count=telemetry.count,
         )
+
+    @property
+    def live(self) -> Collection[Lifecycle]:
+        """Requests between admission and settlement."""
+        return self._dependencies.live
 
     def next_id(self) -> int:
         """Draw a wire id never used before in this process."""
@@ -208,6 +213,8 @@ class GatewayService:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
         if model is None:
             raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
+        if model.leaving is not Leaving.NO:
+            raise model_leaves(name, again=model.leaving is Leaving.AGAIN or bool(request.alias), running=False)
         if embeds is not None and embeds != (model.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {name} {what}", param="model")
@@ -229,7 +236,8 @@ class GatewayService:
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """Return the models that this principal may use, with the routes, which are models to it."""
         policy = self.ledger.policy
-        names = visible_models(policy, principal.tenant, self.model_sandboxes)
+        staying = [name for name, one in self.model_sandboxes.items() if one.leaving is not Leaving.FOR_GOOD]
+        names = visible_models(policy, principal.tenant, staying)
         cards = [self._card(self.model_sandboxes[name]) for name in names if name not in policy.routes]
         return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
 
@@ -328,11 +336,11 @@ class GatewayService:
         """Note which requests were in an engine that ended."""
         self.take_integrity(model, link)
         inside = (stream.fingerprint for stream in link.inside)
-        self._suspects[model.name].engine_died(inside, time.monotonic())
+        self.suspects[model.name].engine_died(inside, time.monotonic())
 
     def suspicion(self, now: float) -> dict[str, tuple[int, int]]:
         """Return by model how many requests are suspected of ending engines, and how many are in quarantine."""
-        return {name: suspects.counts(now) for name, suspects in self._suspects.items()}
+        return {name: suspects.counts(now) for name, suspects in self.suspects.items()}
 
     def take_integrity(self, model: ModelSandboxes, link: EngineLink) -> None:
         """Count and audit the integrity failures that a link has counted since the last call."""

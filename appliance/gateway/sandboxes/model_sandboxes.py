@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from appliance.common.control import COLD, FALLEN_BACK, RESTORED, SandboxUp
 from appliance.common.errors import NoPlaceLeftError, UnavailableError
@@ -38,6 +39,15 @@ STARTS = (COLD, RESTORED, FALLEN_BACK)
 
 MAX_UNCOUNTED = 64
 """Starts kept between two counts, which are seconds apart."""
+
+
+class Leaving(Enum):
+    """Whether a model is being taken away."""
+
+    NO = auto()
+    FOR_GOOD = auto()
+    AGAIN = auto()
+    """It comes again, with another entry of the configuration."""
 
 
 @dataclass(slots=True)
@@ -128,6 +138,10 @@ class ModelSandboxes:
         self.records: dict[str, SandboxRecord] = {}
         """States of the sandboxes by role (``engine``, ``text``), of those that were ever there or are asked for."""
         self.draining = False
+        self.leaving = Leaving.NO
+        """Whether it takes no request any more, because it is being taken away."""
+        self.arriving = False
+        """Whether it came while the appliance served, and was not ready yet: readiness does not wait for it."""
         self.failed = False
         """Whether a sandbox of the model has failed since the start."""
         self.capacity: EngineReady | None = None
@@ -335,6 +349,7 @@ class ModelSandboxes:
             self._tell()
 
     def _tell(self) -> None:
+        self.arriving = self.arriving and not self.ready
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.gateway.sandboxes.engine_link import LAST_PLACES, MAX_LIVE_REQUESTS, EngineLink
-from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from policy.model import IsolationClass, ModelState
 
 BUSY_QUEUE = 32
@@ -21,11 +21,11 @@ def model_state(
     """Return the state of a model for a tenant of this class.
 
     Args:
-        shared: the model's shared sandboxes; None where it is not served.
+        shared: the model's shared sandboxes; None where it is not served. A leaving one is as good as none.
         own: the tenant's own sandboxes of the model, if there are any now.
         isolation_class: says which of the two a request is given.
     """
-    if shared is None:
+    if shared is None or shared.leaving is not Leaving.NO:
         return ModelState.UNREADY
     # Sandboxes of its own are booted for the first request, which waits for them: a model without them yet is as good
     # as one that has them, or it would never get any.

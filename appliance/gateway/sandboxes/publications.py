@@ -15,7 +15,7 @@ import asyncio
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -111,6 +111,13 @@ class Publications:
             entries = [self._table[name] for name in sorted(self._table) if policy.public[name].model == model.name]
             model.set_public(PublicPrefixes(tuple(PublicPrefix(one.key, one.token_ids) for one in entries)))
         self._changed.set()
+
+    def model_came(self, name: str) -> None:
+        """Publish again what is published for a model that has come."""
+        if self._policy is not None:
+            accounts = [public_account(one) for one in self._policy.public.values() if one.model == name]
+            self._problems = {account: why for account, why in self._problems.items() if account not in accounts}
+            self._changed.set()
 
     async def run(self) -> None:
         """Publish prefixes that could not be published at once when their models come up; ends by cancellation."""
@@ -211,6 +218,15 @@ class Publications:
                 if problem is not None:
                     found[prefix.id] = problem
         return found
+
+
+def published_for(policy: PolicySet, removed: Collection[str]) -> list[str]:
+    """Return a line for each prefix whose model is to be removed."""
+    return [
+        f"public_prefixes.{name}: it is published for the model {one.model}, which is to be removed; take both away"
+        for name, one in policy.public.items()
+        if one.model in removed
+    ]
 
 
 def _accounts(policy: PolicySet) -> list[str]:

@@ -112,6 +112,12 @@ class TenantSandboxes:
         for key in self._residency.reconsider(policy):
             self._end(key, "the policy grants it no more")
 
+    def end_model(self, model: str) -> None:
+        """End all sandboxes of a model that is taken away; no request is in them any more."""
+        for key in [key for key in self._models if key[0] == model]:
+            self._residency.doom(key)
+            self._end(key, "its model is taken away")
+
     def begin_drain(self) -> None:
         """End all waits, now and from now on."""
         self._draining = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,7 +23,9 @@ from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from appliance.common.figures import NS
 from appliance.common.outcomes import FAILED, OUTCOMES, REFUSED
@@ -51,6 +53,9 @@ MAX_ROUTES = 256
 MAX_POINTS = 8_192
 """Series of one metric; beyond them the SDK adds to one series marked ``otel.metric.overflow``."""
 
+
+MODEL_LABELS = ("athanor_model", "gen_ai_request_model")
+"""Labels that name a model, as a scrape has them."""
 
 Labels = dict[str, str]
 """Attribute names to values, both as they are emitted."""
@@ -112,6 +117,24 @@ class FinishedRequest:
     """Billionths of the currency's unit."""
 
 
+class _Shown(Collector):
+    """A registry without the series of some models."""
+
+    def __init__(self, registry: CollectorRegistry, hidden: frozenset[str]) -> None:
+        self._registry = registry
+        self._hidden = hidden
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric that has a series left, or never had one."""
+        for metric in self._registry.collect():
+            if self._hidden:
+                metric.samples = [one for one in metric.samples if not self._hides(one.labels)]
+            yield metric
+
+    def _hides(self, labels: Mapping[str, str]) -> bool:
+        return any(labels.get(name) in self._hidden for name in MODEL_LABELS)
+
+
 class Metrics:
     """All instruments of one process, with a Prometheus registry of its own."""
 
@@ -143,15 +166,24 @@ class Metrics:
         """Labels of tenants in cumulative gauges, which no tenant changes."""
         self._seen: set[tuple[str, str, str]] = set()
         """Tenants and models that have series of requests; as bounded as their labels."""
+        self._hidden: set[str] = set()
+        """Models that are served no more."""
         self._render_lock = threading.Lock()
 
     def know(self, *, tenants: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         """Note which tenants and models exist; called at the start and after each policy reload."""
         self._tenants.know(tenants)
         models = list(models)
+        self._hidden.difference_update(models)
         self._models.know(models)
         for model in models:
             self._models.place(model)
+
+    def follow(self, come: Iterable[str], gone: Iterable[str]) -> None:
+        """Note models that have come, and leave the series of those that are gone out of scrapes until they come again:
+        their counts go on then, and no counter ever goes back."""
+        self.know(models=come)
+        self._hidden.update(gone)
 
     def expect(self, name: str, **words: Iterable[str]) -> None:
         """Begin the series of a counter at 0, one for each combination of its labels' values: Prometheus sees no
@@ -224,7 +256,8 @@ class Metrics:
         milliseconds with many series: call it off the event loop.
         """
         with self._render_lock:
-            return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+            shown = _Shown(self._registry, frozenset(self._hidden))
+            return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(shown)
 
     def shutdown(self, timeout_s: float) -> None:
         """Flush to the collector, if there is one, and stop sending. A scrape still works: the

@@ -146,6 +146,7 @@ SPILL_OBJECTS = "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
 KV_PUBLIC_BLOCKS = "athanor.kv.public_blocks"
 KV_PUBLIC_HITS = "athanor.kv.public_hits"
+MODELS = "athanor.models"
 SANDBOX_READY = "athanor.sandbox.ready"
 SANDBOX_MEMORY = "athanor.sandbox.memory"
 SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
@@ -372,6 +373,7 @@ GAUGES = {
     DISK_SIZE: Instrument("By", "Size of that disk.", frozenset({"place"})),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
+    MODELS: Instrument("{model}", "Models by state; of one that fails, status has the reason.", frozenset({"state"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox is there and does not hang.", frozenset({"model", "role"})),
     SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),
     SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),

@@ -11,7 +11,7 @@ from appliance.gateway.console.look import MAX_ACCOUNTS
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
-from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes, SandboxRecord
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 
 
@@ -38,7 +38,7 @@ class EngineStates:
             name=model.name,
             runner=model.runner,
             tenant=model.tenant,
-            state="draining" if model.draining else "starting" if not there else "hung" if hangs else "ready",
+            state=view_state(model, there=there),
             running=running(engine),
             waiting=waiting(engine),
             sandboxes=tuple(
@@ -132,6 +132,13 @@ class EngineStates:
         if self._names[0] is not keys:
             self._names = keys, {key: name for name, key in keys.items()}
         return self._names[1]
+
+
+def view_state(model: ModelSandboxes, *, there: bool) -> str:
+    """Return the state of a model for ``ModelView``; ``there``: its sandboxes are."""
+    if model.draining or model.leaving is not Leaving.NO:
+        return "draining"
+    return "starting" if not there else "hung" if model.hangs else "ready"
 
 
 def _fields(sandbox: SandboxStatus) -> dict[str, Any]:

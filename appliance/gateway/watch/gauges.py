@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import structlog
 
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
+from appliance.common.status import SERVING_STATES, serving_state
 from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
@@ -25,6 +27,7 @@ from appliance.gateway.telemetry.metrics import Level
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
+from appliance.gateway.watch.engine_states import view_state
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
 from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.rates import TREATMENTS
@@ -136,7 +139,16 @@ class Gauges:
 
     def begin(self) -> None:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
-        metrics, models = self._telemetry.metrics, tuple(self._service.model_sandboxes)
+        self.expect(tuple(self._service.model_sandboxes))
+        metrics = self._telemetry.metrics
+        metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
+        limits = tuple(TREATMENTS.values())
+        metrics.expect(names.QUEUED_REQUESTS, rule=limits, outcome=names.QUEUE_OUTCOMES)
+        metrics.expect(names.DOWNGRADED_REQUESTS, rule=limits)
+
+    def expect(self, models: tuple[str, ...]) -> None:
+        """Begin at 0 what is rarely counted of these models."""
+        metrics = self._telemetry.metrics
         metrics.expect(names.SANDBOX_RESTARTS, model=models, role=ROLES)
         for counter in (names.SANDBOX_HANGS, names.HAND_OVER_CUTS):
             metrics.expect(counter, model=models, role=ROLES)
@@ -144,10 +156,6 @@ class Gauges:
         for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
             metrics.expect(counter, model=models)
         metrics.expect(names.SANDBOX_THAWS, model=models)
-        metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
-        limits = tuple(TREATMENTS.values())
-        metrics.expect(names.QUEUED_REQUESTS, rule=limits, outcome=names.QUEUE_OUTCOMES)
-        metrics.expect(names.DOWNGRADED_REQUESTS, rule=limits)
 
     def check_engines(self, step_timeout_s: float) -> None:
         """Count integrity failures, probe idle sandboxes, and end those that have answered nothing for so many seconds:
@@ -194,6 +202,7 @@ class Gauges:
             if model.engine is not None:
                 yield from _engine(model.name, model.engine)
                 yield from self._accounts(model.name, model.engine)
+        yield from self._states()
         for name, model in self._service.model_sandboxes.items():
             yield from self._readiness(name, model)
             for one in self._service.publications.views(name):
@@ -213,6 +222,11 @@ class Gauges:
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
         if (dates := self._certificate()) is not None:
             yield Level(names.CERTIFICATE_END, dates[1], {})
+
+    def _states(self) -> Iterator[Level]:
+        found = Counter(model_state(model) for model in self._service.model_sandboxes.values())
+        for state in SERVING_STATES:
+            yield Level(names.MODELS, found[state], {"state": state})
 
     def _readiness(self, name: str, model: ModelSandboxes) -> Iterator[Level]:
         own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]
@@ -248,6 +262,11 @@ class Gauges:
                 (names.KV_WAITED, use.waited),
             ):
                 yield Level(gauge, value, {"tenant": view.account, "model": model})
+
+
+def model_state(model: ModelSandboxes) -> str:
+    """Return which of ``SERVING_STATES`` a model's shared sandboxes are in."""
+    return serving_state(view_state(model, there=model.ready), [record.state for record in model.records.values()])
 
 
 def _engine(name: str, engine: EngineLink) -> Iterator[Level]:

@@ -25,6 +25,7 @@ from appliance.gateway.console.look import MAX_OWN_SANDBOXES, MAX_TRACE_ROWS, Lo
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.model_sandboxes import Leaving
 from appliance.gateway.telemetry.store import MAX_TRACES, Ended, TraceList, TraceStore
 from appliance.gateway.watch.definitions import held_share, load
 from appliance.gateway.watch.disks import Disks
@@ -59,7 +60,7 @@ class ApplianceState:
         self._history, self._samples = History(), Samples()
         self._engines = EngineStates(sandboxes, service.ledger, self._clocks)
         self._tenants = TenantStates(service.ledger, service.tenant_counts, self._samples, self._engines)
-        self._users: tuple[str, dict[str, int]] = ("", {})
+        self._users: tuple[str, tuple[str, ...], dict[str, int]] = ("", (), {})
 
     def note(self) -> None:
         """Keep a point of the history, and a sample of the counts."""
@@ -83,7 +84,7 @@ class ApplianceState:
     def readiness(self) -> Readiness:
         """Return whether a request would be taken now."""
         models = self._service.model_sandboxes
-        missing = [name for name, model in models.items() if not model.ready]
+        missing = self._missing()
         if any(model.draining for model in models.values()):
             return Readiness(ready=False, reason="draining")
         if missing:
@@ -92,6 +93,18 @@ class ApplianceState:
         if hangs:
             return Readiness(ready=False, reason=f"sandboxes hang: {', '.join(hangs)}")
         return Readiness(ready=True)
+
+    def ready(self) -> bool:
+        """Return whether a request would be taken now."""
+        return self.readiness().ready
+
+    def _missing(self) -> list[str]:
+        """Return the models that ought to answer and are not there. One that has just come, or is being taken away, is
+        none of them, as long as another answers."""
+        models = [one for one in self._service.model_sandboxes.values() if one.leaving is Leaving.NO]
+        away = [one.name for one in models if not one.ready]
+        late = {one.name for one in models if one.arriving}
+        return [name for name in away if name not in late] or (away if len(away) == len(models) else [])
 
     def status(self) -> ApplianceStatus:
         """Return the whole state without pages, for ``athanor status`` and ``athanor top``."""
@@ -125,7 +138,7 @@ class ApplianceState:
             version=VERSION,
             page=page,
             started_at=self._started_at,
-            ready=all(model.ready and not model.hangs for model in service.model_sandboxes.values()),
+            ready=not self._missing() and not any(one.hangs for one in service.model_sandboxes.values()),
             sandbox=attachment.sandbox,
             limits=attachment.limits,
             load=now,
@@ -193,16 +206,16 @@ class ApplianceState:
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:
-        """Count the tenants that may use each model, once for each policy."""
-        if self._users[0] != policy.digest:
-            models = self._service.model_sandboxes
+        """Count the tenants that may use each model, once for each policy and list of models."""
+        models = tuple(self._service.model_sandboxes)
+        if self._users[:2] != (policy.digest, models):
             counts = dict.fromkeys(models, 0)
             lists = Counter(tenant.models for tenant in policy.tenants.values())
             for patterns, tenants in lists.items():
                 for model in reachable(policy.routes, patterns, models):
                     counts[model] += tenants
-            self._users = policy.digest, counts
-        return self._users[1]
+            self._users = policy.digest, models, counts
+        return self._users[2]
 
 
 def _requests(mark: str, newest: TraceList, outcome: str) -> Requests:

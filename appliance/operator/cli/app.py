@@ -31,6 +31,7 @@ from appliance.operator.cli import (
     logs,
     model,
     model_cache,
+    model_serving,
     package,
     policy,
     policy_cases,
@@ -191,7 +192,9 @@ _add("Commands", "restore", state.restore, state.RESTORE_EXAMPLES, _state)
 _kernels = _group("kernels", "Compile the engine's kernels, for this machine or for GPUs.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _add("Commands", "gpu", kernels.gpu, kernels.GPU_EXAMPLES, _kernels)
-_model = _group("model", "Pull, convert, verify and pin models.", MORE)
+_model = _group("model", "Serve further models and stop them; pull, convert, verify and pin models.", MORE)
+_add("Commands", "add", model_serving.add, model_serving.ADD_EXAMPLES, _model)
+_add("Commands", "stop", model_serving.stop, model_serving.STOP_EXAMPLES, _model)
 _add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
 _add("Commands", "digest", model.digest, model.DIGEST_EXAMPLES, _model)
 _add("Commands", "manifest", model_cache.manifest, model_cache.MANIFEST_EXAMPLES, _model)

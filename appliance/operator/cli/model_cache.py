@@ -50,7 +50,7 @@ athanor model unpin 9f86d081 | the first digits of the digest are enough
 """
 
 REMOVE_EXAMPLES = """
-athanor model remove llama-3.1-8b | one that athanor.yaml does not name
+athanor model remove llama-3.1-8b | one that is not served; athanor model stop NAME comes first
 """
 
 MANIFEST_EXAMPLES = """
@@ -108,15 +108,56 @@ def pull(
     output().print(f"digest: {done['digest']}", soft_wrap=True, markup=False)
 
 
+def pull_into(config: Path, source: str, name: str, digest: str, stack: ExitStack) -> dict[str, Any]:
+    """Pull a model into the cache of a configuration and pin it there; gives the downloader's answer.
+
+    Raises:
+        ModelCacheError: it cannot be pulled.
+    """
+    from appliance.fetch.protocol import FetchOrder
+    from appliance.fetch.pull import PullOrder
+
+    place = source if "://" in source else str(Path(source).absolute())
+    unverified = digest == ANY
+    order = FetchOrder("pull", PullOrder(place, name, "" if unverified else digest, True, unverified))
+    return _Chosen(config, None).send(order, _progress(stack))
+
+
+def find_in(config: Path, model: str, *, pin: bool) -> str:
+    """Digest of a model in the cache of a configuration, which is pinned there where ``pin`` says so.
+
+    Raises:
+        ModelCacheError: there is none, or it cannot be pinned.
+    """
+    from appliance.fetch.protocol import FetchOrder
+
+    chosen = _Chosen(config, None)
+    found = chosen.cache.find(model)
+    if pin and not found.notes.pinned:
+        chosen.send(FetchOrder("pin", model=found.digest), lambda doing, reached, total: None)
+    return found.digest
+
+
 def list_models(config: Config = DEFAULT_CONFIG, cache: Cache = None, output_format: Output = Format.TABLE) -> None:
-    """Show the models of the cache, and what broken pulls have left of others."""
+    """Show the models that are served with their states, and those of the cache with what broken pulls have left."""
+    from appliance.common.config_loader import load_config
+    from appliance.operator.cli.model_states import served_rows, served_table
+
+    serving = [] if cache is not None else served_rows(config)
+    if cache is None and load_config(config).model_cache is None:
+        if not print_data({"cache": None, "models": [], "partial": [], "serving": serving}, output_format):
+            output().print(served_table(serving))
+        return
     chosen = _Chosen(config, cache)
     models = sorted(chosen.cache.models(), key=lambda one: (-one.notes.used, one.digest))
     parts = chosen.cache.partials()
     rows = [_facts(one, chosen.served) for one in models]
     partials = [{"key": one.key, "source": one.source, "bytes": one.size, "running": one.running} for one in parts]
-    data = {"cache": str(chosen.cache.folder), "models": rows, "partial": partials}
+    data = {"cache": str(chosen.cache.folder), "models": rows, "partial": partials, "serving": serving}
     if not print_data(data, output_format):
+        if serving:
+            output().print(served_table(serving))
+            output().print()
         empty = "the cache is empty: athanor model pull SOURCE"
         output().print(_table(models, parts, chosen.served) if models or parts else empty)
 
@@ -196,7 +237,10 @@ def unpin(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) ->
 
 
 def remove(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
-    """Remove a model from the cache, or what a broken pull has left; one that athanor.yaml names stays."""
+    """Remove a model from the cache, or what a broken pull has left; one that is configured to be served stays.
+
+    `model stop` ends the serving of a model.
+    """
     _change("remove", "removed", model, config, cache)
 
 
@@ -297,6 +341,12 @@ def _change(do: str, done: str, model: str, config: Path, folder: Path | None) -
         one.key for one in chosen.cache.partials() if do == "remove" and len(model) >= 6 and one.key.startswith(model)
     ]
     key = parts[0] if len(parts) == 1 else chosen.cache.find(model).digest
+    if do == "remove" and key in chosen.served:
+        fail(
+            exits.REFUSED,
+            f"the model {key[:16]} is one that is configured to be served",
+            "first athanor model stop NAME, or remove its entry and athanor reload",
+        )
     chosen.send(FetchOrder(do, model=key), lambda doing, reached, total: None)
     output().print(f"{done} {key}", soft_wrap=True)
 

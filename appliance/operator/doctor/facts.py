@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
 from isolation.gpu.gpu_facts import GpuFacts
 
@@ -72,14 +73,6 @@ class Clock:
     synchronised: bool | None
     """None: the kernel does not say."""
     max_error_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Memory of the machine."""
-
-    total: int
-    available: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from appliance.operator.doctor.facts import Cgroups, Clock, Gpu, Machine, Memory, ProcessLimits, Runsc, UserNamespaces
+from appliance.common.model_memory import machine_memory
+from appliance.operator.doctor.facts import Cgroups, Clock, Gpu, Machine, ProcessLimits, Runsc, UserNamespaces
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.operator.install.system import systemd_runs
 from isolation.errors import ProcessError, RuntimeNotFoundError
@@ -41,7 +42,7 @@ def look_at_machine(runsc: str = "", *, sandboxed: bool = True) -> Machine:
         root=os.geteuid() == 0,
         cores=len(os.sched_getaffinity(0)),
         kernel=f"Linux {platform.release()} {platform.machine()}",
-        memory=look_at_memory(_read("/proc/meminfo")),
+        memory=machine_memory(),
         gpu=_gpu(runsc),
         runsc=_runsc(runsc) if sandboxed else Runsc(),
         namespaces=_namespaces() if sandboxed else UserNamespaces(),
@@ -49,12 +50,6 @@ def look_at_machine(runsc: str = "", *, sandboxed: bool = True) -> Machine:
         limits=_limits(),
         clock=_clock(),
     )
-
-
-def look_at_memory(meminfo: str) -> Memory:
-    """Out of proc(5)'s /proc/meminfo. Pure."""
-    found = {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE)}
-    return Memory(total=found.get("MemTotal", 0), available=found.get("MemAvailable", 0))
 
 
 def units_installed() -> bool:

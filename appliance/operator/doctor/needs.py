@@ -9,6 +9,7 @@ from pathlib import Path
 from appliance.common.catalog import find_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ConfigError
+from appliance.common.model_entries import entries_folder
 from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.policy_signature import signature_file
 from appliance.operator.doctor.facts import ServiceUnit
@@ -41,9 +42,15 @@ def needs_of(role: str, config: ApplianceConfig, path: Path, devices: tuple[str,
     if role == "fetch":
         found = list(_fetch(config))
     else:
-        found = [PathNeed("configuration", path, Use.READ), *_policy(config)]
+        found = [PathNeed("configuration", path, Use.READ), *_entries(path), *_policy(config)]
         found += _gateway(config) if role == "gateway" else _supervisor(config, devices)
     return [one for one in found if not str(one.path).startswith(SERVICE_CREDENTIALS)]
+
+
+def _entries(path: Path) -> Iterator[PathNeed]:
+    folder = entries_folder(path)
+    if folder.exists():
+        yield from (PathNeed("models' entries", one, Use.READ) for one in (folder, *sorted(folder.glob("*.yaml"))))
 
 
 def _policy(config: ApplianceConfig) -> Iterator[PathNeed]:

@@ -6,21 +6,16 @@ from collections.abc import Iterator
 
 from appliance.common.disk_space import FULL_BYTES, LOW_BYTES, LOW_SHARE
 from appliance.common.figures import size
+from appliance.common.model_memory import ENGINE_BYTES, LEAST_WEIGHT_SHARE, Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
-from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Memory, Model, Port, Running, ServiceFacts
+from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 
 LOW_INODES = 1_000
 
 LOOKED_AT = ("policy", "unsafe", "null", "disk")
 """Alerts of the running appliance about what has a check of its own here."""
-
-ENGINE_BYTES = 320 << 20
-"""Bytes of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
-
-LEAST_WEIGHT_SHARE = 0.25
-"""Least part of its files that a model's weights can take in memory: float32 rounded to 8 bits."""
 
 
 def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterator[Finding]:

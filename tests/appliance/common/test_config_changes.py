@@ -37,12 +37,12 @@ def test_live_keys_are_applied_and_the_others_are_told() -> None:
     assert (again.applied, again.restart) == ((), found.restart)
 
 
-def test_models_need_a_restart_and_an_address_one_of_the_gateway() -> None:
-    """A model that is added is told with its name; for an address the supervisor and its sandboxes stay."""
+def test_models_need_no_restart_and_an_address_needs_one_of_the_gateway() -> None:
+    """A model that is added is no key that waits; for an address the supervisor and its sandboxes stay."""
     more = (*RUNNING.models, ModelConfig(name="n", path=HERE / "n"))
     found = changes(RUNNING, RUNNING.model_copy(update={"models": more}))
-    assert "models[1].name (none -> n)" in found.restart
-    assert found.command == "systemctl restart athanor.target"
+    assert (found.applied, found.restart, found.models) == ((), (), more)
+    assert found.config.models == more
     listen = RUNNING.listen.model_copy(update={"http": "0.0.0.0:80"})
     found = changes(RUNNING, RUNNING.model_copy(update={"listen": listen}))
     assert found.restart == ("listen.http (127.0.0.1:8080 -> 0.0.0.0:80)",)

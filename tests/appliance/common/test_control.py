@@ -31,6 +31,14 @@ from appliance.common.control import (
     receive,
     send,
 )
+from appliance.common.control_models import (
+    ApplyModels,
+    ModelDrained,
+    ModelGone,
+    ModelServed,
+    ModelsReviewed,
+    ReviewModels,
+)
 
 MESSAGES: list[Control] = [
     Attach(1),
@@ -47,6 +55,12 @@ MESSAGES: list[Control] = [
     SandboxUse("m", "engine", 5 << 30, 8 << 30),
     HandedOver("m", "engine", 3, 1),
     HandedOver("m", "engine", 3, 0, "alpha", 1024),
+    ModelServed("m", "model", 0, "00ff", "served", 0),
+    ModelGone("m"),
+    ReviewModels("1f", "00ff"),
+    ModelsReviewed("1f", ["models.d/m.yaml:1:1: model m: no room"]),
+    ApplyModels("1f"),
+    ModelDrained("m"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from appliance.common.model_memory import Memory
 from appliance.operator.doctor.facts import (
     Access,
     Certificate,
@@ -15,7 +16,6 @@ from appliance.operator.doctor.facts import (
     KeptAccount,
     Kernels,
     Machine,
-    Memory,
     Model,
     Policy,
     Port,

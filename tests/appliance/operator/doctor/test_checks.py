@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.examine import counts, judge
 from appliance.operator.doctor.facts import (
@@ -19,7 +20,6 @@ from appliance.operator.doctor.facts import (
     Gpu,
     Image,
     Kernels,
-    Memory,
     Model,
     Policy,
     Port,

@@ -15,12 +15,13 @@ import pytest
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_loader import load_config
+from appliance.common.model_memory import read_meminfo
 from appliance.operator import demo
 from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.facts import MadeKernels, Running, ServiceFacts
 from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder, listening
-from appliance.operator.doctor.machine_facts import look_at_machine, look_at_memory
+from appliance.operator.doctor.machine_facts import look_at_machine
 from appliance.operator.doctor.service_facts import find_exporters, look_at_service
 from engine.backends.cuda.kernels import folder
 from isolation.keys.certificates import validity
@@ -177,9 +178,9 @@ def test_exporters_are_tried() -> None:
 
 def test_memory_as_the_kernel_tells_it() -> None:
     """KiB become bytes; an unreadable file is zero."""
-    found = look_at_memory("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n")
+    found = read_meminfo("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n")
     assert (found.total, found.available) == (1 << 20, 1 << 19)
-    assert look_at_memory("").total == 0
+    assert read_meminfo("").total == 0
 
 
 @pytest.mark.runsc

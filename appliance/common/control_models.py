@@ -1,0 +1,59 @@
+"""Messages of ``appliance.common.control`` about models that come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServed:
+    """Supervisor: a model that it serves, told to a gateway that attaches and at each change."""
+
+    model: str
+    runner: str
+    truncates: int
+    entry: str
+    """Digest of its entry (``appliance.common.served_models.entry_digest``)."""
+    state: str
+    """``served``, or ``leaving`` once it shall end: the gateway has its requests end and says ``ModelDrained``."""
+    again: int
+    """1: it leaves for a moment, and comes again with another entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGone:
+    """Supervisor: a model is served no more, and nothing is left of its sandboxes."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewModels:
+    """Gateway: asks whether the models that the configuration names now could be served in place of those that are.
+    The supervisor reads the configuration for itself; ``entries`` is the digest of what the gateway read
+    (``appliance.common.served_models.models_digest``)."""
+
+    request: str
+    entries: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReviewed:
+    """Supervisor: answer to ``ReviewModels``: a line for each problem; without any, ``ApplyModels`` may follow."""
+
+    request: str
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyModels:
+    """Gateway: has what was reviewed last under this id come and go."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrained:
+    """Gateway: no request uses a model that is leaving any more."""
+
+    model: str

@@ -1,0 +1,107 @@
+"""What a model needs of the machine's memory, by the sizes of its files: the host opens no model, so all of it is
+about, or at least. Pure but for ``files_bytes`` and ``machine_memory``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.common.catalog import SAFETENSORS, NamedFiles
+from appliance.common.config import ModelConfig
+from appliance.common.figures import size
+
+ENGINE_BYTES = 320 << 20
+"""Bytes of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
+
+LEAST_WEIGHT_SHARE = 0.25
+"""Least part of its files that a model's weights can take in memory: float32 rounded to 8 bits."""
+
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The machine's memory in bytes."""
+
+    total: int
+    available: int
+    """What a new program can have without swapping, as the kernel estimates it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeed:
+    """Memory of one model's engine, in bytes."""
+
+    name: str
+    weights: int
+    """Weights as they are held."""
+    stored: int
+    """Weights as they are in their files."""
+    kv: int
+
+    @property
+    def about(self) -> int:
+        """All of it."""
+        return ENGINE_BYTES + self.kv + self.weights
+
+    @property
+    def least(self) -> int:
+        """What it takes in any form of the weights."""
+        return self.kv + int(self.stored * LEAST_WEIGHT_SHARE)
+
+    def words(self) -> str:
+        """The sum with its parts, for people."""
+        parts = f"weights {size(self.weights)}, KV {size(self.kv)}, the engine itself {size(ENGINE_BYTES)}"
+        return f"about {size(self.about)} ({parts})"
+
+
+def model_need(model: ModelConfig, files: NamedFiles) -> ModelNeed:
+    """Need of a model with these files. On a GPU weights and KV are the card's, and pass through host memory."""
+    if model.runner == "null":
+        return ModelNeed(model.name, 0, 0, 0)
+    stored = files_bytes(files)
+    held = stored // 2 if model.weights == "int8" else stored
+    return ModelNeed(model.name, held, stored, 0 if model.gpu_share else model.kv_bytes)
+
+
+def files_bytes(files: NamedFiles) -> int:
+    """Bytes of the weight files."""
+    return sum(path.stat().st_size for name, path in files if name.endswith(SAFETENSORS))
+
+
+def no_room(needs: Iterable[ModelNeed], limit: int, free: int) -> dict[str, str]:
+    """Why models cannot be added, by name; empty where all can.
+
+    Args:
+        needs: of the models.
+        limit: bytes that one engine's sandbox may have.
+        free: bytes that all together may take.
+    """
+    found, left = {}, free
+    for need in needs:
+        if need.least > limit:
+            found[need.name] = (
+                f"needs at least {size(need.least)}, and an engine's sandbox may have {size(limit)}; "
+                f"a larger sandbox.memory_bytes, a smaller kv_bytes or weights: int8"
+            )
+        elif need.about > left:
+            found[need.name] = (
+                f"needs {need.words()}, and {size(max(0, left))} of the machine's memory are free; "
+                f"a smaller kv_bytes, weights: int8, or first stop another model"
+            )
+        left -= need.about
+    return found
+
+
+def read_meminfo(text: str) -> Memory:
+    """Out of proc(5)'s /proc/meminfo."""
+    found = {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return Memory(found.get("MemTotal", 0), found.get("MemAvailable", 0))
+
+
+def machine_memory() -> Memory:
+    """Memory of this machine, now."""
+    return read_meminfo(MEMINFO.read_text())

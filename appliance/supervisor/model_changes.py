@@ -1,0 +1,254 @@
+"""Models that come and go while the appliance serves.
+
+The operator says which models there are: in athanor.yaml and in models.d beside it. A reload has the gateway ask
+whether what is written there can be served, and then that it be; the supervisor reads the files itself, so the gateway
+can order nothing that is not written. What is to come is checked whole before anything changes: files, pinned digests,
+memory, GPUs. What shall go is drained by the gateway, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from appliance.common.audit.entry import Entry, entry
+from appliance.common.catalog import check_files, read_model
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.config_loader import Resolved
+from appliance.common.control import Control
+from appliance.common.control_models import ApplyModels, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
+from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError
+from appliance.common.model_digests import DigestCache
+from appliance.common.model_memory import machine_memory, model_need, no_room
+from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
+from appliance.supervisor.boot import plan_boots
+from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
+from appliance.supervisor.residents import Residents
+from appliance.supervisor.warm import WarmStarts
+from isolation.gvisor.runtime import Runtime
+
+log = structlog.get_logger()
+
+MAX_PROBLEMS = 64
+MAX_PROBLEM_CHARS = 1_000
+"""Most lines of one answer, and characters of each: together half of a datagram."""
+
+MAX_ID_CHARS = 64
+"""Longest id of a question; a gateway's have 28 characters."""
+
+Reread = Callable[[], Resolved]
+"""Reads file, models.d, variables and options as at the start; raises ``ConfigError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reviewed:
+    """What was found good, until it is applied."""
+
+    request: str
+    found: ModelDifference
+    coming: tuple[PlannedModel, ...]
+
+
+class ModelChanges:
+    """Reviews and applies; one review at a time. All methods run in one event loop."""
+
+    def __init__(
+        self,
+        config: ApplianceConfig,
+        models: ModelKeepers,
+        runtime: Runtime,
+        publish: Callable[[Control, tuple[int, ...]], bool],
+        record: Callable[[Entry], None],
+        reread: Reread | None,
+    ) -> None:
+        """``config`` is what runs: of what is read anew the models alone count. ``reread`` None: nobody knows where it
+        came from, and models never change."""
+        self._config = config
+        self._models = models
+        self._runtime = runtime
+        self._publish = publish
+        self._record = record
+        self._reread = reread
+        self.residents: Residents | None = None
+        self.warm: WarmStarts | None = None
+        """Set by the owner: what else belongs to a model."""
+        self._reviewing = False
+        self._reviewed: _Reviewed | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, message: ReviewModels | ApplyModels | ModelDrained) -> None:
+        """Take a word of the gateway."""
+        if isinstance(message, ModelDrained):
+            self._models.drained(message.model)
+        elif isinstance(message, ApplyModels):
+            self._apply(message.request)
+        elif self._reviewing:
+            self._answer(message.request, ["another change of the models is being looked at; try again in a moment"])
+        else:
+            self._reviewing = True
+            self._begin(self._review(message))
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="models")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._models.fail(task)
+
+    async def _review(self, message: ReviewModels) -> None:
+        self._reviewed, problems = None, list[str]()
+        entries, leaving = self._models.entries, self._models.leaving
+        going = {name: self._models.planned(name) for name in entries}
+        try:
+            found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, going)
+            self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
+        except ApplianceError as error:
+            problems = error.message.splitlines()
+        finally:
+            self._reviewing = False
+        self._answer(message.request, problems)
+
+    def _answer(self, request: str, problems: list[str]) -> None:
+        if problems:
+            log.warning("models are not changed", problems=problems)
+        lines = [line[:MAX_PROBLEM_CHARS] for line in problems[:MAX_PROBLEMS]]
+        self._publish(ModelsReviewed(request[:MAX_ID_CHARS], lines), ())
+
+    def _plan(
+        self, digest: str, entries: dict[str, str], leaving: frozenset[str], served: dict[str, PlannedModel]
+    ) -> tuple[ModelDifference, tuple[PlannedModel, ...]]:
+        """Find what comes and goes, and check what comes. Blocks: weights that are not known are read.
+
+        Raises:
+            ApplianceError: something cannot be served; a line for each problem.
+        """
+        if self._reread is None:
+            raise ConfigError("this supervisor was not told where its configuration lies; restart the appliance")
+        wanted = self._reread()
+        if models_digest(wanted.config.models) != digest:
+            raise ConfigError(
+                "gateway and supervisor read different models: a file changed meanwhile, or their units have other "
+                "variables ATHANOR_MODELS; make them the same, then reload again"
+            )
+        found = difference(entries, wanted.config.models)
+        config = self._config.model_copy(update={"models": wanted.config.models})
+        cache = DigestCache.load(config.digest_cache)
+        for one in served.values():
+            cache.remember(one.files.hashed)
+        problems, coming = list[str](), list[PlannedModel]()
+        for model in found.coming:
+            try:
+                if model.name in leaving:
+                    raise ConfigError(f"model {model.name}: an earlier one of this name is ending; try again shortly")
+                coming.append(_planned(config, model, cache, self._runtime))
+            except ApplianceError as error:
+                problems.append(f"{_place(wanted, model, error)}: {error.message}")
+        free = machine_memory().available
+        for name in (*found.removed, *(model.name for model in found.changed)):
+            free += model_need(served[name].entry, served[name].files.engine).about
+        needs = [model_need(one.entry, one.files.engine) for one in coming]
+        for name, problem in no_room(needs, config.sandbox.memory_bytes, free).items():
+            model = next(one for one in found.coming if one.name == name)
+            problems.append(f"{_place(wanted, model)}: model {name}: {problem}")
+        if problems:
+            raise ConfigError("\n".join(problems))
+        cache.save()
+        return found, tuple(coming)
+
+    def _apply(self, request: str) -> None:
+        reviewed, self._reviewed = self._reviewed, None
+        if reviewed is None or reviewed.request != request:
+            log.warning("models that were not reviewed are not changed")
+            return
+        self._begin(self._carry_out(reviewed))
+
+    async def _carry_out(self, reviewed: _Reviewed) -> None:
+        found = reviewed.found
+        changed = frozenset(model.name for model in found.changed)
+        going = [name for name in (*found.removed, *changed) if name in self._models.entries]
+        for name in going:
+            self._models.leave(name, again=name in changed)
+            self._publish(self._models.word(name), ())
+        new = [one for one in reviewed.coming if one.entry.name not in changed]
+        for one in new:
+            self._add(one)
+        await asyncio.gather(*(self._end(name, again=name in changed) for name in going))
+        for one in reviewed.coming:
+            if one.entry.name in changed:
+                self._add(one)
+        # Only now: what went has given its memory back.
+        for one in reviewed.coming:
+            self._models.start(one.entry.name)
+
+    def _add(self, planned: PlannedModel) -> None:
+        name = planned.entry.name
+        self._models.add(planned)
+        log.info("a model comes", model=name, digest=planned.files.digest, folder=str(planned.files.folder))
+        self._record(_entry("serve", planned))
+        self._publish(self._models.word(name), ())
+
+    async def _end(self, name: str, *, again: bool) -> None:
+        log.info("a model goes", model=name, again=again)
+        planned = await self._models.end(name, DRAIN_BOUND_S)
+        if self.residents is not None:
+            await self.residents.end_model(name)
+        self._record(_entry("end", planned))
+        self._publish(ModelGone(name), ())
+        log.info("a model is gone", model=name)
+        if self.warm is not None and not again:
+            await self.warm.forget(planned.plans, [keeper.plan for keeper in self._models.keepers])
+
+
+def _planned(config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime) -> PlannedModel:
+    files = read_model(model.name, model.folder, cache)
+    check_files(files, model.digest)
+    return PlannedModel(config, model, files, plan_boots(config, model, files, runtime))
+
+
+def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedModel]:
+    """Plan every model of a configuration, in its order; the pinned digest is compared at each boot. Blocks.
+
+    Raises:
+        ConfigError: a needed file is missing or unreadable.
+        StartError: a model is to have what this machine cannot give.
+    """
+    cache = DigestCache.load(config.digest_cache)
+    files = {model.name: read_model(model.name, model.folder, cache) for model in config.models}
+    cache.save()
+    for model in config.models:
+        yield PlannedModel(config, model, files[model.name], plan_boots(config, model, files[model.name], runtime))
+
+
+def _place(wanted: Resolved, model: ModelConfig, error: ApplianceError | None = None) -> str:
+    """Place of what is at fault in an entry: its digest, else its folder where it names one, else its name."""
+    index = [one.name for one in wanted.config.models].index(model.name)
+    key = "digest" if isinstance(error, ModelDigestError) else "path" if isinstance(error, ConfigError) else "name"
+    origin = wanted.origins.get(f"models[{index}].{key}", "")
+    return origin if ":" in origin else wanted.origins[f"models[{index}].name"]
+
+
+def _entry(what: str, planned: PlannedModel) -> Entry:
+    """Entry for the audit log. Who ordered it is told by the command, in an entry of its own."""
+    return entry(
+        "model",
+        what=what,
+        model=planned.entry.name,
+        model_digest=planned.files.digest,
+        source=str(planned.files.folder),
+        user=0,
+        outcome="OK",
+        count=0,
+    )

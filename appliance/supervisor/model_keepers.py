@@ -1,0 +1,177 @@
+"""Keepers of the models' shared sandboxes, two for each model. Models come and go while the supervisor runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from appliance.common.catalog import ModelFiles
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.control import Fault, Freeze, HandedOver
+from appliance.common.control_models import ModelServed
+from appliance.common.served_models import LEAVING, SERVED, entry_digest
+from appliance.supervisor.boot import BootPlan
+from appliance.supervisor.keeper import Keeper
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model whose files were found and hashed, and the boots of its two shared sandboxes."""
+
+    appliance: ApplianceConfig
+    """Configuration that the plans were made by."""
+    entry: ModelConfig
+    files: ModelFiles
+    plans: tuple[BootPlan, ...]
+
+
+@dataclass(slots=True)
+class _Served:
+    """A model with its keepers, and their tasks once they run."""
+
+    planned: PlannedModel
+    keepers: tuple[Keeper, ...]
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    state: str = SERVED
+    again: bool = False
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ModelKeepers:
+    """All of them; every method runs in one event loop."""
+
+    def __init__(self, make: Callable[[BootPlan], Keeper], failed: Callable[[], None]) -> None:
+        """``make`` gives the keeper of a plan; ``failed`` is called when one has ended by itself, which is a defect."""
+        self._make = make
+        self._failed = failed
+        self._models: dict[str, _Served] = {}
+        self.digests: dict[str, str] = {}
+        """Digest of each served model's files; read by others and changed here alone."""
+        self.ended: list[asyncio.Task[None]] = []
+        """Tasks of keepers that ended by themselves."""
+
+    @property
+    def names(self) -> list[str]:
+        """Models, those that are leaving among them."""
+        return list(self._models)
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """Digest of each model's entry, of those that stay."""
+        return {name: entry_digest(one.planned.entry) for name, one in self._models.items() if one.state == SERVED}
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Models that are being ended."""
+        return frozenset(name for name, one in self._models.items() if one.state == LEAVING)
+
+    @property
+    def keepers(self) -> list[Keeper]:
+        """Keepers of all models."""
+        return [keeper for one in self._models.values() for keeper in one.keepers]
+
+    def planned(self, name: str) -> PlannedModel:
+        """Plan of a model that is served and stays.
+
+        Raises:
+            KeyError: there is none.
+        """
+        one = self._models[name]
+        if one.state != SERVED:
+            raise KeyError(name)
+        return one.planned
+
+    def told(self) -> Iterator[ModelServed]:
+        """Every model, as the gateway is told."""
+        return (self.word(name) for name in self._models)
+
+    def word(self, name: str) -> ModelServed:
+        """One model, as the gateway is told."""
+        one = self._models[name]
+        entry = one.planned.entry
+        return ModelServed(name, entry.runner, int(entry.truncates), entry_digest(entry), one.state, int(one.again))
+
+    def add(self, planned: PlannedModel) -> None:
+        """Take a model; its sandboxes are not booted before ``start``."""
+        name = planned.entry.name
+        assert name not in self._models, "an earlier model of this name has ended"
+        self._models[name] = _Served(planned, tuple(self._make(plan) for plan in planned.plans))
+        self.digests[name] = planned.files.digest
+
+    def start(self, name: str) -> None:
+        """Boot a model's sandboxes and keep them alive, unless it has left meanwhile. Idempotent."""
+        one = self._models.get(name)
+        if one is None or one.tasks or one.state != SERVED:
+            return
+        for keeper in one.keepers:
+            task = asyncio.create_task(keeper.run(), name=f"keeper of {keeper.plan.name}")
+            task.add_done_callback(self._note_end)
+            one.tasks.append(task)
+
+    def leave(self, name: str, *, again: bool) -> None:
+        """Note that a model shall end; ``again``: another of its name comes after it."""
+        one = self._models[name]
+        one.state, one.again = LEAVING, again
+
+    def drained(self, name: str) -> None:
+        """Note that no request uses a leaving model any more."""
+        if (one := self._models.get(name)) is not None:
+            one.drained.set()
+
+    async def end(self, name: str, bound_s: float) -> PlannedModel:
+        """End a leaving model's sandboxes once it is drained, or after ``bound_s`` seconds; returns its plan, when
+        nothing is left of them."""
+        one = self._models[name]
+        try:
+            async with asyncio.timeout(bound_s):
+                await one.drained.wait()
+        except TimeoutError:
+            pass  # A gateway that was taken over keeps nothing alive.
+        for keeper in one.keepers:
+            keeper.stop()
+        await asyncio.gather(*one.tasks, return_exceptions=True)
+        del self._models[name], self.digests[name]
+        return one.planned
+
+    def offer(self) -> None:
+        """Hand ready sandboxes to the gateway that has attached."""
+        for keeper in self.keepers:
+            keeper.offer()
+
+    def gateway_left(self) -> None:
+        """End sandboxes whose channel went with the gateway; no request uses a leaving model any more."""
+        for one in self._models.values():
+            if one.state == LEAVING:
+                one.drained.set()
+        for keeper in self.keepers:
+            keeper.gateway_left()
+
+    def carry_out(self, wish: Fault | Freeze | HandedOver) -> None:
+        """Do what the gateway wishes of one shared sandbox."""
+        for keeper in self.keepers:
+            if (keeper.plan.model, keeper.plan.role_name) != (wish.model, wish.role):
+                continue
+            if isinstance(wish, Fault):
+                keeper.fault(wish.generation, wish.reason)
+            elif isinstance(wish, HandedOver):
+                keeper.taken(wish)
+            else:
+                keeper.freeze(wish.generation, frozen=bool(wish.frozen))
+
+    async def close(self) -> None:
+        """End all models; returns when nothing is left of them."""
+        for keeper in self.keepers:
+            keeper.stop()
+        await asyncio.gather(*(task for one in self._models.values() for task in one.tasks), return_exceptions=True)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        asked = any(one.state == LEAVING and task in one.tasks for one in self._models.values())
+        if asked and not task.cancelled() and task.exception() is None:
+            return
+        self.fail(task)
+
+    def fail(self, task: asyncio.Task[None]) -> None:
+        """Note a task that has ended and should not have, which is a defect."""
+        self.ended.append(task)
+        self._failed()
