@@ -115,6 +115,14 @@ def _descriptors(pid: int) -> dict[str, int]:
     return {kind: sum(kind in target for target in targets) for kind in ("memfd:", "pipe:", "[pidfd]")}
 
 
+def more(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What there is now and was not before. A checkpoint that was being made then may have taken descriptors."""
+    found = [f"{name}: {after[name]}" for name in after if name != "descriptors" and after[name] != before[name]]
+    for then, now in zip(before["descriptors"], after["descriptors"], strict=True):
+        found += [f"{kind} {then[kind]} -> {count}" for kind, count in now.items() if count > then[kind]]
+    return found
+
+
 def _groups(pid: int) -> list[Path]:
     """Cgroups below that of a process, of all hierarchies."""
     found: list[Path] = []
@@ -214,9 +222,9 @@ def test_a_model_comes_and_goes_while_others_stream(changing: Changing) -> None:
         assert stopped.exit_code == 0, stopped.output
         assert changing.ask() == 404
     assert streams.problems == [] and streams.done > 0
-    deadline = time.monotonic() + 20
-    while (after := changing.left()) != before:
-        assert time.monotonic() < deadline, {name: (before[name], after[name]) for name in after}
+    deadline = time.monotonic() + WAIT_S
+    while found := more(before, changing.left()):
+        assert time.monotonic() < deadline, found
         time.sleep(0.1)
 
 
