@@ -205,9 +205,9 @@ async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch:
         busy[0] = False
         while sandbox.settled != [True, False]:
             await asyncio.sleep(0.005)
-        busy[0] = True
         keeper.stop()
         await running
+    busy[0] = True
     await asyncio.sleep(0.05)
     assert sandbox.settled == [True, False]
     assert [task.get_name() for task in asyncio.all_tasks() if "load of" in task.get_name()] == []
