@@ -61,6 +61,13 @@ class EngineConfig:
     gpu_share: int = 0
     """Percent of a GPU's memory that an engine on one may hold: KV takes what weights and a reserve leave of it,
     whatever ``kv_bytes`` says. 0: ``kv_bytes`` holds there too."""
+    adapters: str = ""
+    """Digests of the adapters that are loaded, in hex and with blanks between; the files of each are in the folder of
+    that name in ``adapter_dir``."""
+    adapter_dir: str = ""
+    """Directory inside the sandbox with a folder for each adapter."""
+    adapter_bytes: int = 256 << 20
+    """Bytes for adapters; one that does not fit in beside those before it is left out."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
 
