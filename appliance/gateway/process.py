@@ -98,7 +98,7 @@ class Gateway:
         self._config_file = ConfigFile(config, reread)
         self._alone = alone
         self._hopeless = ""
-        names = [model.name for model in config.models]
+        names = [name for model in config.models for name in (model.name, *model.adapter_digests)]
         self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
@@ -383,7 +383,10 @@ class Gateway:
 
 def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
     """Make the shared sandboxes of every model."""
-    return {model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models}
+    return {
+        model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates, adapters=model.adapter_digests)
+        for model in config.models
+    }
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

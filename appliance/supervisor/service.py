@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from appliance.common import notify
+from appliance.common.adapter_files import AdapterFiles, read_adapter
 from appliance.common.audit.entry import entry
 from appliance.common.audit.log import open_log
 from appliance.common.catalog import ModelFiles, read_model
@@ -31,7 +33,7 @@ from appliance.common.control import (
     Want,
     Welcome,
 )
-from appliance.common.errors import StartError
+from appliance.common.errors import ConfigError, ModelDigestError, StartError
 from appliance.common.figures import counted
 from appliance.common.form_cache import open_form_cache
 from appliance.common.image.check import check, resolve
@@ -44,7 +46,7 @@ from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
-from appliance.supervisor.boot import plan_boot, plan_boots
+from appliance.supervisor.boot import BootPlan, plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
@@ -60,6 +62,8 @@ from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.gvisor.runtime import Runtime
+from isolation.ipc.messages import Role
+from policy.model import PolicySet
 
 log = structlog.get_logger()
 
@@ -188,14 +192,13 @@ def _residents(
     forms: Forms,
 ) -> Residents:
     """Keepers of single tenants' sandboxes."""
-    return Residents(
-        config.sandbox.residents,
-        lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
-        runtime,
-        publish,
-        DeclaredTenants(config.policy, config.policy_keys).read,
-        forms,
-    )
+    declared = DeclaredTenants(config.policy, config.policy_keys)
+
+    def plan(name: str, tenant: str, role: Role) -> BootPlan:
+        model, files = served[name]
+        return plan_boot(config, model, _of_tenant(files, declared.read(), tenant), runtime, role, tenant)
+
+    return Residents(config.sandbox.residents, plan, runtime, publish, declared.read, forms)
 
 
 def _operator_socket(
@@ -214,9 +217,36 @@ def _operator_socket(
 def _read_models(config: ApplianceConfig) -> dict[str, tuple[ModelConfig, ModelFiles]]:
     """Name to configuration and hashed files of every model; the pinned digest is compared at each boot."""
     cache = DigestCache.load(config.digest_cache)
-    found = {model.name: (model, read_model(model.name, model.folder, cache)) for model in config.models}
+    found = {}
+    for model in config.models:
+        files = read_model(model.name, model.folder, cache)
+        found[model.name] = model, replace(files, adapters=_read_adapters(model, cache))
     cache.save()
     return found
+
+
+def _read_adapters(model: ModelConfig, cache: DigestCache) -> tuple[AdapterFiles, ...]:
+    """Hashed files of a model's adapters. One that is not as it was pinned is left out: it is one tenant's, and what it
+    would be served with is nobody else's concern."""
+    found = []
+    for one in model.adapters:
+        name = f"{model.name}:{one.name}"
+        try:
+            files = read_adapter(name, one.path, cache)
+            if files.digest != one.digest:
+                raise ModelDigestError(f"its files have the digest {files.digest}, the configuration pins {one.digest}")
+        except ConfigError as error:
+            log.error("an adapter is left out", adapter=name, problem=error.message)
+            continue
+        found.append(files)
+    return tuple(found)
+
+
+def _of_tenant(files: ModelFiles, policy: PolicySet, tenant: str) -> ModelFiles:
+    """Files for sandboxes of a single tenant: of all adapters those alone that it may use."""
+    known = policy.tenants.get(tenant)
+    usable = frozenset(known.adapters if known is not None else ())
+    return replace(files, adapters=tuple(one for one in files.adapters if one.name in usable))
 
 
 def _checked(config: ApplianceConfig) -> ApplianceConfig:

@@ -91,7 +91,7 @@ def load_engine(
 
 def _tell_adapters(config: EngineConfig, loaded: Loaded, say: Say) -> None:
     """Say which adapters an engine has, and why it has no others."""
-    asked, bank = len(config.adapters.split()), loaded.bank
+    asked, bank = len(config.adapter_folders), loaded.bank
     if bank is None:
         say(f"engine has none of {asked} adapters: its backend computes none")
         return

@@ -32,8 +32,8 @@ CALL = CallContext("POST /v1/completions", "http")
 POOR = """\
 version: 1
 tenants:
-  eve: {credentials: ["key:eve"], models: ["own", "own-route"]}
-  bob: {credentials: ["key:bob"], models: ["*"]}
+  eve: {credentials: ["key:eve"], models: ["own", "own-route", "own:*"], adapters: ["own:hers"]}
+  bob: {credentials: ["key:bob"], models: ["*"]ADAPTERS}
 routes:
   own-route: {to: [{model: own}]}
 """
@@ -43,12 +43,22 @@ RICH = (
   secret-route: {to: [{model: secret}]}
   own-route-2: {to: [{model: own}, {model: spare}]}
   vectors-route: {to: [{model: vectors}]}
+  own-route-to-adapter: {to: [{model: "own:his"}]}
 """
-)
+).replace("ADAPTERS", ', adapters: ["own:his", "secret:his"]')
+POOR = POOR.replace("ADAPTERS", "")
 """The same for eve by the names that she has; others have more, and her own route leads further."""
+
+ADAPTERS = {
+    ("own", 1): {"own:hers": bytes(32)},
+    ("own", 4): {"own:hers": bytes(32), "own:his": b"b" * 32},
+    ("secret", 4): {"secret:his": b"c" * 32},
+}
+"""Adapters by model and number of models that are served."""
 
 GUESSES = (
     *("secret", "spare", "vectors", "secret-route", "own-route-2", "vectors-route", "bob", "nothing"),
+    *("own:his", "secret:his", "own:nothing", "nothing:his", "own-route-to-adapter", "own:", "own:*", "own:hers:his"),
     *("own-rout", "own*", "*", "own-route/secret", "own-route:secret", "routes.own-route", "SECRET", "secret "),
 )
 """Names that eve may not use, or nobody has; some try what a route could be taken apart by."""
@@ -57,7 +67,10 @@ GUESSES = (
 def service(policy: str, *models: str) -> GatewayService:
     """A gateway with these models, whose sandboxes are not there: no answer below comes from one."""
     keys = {name: name.encode().ljust(32, b"k") for name in ("eve", "bob")}
-    served = {name: ModelSandboxes(name, "embed" if name == "vectors" else "model") for name in models}
+    served = {
+        name: ModelSandboxes(name, "embed" if name == "vectors" else "model", adapters=ADAPTERS.get((name, len(models))))
+        for name in models
+    }
     for model in served.values():
         model.created = 0
         model.begin_drain()
@@ -96,19 +109,19 @@ async def answers(gateway: GatewayService, who: Principal, name: str) -> AsyncIt
 
 
 async def test_what_others_have_changes_nothing_that_a_tenant_is_told() -> None:
-    """Two machines: on one there are further models and routes, and the tenant's own route leads to more. Lists and
+    """Two machines: on one there are further models, adapters and routes, and the tenant's own route leads to more. Lists and
     every error by every name are the same on both. Control: a tenant that may use all of it is told of it."""
     poor = service(POOR, "own")
     rich = service(RICH, "own", "secret", "spare", "vectors")
     assert poor.models(EVE) == rich.models(EVE)
-    assert [card.name for card in rich.models(EVE)] == ["own", "own-route"]
-    for name in ("own", "own-route", *GUESSES):
+    assert [card.name for card in rich.models(EVE)] == ["own", "own-route", "own:hers"]
+    for name in ("own", "own-route", "own:hers", *GUESSES):
         told = [[one async for one in answers(gateway, EVE, name)] for gateway in (poor, rich)]
         assert told[0] == told[1], name
         assert len(told[0]) == 4
     bob = Principal("bob", "key:bob")
     assert len(poor.models(bob)) < len(rich.models(bob))
-    for name in ("secret", "secret-route"):
+    for name in ("secret", "secret-route", "own:his", "own-route-to-adapter"):
         told = [[one async for one in answers(gateway, bob, name)] for gateway in (poor, rich)]
         assert told[0] != told[1]
 
@@ -118,7 +131,8 @@ async def test_names_that_are_not_hers_are_refused_alike() -> None:
     rich = service(RICH, "own", "secret", "spare", "vectors")
     told = {name: tuple([one async for one in answers(rich, EVE, name)]) for name in GUESSES}
     assert len(set(told.values())) == 1
-    assert tuple([one async for one in answers(rich, EVE, "own")]) not in told.values()
+    for name in ("own", "own:hers"):
+        assert tuple([one async for one in answers(rich, EVE, name)]) not in told.values()
 
 
 async def test_no_field_of_a_request_chooses_the_model_of_a_route() -> None:
@@ -130,6 +144,11 @@ async def test_no_field_of_a_request_chooses_the_model_of_a_route() -> None:
         forged = replace(request, alias=alias)
         (error,) = [one async for one in answers_to(rich, forged)]
         assert error.wire.code == "model_not_found"
+    for alias in ("own:his", "own:hers", "own-route", ""):
+        forged = replace(request, model="own", alias=alias, adapter="own:his")
+        (error,) = [one async for one in answers_to(rich, forged)]
+        assert error.wire.reason in ("MODEL_NOT_FOUND", "POLICY_CHANGED", "UNAVAILABLE"), alias
+        assert not rich.model_sandboxes["own"].draining or error.wire.reason != "OK"
     forged = replace(request, model="vectors", alias="own-route")
     (error,) = [one async for one in answers_to(rich, forged)]
     assert error.wire.reason in ("INVALID_REQUEST", "POLICY_CHANGED")

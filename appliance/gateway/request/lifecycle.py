@@ -125,7 +125,18 @@ class Lifecycle:
         """The request is not kept: it holds the prompt's text."""
         self._shadow = shadow
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
+        self.model = dependencies.models[request.model]
+        self.adapter = self.model.adapters.get(request.adapter, b"")
+        """Digest of the adapter with which the model serves it, or nothing."""
+        self._call = Call(
+            request.request_id,
+            request.model,
+            request.operation.value,
+            request.alias,
+            dependencies.batch,
+            request.adapter,
+            self.adapter.hex(),
+        )
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._content = content_of(request)
@@ -139,7 +150,6 @@ class Lifecycle:
         """``until`` is the deadline, ``enter_by`` the time by which the next engine has to be entered, both in
         monotonic seconds."""
         self.outcome = Outcome()
-        self.model = dependencies.models[request.model]
         self.pair = SandboxPair(self.model, self.model)
         """Sandboxes that work on the request; ``place`` chooses them."""
         self._withdrawn: ApplianceError | None = None
@@ -174,6 +184,9 @@ class Lifecycle:
         tenant, alias = self.principal.tenant, self._call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
         access = replace(access, batch=bool(self._call.batch), content=self._content, end_user=self._end_user)
+        if self._call.adapter:
+            access = replace(access, adapter=self._call.adapter)
+            trace.annotate(adapter_name=self._call.adapter, adapter_digest=self._call.adapter_digest)
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -226,7 +239,14 @@ class Lifecycle:
             return None
         call = self._call
         return Admitted(
-            self.principal, self.model.name, one.obligations, one.namespace, one.group, call.alias, bool(call.batch)
+            self.principal,
+            self.model.name,
+            one.obligations,
+            one.namespace,
+            one.group,
+            call.alias,
+            bool(call.batch),
+            call.adapter,
         )
 
     @property

@@ -72,8 +72,7 @@ class LoadSource:
 def load_adapters(model: Decoder, config: EngineConfig) -> None:
     """Read the adapters that a configuration names; the model's bank says which were refused. To be called before the
     model is packed."""
-    folder = Path(config.adapter_dir)
-    sources = [AdapterSource(folder / digest, bytes.fromhex(digest)) for digest in config.adapters.split()]
+    sources = [AdapterSource(Path(folder), digest) for digest, folder in config.adapter_folders.items()]
     model.bank = AdapterBank(model.sites)
     model.bank.load(sources, dtype=model.dtype, most_bytes=config.adapter_bytes)
 

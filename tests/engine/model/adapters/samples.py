@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -100,8 +101,7 @@ def engine_with(base: Path, adapters: Path, digests: Iterable[str], **fields: ob
         "max_num_seqs": 16,
         "max_num_batched_tokens": 48,
         "backend": "plain",
-        "adapters": " ".join(digests),
-        "adapter_dir": str(adapters),
+        "adapters": json.dumps({digest: str(adapters / digest) for digest in digests}),
         **fields,
     }
     return load_engine(EngineConfig(**values), warm=False)
