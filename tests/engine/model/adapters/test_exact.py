@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.backends.native.library import open_libraries
 from engine.core.engine import Engine
 from engine.core.offline import Answer, generate
 from isolation.ipc.engine import Submit
@@ -22,7 +24,9 @@ TOLERANCE = 1e-4
 class Zoo:
     """A base model and an adapter of every kind on disk."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **fields: object) -> None:
+        """``fields``: of the engines' configuration."""
+        self.fields = fields
         self.base, self.folder = folder / "base", folder / "adapters"
         save_base(self.base)
         self.digests: dict[str, str] = {}
@@ -34,15 +38,25 @@ class Zoo:
 
     def engine(self, **fields: object) -> Engine:
         """An engine with all of them."""
-        engine = engine_with(self.base, self.folder, self.digests.values(), **fields)
+        engine = engine_with(self.base, self.folder, self.digests.values(), **(self.fields | fields))
+        assert bool(engine.runner.forward.operand_bytes) == ("kernels" in self.fields), engine.runner.description
         assert engine.ready().adapters == len(KINDS), "one was left out"
         return engine
 
 
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    """One for all tests of the module."""
-    return Zoo(tmp_path_factory.mktemp("zoo"))
+@pytest.fixture(scope="module", params=["plain", "kernels"])
+def zoo(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_dir: Callable[..., Path]
+) -> Zoo:
+    """One for all tests of the module, on plain operations and on compiled kernels."""
+    kernels = kernel_dir("") if request.param == "kernels" else None
+    form = {} if kernels is None else {"kernels": str(kernels), "threads": 2, "form": best_form(kernels)}
+    return Zoo(tmp_path_factory.mktemp("zoo"), **form)
+
+
+def best_form(kernels: Path) -> str:
+    """The best kernels of a folder, so that no trial of a tiny model decides for plain operations."""
+    return next(open_libraries(str(kernels))).variant
 
 
 def prompts(count: int, seed: int = 3) -> list[list[int]]:
@@ -115,13 +129,11 @@ def test_rows_without_an_adapter_keep_their_bits(zoo: Zoo, rows: int) -> None:
 
 
 def test_the_adapters_code_is_not_entered_without_an_adapter(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step in which no row has an adapter forms no groups; one with an adapter does."""
-    entered = []
+    """A step in which no row has an adapter forms no groups of rows; one with an adapter does."""
     engine = zoo.engine()
-    bank = engine.runner.model.bank
-    monkeypatch.setattr(bank, "step", lambda *_, **__: entered.append(1) or pytest.fail("entered"))
+    target = (engine.runner.forward._pieces, "fill") if zoo.fields else (engine.runner.model.bank, "step")
+    monkeypatch.setattr(*target, lambda *_, **__: pytest.fail("entered"))
     generate(engine, [submit(1, [5, 6, 7], 3)])
-    assert not entered
     with pytest.raises(pytest.fail.Exception):
         generate(engine, [submit(2, [5, 6, 7], 3, adapter=bytes.fromhex(zoo.digests["r16"]))])
 
