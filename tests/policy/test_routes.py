@@ -160,7 +160,8 @@ def test_a_name_leads_to_what_it_says() -> None:
     policy = policy_of(fast={**CANARY, "fallback": ["backup"]})
     tenant = policy.tenants["alpha"]
     assert leads(policy, tenant, "mini", "")
-    assert [leads(policy, tenant, name, "fast") for name in ("mini", "next", "backup", "other")] == [True, True, True, False]
+    led = [leads(policy, tenant, name, "fast") for name in ("mini", "next", "backup", "other")]
+    assert led == [True, True, True, False]
     assert not leads(policy, tenant, "fast", ""), "the name is the route's, not a model's"
     assert not leads(policy, tenant, "mini", "former")
     assert not leads(policy, tenant, "fast", "fast")

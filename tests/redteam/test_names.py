@@ -68,7 +68,9 @@ def service(policy: str, *models: str) -> GatewayService:
     """A gateway with these models, whose sandboxes are not there: no answer below comes from one."""
     keys = {name: name.encode().ljust(32, b"k") for name in ("eve", "bob")}
     served = {
-        name: ModelSandboxes(name, "embed" if name == "vectors" else "model", adapters=ADAPTERS.get((name, len(models))))
+        name: ModelSandboxes(
+            name, "embed" if name == "vectors" else "model", adapters=ADAPTERS.get((name, len(models)))
+        )
         for name in models
     }
     for model in served.values():
@@ -109,8 +111,8 @@ async def answers(gateway: GatewayService, who: Principal, name: str) -> AsyncIt
 
 
 async def test_what_others_have_changes_nothing_that_a_tenant_is_told() -> None:
-    """Two machines: on one there are further models, adapters and routes, and the tenant's own route leads to more. Lists and
-    every error by every name are the same on both. Control: a tenant that may use all of it is told of it."""
+    """Two machines: on one there are further models, adapters and routes, and the tenant's own route leads to more.
+    Lists and every error by every name are the same on both. Control: a tenant that may use all of it is told."""
     poor = service(POOR, "own")
     rich = service(RICH, "own", "secret", "spare", "vectors")
     assert poor.models(EVE) == rich.models(EVE)

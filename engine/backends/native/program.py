@@ -52,7 +52,7 @@ class Builder:
     def __init__(self, *, max_tokens: int, dtype: torch.dtype, dots: bool) -> None:
         self.ops: list[Op] = []
         self.adapted: list[Op] = []
-        """The same for steps in which some row has an adapter; empty for a model without any."""
+        """Operations of a step in which some row has an adapter."""
         self.dtype = dtype
         """Dtype of weights: float32, bfloat16 or int8."""
         self.fed = (FED_TO_DOTS if dots else FED)[dtype]

@@ -35,7 +35,7 @@ class AdapterSource:
     """Digest of its files, as the host computed it."""
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows of a step with one adapter."""
 
     adapter: int
@@ -83,8 +83,8 @@ class AdapterBank:
         self._sites = sites
         self.deltas: dict[int, MapDelta] = {}
         """By identity of the part of the model."""
-        self.groups: Sequence[Group] = ()
-        """Of the rows that go through maps now; none outside of a step."""
+        self.groups: Sequence[RowGroup] = ()
+        """Rows that go through maps now, by adapter; none outside of a step."""
         self.arena: Tensor | None = None
         self.numbers: dict[bytes, int] = {}
         """Number of each adapter that is there, by digest."""
@@ -153,14 +153,14 @@ class AdapterBank:
         self.groups = _groups(adapters, alone=alone)
 
 
-def _groups(adapters: Tensor, *, alone: bool) -> list[Group]:
+def _groups(adapters: Tensor, *, alone: bool) -> list[RowGroup]:
     rows = adapters.nonzero().flatten()
     if not len(rows):
         return []
     numbers = adapters[rows].tolist()
     if alone:
-        return [Group(number, rows[place : place + 1]) for place, number in enumerate(numbers)]
+        return [RowGroup(number, rows[place : place + 1]) for place, number in enumerate(numbers)]
     by_adapter: dict[int, list[int]] = {}
     for number, row in zip(numbers, rows.tolist(), strict=True):
         by_adapter.setdefault(number, []).append(row)
-    return [Group(number, torch.tensor(own)) for number, own in by_adapter.items()]
+    return [RowGroup(number, torch.tensor(own)) for number, own in by_adapter.items()]

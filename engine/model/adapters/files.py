@@ -73,7 +73,7 @@ class AdapterFiles:
 
 
 def open_adapter(folder: Path, sites: Sites) -> AdapterFiles:
-    """Open an adapter's files and check them against a model; whoever calls closes the file.
+    """Open an adapter's files and check them against a model; the caller closes the file.
 
     Raises:
         AdapterLoadError: a file is missing, malformed, of an unsupported kind, or for another model.

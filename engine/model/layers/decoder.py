@@ -140,8 +140,9 @@ class Decoder:
         Returns:
             Logits of shape ``(M, vocab_size)`` in the model's dtype, the same on every rank.
         """
-        if self.bank is None or not len(adapters):
+        if not len(adapters):
             return self.logits(self.advance(self.embed(token_ids), positions, attend), wanted)
+        assert self.bank is not None, "rows with an adapter came in, and the model has none"
         with self.bank.step(adapters, alone=alone):
             x = self.advance(self.embed(token_ids), positions, attend, adapters)
             self.bank.choose(adapters.index_select(0, wanted), alone=alone)
