@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import time
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from appliance.common.errors import ApplianceError
 from appliance.gateway.generate_request import (
@@ -162,3 +167,32 @@ async def answers_to(gateway: GatewayService, request: GenerateRequest) -> Async
         await anext(gateway.generate(EVE, request, CALL))
     except ApplianceError as error:
         yield error
+
+
+def area(some: list[float], others: list[float]) -> float:
+    """How often a time of the first kind is longer than one of the second: 0.5 where nothing tells them apart."""
+    order = sorted(others)
+    wins = sum(bisect_left(order, one) + bisect_right(order, one) for one in some)
+    return wins / (2 * len(some) * len(others))
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize(
+    ("count", "margin"), [(300, 0.12), pytest.param(20_000, 0.02, marks=[pytest.mark.full, pytest.mark.timeout(600)])]
+)
+async def test_the_time_of_a_refusal_does_not_tell_an_adapter_of_others(count: int, margin: float) -> None:
+    """A refusal of a name takes as long whether it is another tenant's adapter or nobody's, in processor time of the
+    whole request: the area under the curve of an observer who guesses by it stays beside a half. Control: the same
+    observer tells a name of eve's own from both."""
+    rich = service(RICH, "own", "secret", "spare", "vectors")
+    kinds = {"theirs": "own:his", "nobody's": "own:hid", "hers": "own:hers"}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    draw, order = random.Random(2), [kind for kind in kinds for _ in range(count)]
+    draw.shuffle(order)
+    for kind in order:
+        (_, request), *_ = requests(kinds[kind])
+        began = time.process_time_ns()
+        assert [one async for one in answers_to(rich, rich.routed(EVE, request))]
+        times[kind].append(time.process_time_ns() - began)
+    assert abs(area(times["theirs"], times["nobody's"]) - 0.5) < margin
+    assert abs(area(times["hers"], times["nobody's"]) - 0.5) > 0.2

@@ -128,15 +128,7 @@ class Lifecycle:
         self.model = dependencies.models[request.model]
         self.adapter = self.model.adapters.get(request.adapter, b"")
         """Digest of the adapter with which the model serves it, or nothing."""
-        self._call = Call(
-            request.request_id,
-            request.model,
-            request.operation.value,
-            request.alias,
-            dependencies.batch,
-            request.adapter,
-            self.adapter.hex(),
-        )
+        self._call = _call(request, dependencies.batch, self.adapter)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._content = content_of(request)
@@ -235,19 +227,7 @@ class Lifecycle:
     def admitted(self) -> Admitted | None:
         """What the request was admitted with; None before that."""
         one = self._reservation
-        if one is None:
-            return None
-        call = self._call
-        return Admitted(
-            self.principal,
-            self.model.name,
-            one.obligations,
-            one.namespace,
-            one.group,
-            call.alias,
-            bool(call.batch),
-            call.adapter,
-        )
+        return None if one is None else _admitted(self.principal, self._call, one)
 
     @property
     def tokens(self) -> Tokens:
@@ -431,6 +411,18 @@ class Lifecycle:
             output_tokens=tokens.output,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
+    """Return what the entry of a request has of it; ``digest`` is its adapter's."""
+    names = request.model, request.operation.value, request.alias
+    return Call(request.request_id, *names, batch, request.adapter, digest.hex())
+
+
+def _admitted(principal: Principal, call: Call, reservation: Reservation) -> Admitted:
+    """Return what a request was admitted with."""
+    keys = reservation.namespace, reservation.group
+    return Admitted(principal, call.model, reservation.obligations, *keys, call.alias, bool(call.batch), call.adapter)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:
