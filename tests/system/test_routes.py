@@ -137,12 +137,13 @@ ISSUED = {"name": "corp", "issuer": ISSUER, "audiences": [AUDIENCE], "leeway_s":
 
 
 def limited_keys(state: Path) -> dict[str, str]:
-    """Make a key that has expired and one that is limited to nothing; gives them by name."""
+    """Make a key that has expired, one that is limited to nothing, and one of a further tenant; gives them by name."""
     table, pepper = state / "credentials.json", state / "pepper"
     past = datetime.now(UTC) - timedelta(seconds=1)
     return {
         "ended": create_key("alpha", "alpha-ended", table, pepper, expires=past).key,
         "nothing": create_key("alpha", "alpha-nothing", table, pepper, scopes=frozenset()).key,
+        "delta": create_key("delta", "delta-1", table, pepper).key,
     }
 
 
