@@ -95,8 +95,7 @@ def _tell_adapters(config: EngineConfig, loaded: Loaded, say: Say) -> None:
     if bank is None:
         say(f"engine has none of {asked} adapters: its backend computes none")
         return
-    size = 0 if bank.arena is None else bank.arena.nbytes
-    say(f"engine has {len(bank.numbers)} of {asked} adapters, {size / (1 << 20):,.0f} MiB")
+    say(f"engine has {len(bank.numbers)} of {asked} adapters, {bank.held_bytes / (1 << 20):,.0f} MiB")
     for source, error in bank.refused:
         say(f"engine leaves out adapter {source.digest.hex()}: {error}")
 

@@ -86,6 +86,9 @@ class AdapterBank:
         self.groups: Sequence[RowGroup] = ()
         """Rows that go through maps now, by adapter; none outside of a step."""
         self.arena: Tensor | None = None
+        """Memory of all numbers; None once a backend has them in a form of its own."""
+        self.held_bytes = 0
+        """Bytes that adapters take at most."""
         self.numbers: dict[bytes, int] = {}
         """Number of each adapter that is there, by digest."""
         self.refused: list[tuple[AdapterSource, AdapterLoadError]] = []
@@ -101,21 +104,23 @@ class AdapterBank:
         """
         with ExitStack() as stack:
             opened: list[tuple[AdapterSource, AdapterFiles, int]] = []
-            total = 0
+            total = held = 0
             for source in sources:
                 try:
                     files = open_adapter(source.folder, self._sites)
                     stack.callback(files.file.close)
                     size = -(-files.numbers // NUMBER_ALIGNMENT) * NUMBER_ALIGNMENT
-                    left = most_bytes - total * dtype.itemsize
-                    if size * dtype.itemsize > left:
-                        raise AdapterLoadError(f"it takes {size * dtype.itemsize} bytes, and {left} are left")
+                    needed = max(size, files.padded_numbers) * dtype.itemsize
+                    if held + needed > most_bytes:
+                        raise AdapterLoadError(f"it takes {needed} bytes, and {most_bytes - held} are left")
                 except AdapterLoadError as error:
                     self.refused.append((source, error))
                     continue
                 opened.append((source, files, total))
                 total += size
+                held += needed
             self.arena = torch.zeros(total, dtype=dtype)
+            self.held_bytes = held
             for source, files, place in opened:
                 try:
                     self._take(source, read_factors(files, self.arena[place:]))

@@ -28,6 +28,9 @@ TENSOR_FILE = "adapter_model.safetensors"
 MAX_HEADER_BYTES = 8 << 20
 """Most bytes of the header: 32,768 maps with two tensors each."""
 
+PANEL_COLUMNS = 16
+"""Columns to whose multiple a backend may pad a matrix."""
+
 WRAPPED = "base_model.model."
 """What PEFT writes before each published name."""
 
@@ -58,6 +61,11 @@ class Factors:
         """Numbers of both."""
         return self.rank * (self.inputs + self.outputs)
 
+    @property
+    def padded_numbers(self) -> int:
+        """Numbers of both where columns are padded to whole panels, as compiled kernels keep them."""
+        return _padded(self.rank) * self.inputs + self.rank * _padded(self.outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
@@ -70,6 +78,11 @@ class AdapterFiles:
     def numbers(self) -> int:
         """Numbers of all its tensors."""
         return sum(one.numbers for one in self.factors)
+
+    @property
+    def padded_numbers(self) -> int:
+        """Numbers of all of them at most, in any backend's form."""
+        return sum(one.padded_numbers for one in self.factors)
 
 
 def open_adapter(folder: Path, sites: Sites) -> AdapterFiles:
@@ -181,6 +194,10 @@ def _factors(
             )
     assert rank <= MAX_RANK, "the description was checked"
     return Factors(name, *both, rank, inputs, outputs, form.scale_of(name))
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // PANEL_COLUMNS) * PANEL_COLUMNS
 
 
 def _is_embedding(places: list[Site]) -> bool:
