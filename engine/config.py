@@ -61,8 +61,25 @@ class EngineConfig:
     gpu_share: int = 0
     """Percent of a GPU's memory that an engine on one may hold: KV takes what weights and a reserve leave of it,
     whatever ``kv_bytes`` says. 0: ``kv_bytes`` holds there too."""
+    adapters: str = ""
+    """JSON object from the digest of each adapter, in hex, to its folder inside the sandbox; empty for none."""
+    adapter_bytes: int = 256 << 20
+    """Bytes for adapters; one that does not fit in beside those before it is left out."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
+
+    @property
+    def adapter_folders(self) -> dict[bytes, str]:
+        """Folder of each adapter's files, by digest.
+
+        Raises:
+            ConfigurationError: ``adapters`` is no such object.
+        """
+        try:
+            values = json.loads(self.adapters) if self.adapters else {}
+            return {bytes.fromhex(digest): str(folder) for digest, folder in values.items()}
+        except (ValueError, AttributeError) as error:
+            raise ConfigurationError("adapters is no object of digests and folders") from error
 
     def to_json(self) -> bytes:
         """The configuration as it travels."""

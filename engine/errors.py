@@ -3,6 +3,7 @@
 ``EngineError``
   * ``ConfigurationError``: the host's configuration cannot be used; the process ends.
   * ``ModelLoadError``: the model's files cannot be used; the process ends.
+  * ``AdapterLoadError``: one adapter's files cannot be used; the engine serves without it.
   * ``LockdownError``: the process cannot be locked down; it ends before it serves anybody.
   * ``RequestRejectedError``: one request cannot be served; it fails, all others go on.
   * ``UnsupportedError``: a backend does not compute this model or runs on another machine; another backend may.
@@ -28,6 +29,11 @@ class ConfigurationError(EngineError):
 
 class ModelLoadError(EngineError):
     """The model's files are malformed, incomplete or of an unsupported kind; the message names the file or tensor."""
+
+
+class AdapterLoadError(EngineError):
+    """An adapter's files are malformed, of an unsupported kind, or do not fit the model; the message names the key or
+    tensor."""
 
 
 class LockdownError(EngineError):

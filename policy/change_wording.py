@@ -320,6 +320,15 @@ def _public(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[T
         yield Told(Direction.NARROWER, text, f"public_prefixes.{name}.tenants")
 
 
+def _adapters(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
+    for name in sorted(set(new) - set(old)):
+        yield Told(Direction.WIDER, f"may use adapter {name}")
+    for name in sorted(set(old) - set(new)):
+        yield Told(Direction.NARROWER, f"may no longer use adapter {name}")
+    if set(old) == set(new):
+        yield Told(Direction.OTHER, "lists its adapters in another order, or some twice")
+
+
 def _members(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
     if joined := sorted(set(new) - set(old)):
         yield Told(Direction.WIDER, f"has {counted(len(joined), 'more member')}: {listed(joined)}")
@@ -421,6 +430,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "hours": _bounds("is served at", "always"),
         "group": _group,
         "public": _public,
+        "adapters": _adapters,
     },
     Limits: {
         "requests_per_minute": _number("may send", "request", " a minute"),

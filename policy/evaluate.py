@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from policy.adapters import granting_rule
 from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.end_users import end_user_denial
 from policy.hours import opens_in, span_text
 from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
-from policy.match import first_match
 from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
 from policy.networks import admits
 from policy.prices import affordable, cost, find_price
@@ -53,7 +53,7 @@ def visible_models(policy: PolicySet, tenant: str, names: Iterable[str]) -> tupl
     known = policy.tenants.get(tenant)
     if known is None:
         return ()
-    return tuple(name for name in names if first_match(known.models, name) is not None)
+    return tuple(name for name in names if granting_rule(policy, known, name) is not None)
 
 
 def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float) -> Decision:
@@ -67,8 +67,8 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message="the credential belongs to no tenant of this service",
             policy_digest=policy.digest,
         )
-    matched = first_match(tenant.models, access.alias or access.model)
-    if matched is None or not leads(policy, access.model, access.alias):
+    matched = granting_rule(policy, tenant, access.alias or access.model)
+    if matched is None or not leads(policy, tenant, access.adapter or access.model, access.alias):
         return _name_refused(policy, tenant, access, matched)
     if (outside := _outside(policy, tenant, access)) is not None:
         return outside
@@ -107,7 +107,7 @@ def _withheld(tenant: Tenant, access: AccessRequest) -> tuple[str, Feature] | No
     return None
 
 
-def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matched: int | None) -> Decision:
+def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matched: str | None) -> Decision:
     """Deny a name that matches none of the tenant's patterns, or that leads to the model no more."""
     if matched is None:
         return Decision(
@@ -165,7 +165,7 @@ class _Case:
     """Output tokens for each choice."""
 
 
-def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: int) -> Decision:
+def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: str) -> Decision:
     """Decide by the tenant's limits."""
     waiting: _Denial | None = None
     downgraded = ""
@@ -188,7 +188,7 @@ def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: int) -> 
     return Decision(
         effect=Effect.ALLOW,
         reason=Reason.ALLOWED,
-        rule=f"tenants.{tenant.id}.models[{matched}]",
+        rule=f"tenants.{tenant.id}.{matched}",
         message="allowed",
         policy_digest=policy.digest,
         obligations=_obligations(policy, tenant, case, downgraded),
@@ -241,6 +241,7 @@ def _granted_output(limits: Limits, access: AccessRequest, usage: Usage, price: 
 
 def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str) -> Obligations:
     access = case.access
+    prefixes = () if access.adapter else tenant.public  # an adapter computes others than the model alone
     return Obligations(
         max_output_tokens=case.granted_output,
         retention=tenant.retention,
@@ -248,7 +249,7 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         weight=tenant.weight,
         priority=Priority.LOW if downgraded else tenant.priority,
         deterministic=tenant.deterministic,
-        public_prefixes=tuple([name for name in tenant.public if policy.public[name].model == access.model]),
+        public_prefixes=tuple([name for name in prefixes if policy.public[name].model == access.model]),
         reasoning=tenant.features.reasoning,
         price=case.price,
         bounds_spend=tenant.limits.bounds_spend,

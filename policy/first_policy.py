@@ -42,6 +42,7 @@ tenants:
     # priority: normal         # high or low; between tenants of one priority the weight decides
     # weight: 1
     # deterministic: never     # allowed or always: the same bits in any batch
+    # adapters: []             # ["athanor-mini:support"]: adapters of models that it alone may use
     # networks: []             # ["10.0.0.0/8"]: its credentials are taken from there alone
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle

@@ -74,7 +74,7 @@ from policy.written import WrittenFile
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
 
-DIGEST_DOMAIN = "athanor policy 6"
+DIGEST_DOMAIN = "athanor policy 7"
 
 T = TypeVar("T")
 
@@ -333,6 +333,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         networks=one(tuple(content.networks)),
         hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
+        adapters=one(tuple(content.adapters)),
         kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )
 
@@ -374,7 +375,7 @@ def _values(tenant: Tenant) -> dict[str, Any]:
         values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
     values["content"]["denied_fields"] = sorted({*values["content"]["denied_fields"]})
     # The order of these lists carries no meaning.
-    return values | {name: sorted(values[name]) for name in ("credentials", "models", "networks", "hours")}
+    return values | {name: sorted(values[name]) for name in ("credentials", "models", "networks", "hours", "adapters")}
 
 
 _FIELDS = {

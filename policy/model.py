@@ -274,6 +274,8 @@ class Tenant:
     """Id of the tenant's sharing group, if it is in one."""
     public: tuple[str, ...] = ()
     """Ids of the public prefixes with which its requests may begin."""
+    adapters: tuple[str, ...] = ()
+    """Whole names of the adapters that it may use, ``MODEL:ADAPTER``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from policy.adapters import is_adapter
 from policy.errors import Problem
 from policy.inheritance import Inheritance
 from policy.loader import Source
@@ -48,7 +49,7 @@ def dangling(
 
     Args:
         policy: the policy.
-        models: names of the models that are served.
+        models: names of the models that are served, and whole names of their adapters.
         keys: ids of the API keys in force; None: not known, and not compared.
         issuers: names of the issuers whose tokens are taken; None: not known, and not compared.
         whole: the policy is all there is, so that a key it does not name belongs to nobody.
@@ -88,21 +89,25 @@ def _located(one: Dangling, files: Sequence[WrittenFile], inheritance: Inheritan
 
 
 def _models(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
-    names = f"; served: {', '.join(sorted(models))}" if models else ""
+    names = _served(models)
     patterns = {pattern for tenant in policy.tenants.values() for pattern in tenant.models}
-    known = {*models, *policy.routes}
+    known = {*(name for name in models if not is_adapter(name)), *policy.routes}
     loose = {pattern for pattern in patterns if not any(glob_matches(pattern, name) for name in known)}
     for tenant in policy.tenants.values():
         for index, pattern in enumerate(tenant.models):
             if pattern in loose:
                 yield Dangling(("tenants", tenant.id, "models", index), f"no model is named {pattern!r}{names}")
+        for index, name in enumerate(tenant.adapters):
+            if name not in models:
+                message = f"no adapter is named {name!r}; the configuration has adapters at models"
+                yield Dangling(("tenants", tenant.id, "adapters", index), message)
     for prefix in policy.public.values():
         if prefix.model not in models:
             yield Dangling(("public_prefixes", prefix.id, "model"), f"no model is named {prefix.model!r}{names}")
 
 
 def _routes(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
-    names = f"; served: {', '.join(sorted(models))}" if models else ""
+    names = _served(models)
     for route in policy.routes.values():
         if route.id in models:
             message = "a model of this name is served too: requests for it go where the route leads, and none to it"
@@ -110,6 +115,10 @@ def _routes(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
         for place, model in _led_to(route):
             if model not in models:
                 yield Dangling(("routes", route.id, *place), f"no model is named {model!r}{names}")
+
+
+def _served(models: Collection[str]) -> str:
+    return f"; served: {', '.join(sorted(name for name in models if not is_adapter(name)))}" if models else ""
 
 
 def _led_to(route: Route) -> Iterator[tuple[Path, str]]:

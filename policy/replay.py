@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from policy.adapters import granting_rule, is_adapter, served_by, split
 from policy.change_wording import Direction
 from policy.changes import Change
 from policy.decision import Decision, Effect, Reason
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full, refill
-from policy.match import first_match
 from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Tenant
 from policy.prices import cost, find_price
 from policy.rates import BURSTS, TREATMENTS, effective, filled, input_rate, output_rate, request_rate, token_rate
@@ -108,7 +108,9 @@ class AllowedEntry:
     month: int
     """Number of its month."""
     alias: str = ""
-    """Route by which ``model`` was asked for; empty: by its own name."""
+    """Route by which ``model`` was asked for, or name of an adapter; empty: by its own name."""
+    adapter: str = ""
+    """Whole name of the adapter with which ``model`` served it; empty: without one."""
     batch: bool = False
     """Whether it was a line of a batch."""
 
@@ -248,7 +250,9 @@ class _Meter:
         if tenant is None:
             known = entry.tenant in self._policy.tenants
             return Verdict(f"tenants.{entry.tenant}{'.credentials' if known else ''}")
-        if entry.alias and entry.alias not in self._policy.routes:
+        if is_adapter(entry.alias) and entry.alias not in tenant.adapters:
+            return Verdict(f"tenants.{tenant.id}.adapters")
+        if entry.alias and not is_adapter(entry.alias) and entry.alias not in self._policy.routes:
             return Verdict(f"routes.{entry.alias}")
         entry = _led(self._policy, tenant, entry)
         now, limits = entry.time_s, tenant.limits
@@ -301,6 +305,7 @@ class _Meter:
         access = AccessRequest(
             tenant=tenant.id,
             model=entry.model,
+            adapter=entry.adapter,
             alias=entry.alias,
             input_tokens=entry.input_tokens,
             max_output_tokens=output,
@@ -337,9 +342,13 @@ def _led(policy: PolicySet, tenant: Tenant, entry: AllowedEntry) -> AllowedEntry
     name = entry.alias or entry.model
     route = visible_route(policy, tenant, name)
     if route is None:
-        return replace(entry, model=name, alias="")
-    kept = entry.model if entry.alias and entry.model in route.models else ""
-    return replace(entry, model=kept or likeliest(policy, route, tenant.isolation_class), alias=name)
+        model, adapter, alias = served_by(tenant, name)
+        return replace(entry, model=model, adapter=adapter, alias=alias)
+    kept = entry.adapter or entry.model
+    if not entry.alias or kept not in route.models:
+        kept = likeliest(policy, route, tenant.isolation_class)
+    model, adapter = split(kept)
+    return replace(entry, model=model, adapter=adapter, alias=name)
 
 
 def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
@@ -352,6 +361,7 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
     return AccessRequest(
         tenant=tenant.id,
         model=entry.model,
+        adapter=entry.adapter,
         alias=entry.alias,
         input_tokens=None,
         max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
@@ -375,7 +385,7 @@ def _permits(policy: PolicySet, entry: DeniedEntry) -> bool | None:
     section, _, name = entry.rule.rpartition(".")
     if name == "models":
         name = entry.alias or entry.model
-        return bool(name) and first_match(tenant.models, name) is not None
+        return bool(name) and granting_rule(policy, tenant, name) is not None
     if section.endswith(".features"):
         return name in _FEATURES and tenant.features.grants(Feature(name))
     return None

@@ -50,6 +50,8 @@ class AccessRequest:
     """Unix time of the request; None where it is not asked about."""
     alias: str = ""
     """Route by which the caller asked for the model; empty: by the model's own name."""
+    adapter: str = ""
+    """Whole name of the adapter with which the model serves it; empty: without one."""
     end_user: str = ""
     """Pseudonym of the tenant's user for whom it is; empty: not named."""
     batch: bool = False

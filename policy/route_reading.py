@@ -49,6 +49,11 @@ def read_routes(files: Sequence[RouteFile], problems: list[Problem]) -> dict[str
             for place, message in _contradictions(content, names, priced=priced):
                 problems.append(file.problem((*path, *place), message))
             found[name] = _route(name, content)
+        for tenant_id, tenant in file.content.tenants.items():
+            for index, adapter in enumerate(tenant.adapters):
+                if adapter in names:
+                    message = f"{adapter!r} is a route; requests for it would not reach an adapter of this name"
+                    problems.append(file.problem(("tenants", tenant_id, "adapters", index), message))
         for prefix, published in file.content.public_prefixes.items():
             if published.model in names:
                 message = f"{published.model!r} is a route; a public prefix belongs to a model"

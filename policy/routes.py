@@ -2,7 +2,8 @@
 
 An alias is a name that clients send as ``model``. Where a route and a served model have one name, the name is the
 route's. A tenant whose patterns match the alias may use the models of its route by the alias, and by it alone. Prices,
-public prefixes and everything else that a policy says of a model are those of the model that serves.
+public prefixes and everything else that a policy says of a model are those of the model that serves. A route may lead
+to an adapter (``policy.adapters``) as to a model.
 
 The choice is a function of the policy, the tenant's class, the states of the models and a *draw*, a number that follows
 from the tenant, the alias and a key: equal keys give one model for as long as route and states stay as they are.
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from policy.adapters import granting_rule, holds, is_adapter
 from policy.match import first_match
 from policy.model import Choose, IsolationClass, ModelState, PolicySet, Route, Target, Tenant
 from policy.prices import find_price
@@ -101,19 +103,23 @@ def likeliest(policy: PolicySet, route: Route, isolation_class: IsolationClass) 
 
 
 def visible_route(policy: PolicySet, tenant: Tenant | None, name: str) -> Route | None:
-    """Return the route of this name that the tenant may use; None without one."""
+    """Return the route of this name that the tenant may use; None without one. A route that leads to an adapter is for
+    those alone that have the adapter."""
     route = policy.routes.get(name)
-    if route is None or tenant is None or first_match(tenant.models, name) is None:
+    if route is None or tenant is None or granting_rule(policy, tenant, name) is None:
         return None
     return route
 
 
-def leads(policy: PolicySet, model: str, alias: str) -> bool:
-    """Return whether what a caller asked for leads to ``model``: the alias, or without one the model's own name."""
-    route = policy.routes.get(alias or model)
+def leads(policy: PolicySet, tenant: Tenant, target: str, alias: str) -> bool:
+    """Return whether what a tenant asked for leads to ``target``, a model or an adapter: the alias, or without one the
+    model's own name. The alias of an adapter that is asked for by its name is that name."""
+    if not holds(tenant, target):
+        return False
+    route = policy.routes.get(alias or target)
     if route is None:
-        return not alias
-    return bool(alias) and model in route.models
+        return alias == target if is_adapter(target) else not alias
+    return bool(alias) and target in route.models
 
 
 def reachable(routes: Mapping[str, Route], patterns: Iterable[str], models: Iterable[str]) -> tuple[str, ...]:

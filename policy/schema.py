@@ -57,6 +57,9 @@ PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 ROLE = r"^[a-z][a-z0-9_-]{0,31}$"
 PREFIX_FILE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\.(txt|json)$"
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}:[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+MAX_ADAPTERS = 128
+"""Largest number of adapters of one tenant; an engine has no more."""
 MODEL_PATTERN = r"^[A-Za-z0-9*][A-Za-z0-9*._:/-]{0,127}$"
 
 
@@ -108,6 +111,7 @@ Hours = Annotated[str, AfterValidator(_checked_span)]
 Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE))]
 Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
+AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME)]
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
@@ -251,6 +255,12 @@ class _InheritingSchema(_Strict):
         max_length=MAX_MODELS,
         description="Models the tenant may call: names, with * for any characters. Everything else is denied. "
         "A tenant has them itself or from a tenant group.",
+    )
+    adapters: list[AdapterName] = Field(
+        default_factory=list,
+        max_length=MAX_ADAPTERS,
+        description="Adapters the tenant may call, by their whole names, MODEL:ADAPTER; no pattern matches one. The "
+        "configuration says where their files are. Others cannot tell that they exist.",
     )
 
 

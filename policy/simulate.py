@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policy.adapters import served_by, split
 from policy.decision import Decision
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full
@@ -121,10 +122,10 @@ def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision
     choice = chosen(policy, question, load)
     usage = _usage(policy.tenants.get(tenant), load)
     if not question.admitted:
-        first = evaluate(policy, _access(question, tenant, None, choice), usage, NOW)
+        first = evaluate(policy, _access(policy, question, tenant, None, choice), usage, NOW)
         if not first.allowed or question.input_tokens is None:
             return first
-    return evaluate(policy, _access(question, tenant, question.input_tokens, choice), usage, NOW)
+    return evaluate(policy, _access(policy, question, tenant, question.input_tokens, choice), usage, NOW)
 
 
 def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteChoice | None:
@@ -145,12 +146,20 @@ def _caller(policy: PolicySet, question: Question) -> str:
     return tenant or NO_TENANT
 
 
-def _access(question: Question, tenant: str, input_tokens: int | None, choice: RouteChoice | None) -> AccessRequest:
+def _access(
+    policy: PolicySet, question: Question, tenant: str, input_tokens: int | None, choice: RouteChoice | None
+) -> AccessRequest:
     counted = input_tokens is not None
+    model, adapter, alias = question.model, "", ""
+    if choice is not None:
+        (model, adapter), alias = split(choice.model), question.model
+    elif (known := policy.tenants.get(tenant)) is not None:
+        model, adapter, alias = served_by(known, question.model)
     return AccessRequest(
         tenant=tenant,
-        model=question.model if choice is None else choice.model,
-        alias="" if choice is None else question.model,
+        model=model,
+        adapter=adapter,
+        alias=alias,
         input_tokens=input_tokens,
         max_output_tokens=question.max_tokens,
         longest_input=question.longest_input if counted else None,

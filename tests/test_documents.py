@@ -57,6 +57,7 @@ DOCUMENTS = (
     "docs/usage.md",
     "docs/batches.md",
     "docs/stored-responses.md",
+    "docs/adapters.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
 """Where a path in a document may begin."""
@@ -104,6 +105,19 @@ def block(root: Path, title: str) -> str:
     """The code block of a title in the page for those who come from other servers."""
     (found,) = re.findall(rf"```yaml {title}\n(.*?)```", (root / "docs/coming-from.md").read_text(), re.DOTALL)
     return str(found)
+
+
+def test_what_the_page_of_adapters_shows_is_understood(root: Path) -> None:
+    """Both its blocks are valid, and the adapter that the policy grants, by name and by a route, is one of the
+    configuration's."""
+    text = (root / "docs/adapters.md").read_text()
+    shown = dict(re.findall(r"```yaml (\S+)\n(.*?)```", text, re.DOTALL))
+    (entry,) = YAML(typ="safe").load(shown["athanor.yaml"])["models"]
+    model = ModelConfig.model_validate(entry)
+    policy = load_policy([Source("policy.yaml", shown["policy.yaml"])])
+    (name,) = policy.tenants["alpha"].adapters
+    assert name in model.adapter_digests
+    assert policy.routes["help-desk"].models == (name,)
 
 
 def test_what_those_who_come_from_other_servers_paste_is_understood(root: Path, tmp_path: Path) -> None:

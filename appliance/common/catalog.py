@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.common.adapter_files import AdapterFiles, check_adapter
 from appliance.common.errors import ConfigError, ModelDigestError, os_errors_as
 from appliance.common.model_digests import DigestCache, HashedFile, identity_of
 
@@ -52,6 +53,8 @@ class ModelFiles:
     folder: Path = Path()
     hashed: tuple[HashedFile, ...] = ()
     """State of the files when they were hashed."""
+    adapters: tuple[AdapterFiles, ...] = ()
+    """Adapters of the model that its engines get."""
 
 
 def embedded_model() -> Path:
@@ -153,13 +156,15 @@ def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
 
 
 def check_files(files: ModelFiles, pinned: str) -> None:
-    """Check, before each start of a sandbox that gets them, that a model's files have the pinned digest and have not
-    changed. Quick, unless a file was touched; then all are read again.
+    """Check, before each start of a sandbox that gets them, that a model's files, and its adapters', have the pinned
+    digest and have not changed. Quick, unless a file was touched; then all are read again.
 
     Raises:
         ModelDigestError: it is another.
         ConfigError: a file cannot be read.
     """
+    for adapter in files.adapters:
+        check_adapter(adapter)
     if pinned and files.digest != pinned:
         raise ModelDigestError(
             f"model {files.name}: its files have the digest {files.digest}, the configuration pins {pinned}; "

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from appliance.common.adapter_config import AdapterConfig
 from appliance.common.config_places import BatchesConfig, ModelCacheConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.origins import MAX_ORIGINS, check_origin
@@ -233,6 +234,21 @@ class ModelConfig(Section):
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
     that one."""
 
+    adapters: tuple[AdapterConfig, ...] = Field(default=(), max_length=128, strict=False)
+    """Adapters (LoRA) of the model."""
+    adapter_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
+    """Memory for adapters in each engine, taken at its start. One that does not fit in beside those before it is left
+    out."""
+
+    @model_validator(mode="after")
+    def _adapted(self) -> Self:
+        names = [one.name for one in self.adapters]
+        if len(set(names)) != len(names):
+            raise ValueError("two adapters have one name")
+        if names and (self.runner != "model" or self.gpu != "off"):
+            raise ValueError("adapters are for runner: model, and are computed on the processor alone: gpu must be off")
+        return self
+
     @model_validator(mode="after")
     def _placed(self) -> Self:
         if self.path is None and not self.digest:
@@ -244,6 +260,11 @@ class ModelConfig(Section):
         if self.gpu_share and self.gpu == "off":
             raise ValueError("gpu_share is a share of a GPU, and gpu is off")
         return self
+
+    @property
+    def adapter_digests(self) -> dict[str, bytes]:
+        """Digest of each adapter by its whole name, MODEL:ADAPTER."""
+        return {f"{self.name}:{one.name}": bytes.fromhex(one.digest) for one in self.adapters}
 
     @property
     def folder(self) -> Path:

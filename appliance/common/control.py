@@ -37,7 +37,7 @@ from appliance.common.control_models import (
 )
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 14
+CONTROL_VERSION = 15
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10

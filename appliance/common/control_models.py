@@ -18,6 +18,8 @@ class ModelServed:
     """``served``, or ``leaving`` once it shall end: the gateway has its requests end and says ``ModelDrained``."""
     again: int
     """1: it leaves for a moment, and comes again with another entry."""
+    adapters: list[str]
+    """Its adapters as the entry has them: the whole name of each, a space and its digest in hex."""
 
 
 @dataclass(frozen=True, slots=True)

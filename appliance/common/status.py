@@ -59,6 +59,8 @@ class EngineStatus(SandboxStatus):
     """Requests that wait inside the engine."""
     computes: str = ""
     """What it says that it computes with, and the times of the trial that chose this."""
+    adapters: int = 0
+    """Adapters that it has in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,9 @@ class GenerateRequest:
     cache_key: str = field(default="", repr=False)
     """Text of the caller's that requests with one beginning have in common: a route gives them to one model."""
     alias: str = ""
-    """Route by which the caller asked for ``model``; empty: by the model's own name."""
+    """Route or adapter by which the caller asked for ``model``; empty: by the model's own name."""
+    adapter: str = ""
+    """Whole name of the adapter with which ``model`` serves it; empty: without one."""
     end_user: str = field(default="", compare=False)
     """Pseudonym of the tenant's user for whom it is (``appliance.gateway.front.end_user``); empty: not named."""
 
@@ -192,6 +194,8 @@ class EmbedRequest:
     operation: EmbedOperation = EmbedOperation.EMBEDDINGS
     alias: str = ""
     """As in ``GenerateRequest``."""
+    adapter: str = ""
+    """As in ``GenerateRequest``."""
 
 
 class TokenizerOperation(Enum):
@@ -214,6 +218,8 @@ class TokenizerRequest:
     deadline: float | None = None
     alias: str = ""
     """As in ``GenerateRequest``."""
+    adapter: str = ""
+    """As in ``GenerateRequest``."""
 
 
 class AttestOperation(Enum):
@@ -230,6 +236,8 @@ class AttestRequest:
     """As in ``GenerateRequest``."""
     model: str
     alias: str = ""
+    """As in ``GenerateRequest``."""
+    adapter: str = ""
     """As in ``GenerateRequest``."""
     nonce: str
     """The caller's, drawn for this call; small hexadecimal digits."""

@@ -11,7 +11,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -60,6 +60,23 @@ CUT_S = 2.0
 """Seconds that requests which were cut have to end: they only have to take their error."""
 
 RUNNERS = ("model", "embed", "null")
+
+
+class ServedNames(Collection[str]):
+    """Names of the models that are served, and whole names of their adapters: a view that follows the models."""
+
+    def __init__(self, models: Mapping[str, ModelSandboxes]) -> None:
+        self._models = models
+
+    def __iter__(self) -> Iterator[str]:
+        for model in self._models.values():
+            yield from (model.name, *model.adapters)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == one for one in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class ModelTable:
@@ -118,7 +135,8 @@ class ModelTable:
             before = None
         entries[name] = message.entry
         if before is None:
-            model = ModelSandboxes(name, message.runner, truncates=bool(message.truncates))
+            adapters = _adapters(message)
+            model = ModelSandboxes(name, message.runner, truncates=bool(message.truncates), adapters=adapters)
             model.arriving = True
             for role in ("engine", "text"):
                 model.record(role)
@@ -245,3 +263,13 @@ class ModelTable:
         del self._service.model_sandboxes[name]
         log.info("a model is gone", model=name)
         self._changed((), (name,))
+
+
+def _adapters(message: ModelServed) -> dict[str, bytes]:
+    """Return digests of a model's adapters by whole name.
+
+    Raises:
+        ValueError: no supervisor of this release sends it.
+    """
+    pairs = (line.partition(" ") for line in message.adapters)
+    return {name: bytes.fromhex(digest) for name, _, digest in pairs}

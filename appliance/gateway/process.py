@@ -41,7 +41,7 @@ from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
 from appliance.gateway.front.tls_files import CertificateDates
-from appliance.gateway.model_table import ModelTable
+from appliance.gateway.model_table import ModelTable, ServedNames
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -103,7 +103,8 @@ class Gateway:
         self._hopeless = ""
         self._gauges: Gauges | None = None
         self._models = _model_sandboxes(config)
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper, self._models, config.policy_keys)
+        self._names = ServedNames(self._models)
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, self._names, config.policy_keys)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
@@ -288,11 +289,12 @@ class Gateway:
             reviewed = await self._table.review(found.models) if models else ""
         except ConfigError as error:
             return self._file.refused(self._service.ledger.policy.digest, tuple(str(error).splitlines()))
-        self._file.use(found.config.credentials, found.config.pepper, [model.name for model in found.models])
+        names = [name for model in found.models for name in (model.name, *model.adapter_digests)]
+        self._file.use(found.config.credentials, found.config.pepper, names)
         prepare = partial(self._prepare, removed=models.removed)
         outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, prepare)
         if not outcome.ok:
-            self._file.use(before.credentials, before.pepper, self._models)
+            self._file.use(before.credentials, before.pepper, self._names)
             return outcome
         if reviewed:
             self._table.apply(reviewed)
@@ -409,7 +411,10 @@ def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> No
 
 def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
     """Make the shared sandboxes of every model."""
-    return {model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models}
+    return {
+        model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates, adapters=model.adapter_digests)
+        for model in config.models
+    }
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -70,6 +70,7 @@ def _allowed(time_ms: int, values: Mapping[str, Value]) -> AllowedEntry:
         day=period.day,
         month=period.month,
         alias=str(values["alias"]),
+        adapter=str(values["adapter"]),
         batch=bool(values["batch"]),
     )
 

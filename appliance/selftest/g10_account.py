@@ -64,6 +64,8 @@ def made_up(number: int) -> Entry:
         cost=number * 100,
         queued_ms=0,
         downgraded="",
+        adapter="",
+        adapter_digest="",
         batch="",
     )
 

@@ -4,6 +4,7 @@ threads."""
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import shutil
 import threading
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.adapter_files import CONFIG_FILE
 from appliance.common.catalog import ModelFiles, check_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import ConfigError
 from appliance.supervisor.gpu import guest_gpu_kernels, with_gpu
-from appliance.supervisor.layout import GUEST_KERNELS, engine_place, role_threads, sandbox_spec
+from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.sandbox_output import last_words, line_logger
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
@@ -212,6 +214,8 @@ def plan_boot(
             backend=model.engine_backend,
             gpu_kernels=guest_gpu_kernels(spec, runtime),
             gpu_share=model.gpu_share,
+            adapters=_adapter_places(files, spec, runtime),
+            adapter_bytes=model.adapter_bytes,
         ).to_json()
     else:
         configuration = TextConfig(
@@ -231,6 +235,13 @@ def plan_boot(
         model.digest,
         threads.reason,
     )
+
+
+def _adapter_places(files: ModelFiles, spec: SandboxSpec, runtime: Runtime) -> str:
+    """Tell an engine where each adapter's description is, by digest."""
+    place = {one.digest: f"{GUEST_ADAPTERS}/{one.digest}/{CONFIG_FILE}" for one in files.adapters}
+    found = {digest: str(Path(runtime.guest_path(spec, target)).parent) for digest, target in place.items()}
+    return json.dumps(found) if found else ""
 
 
 def sandbox_name(model: str, role: Role, tenant: str = "") -> str:

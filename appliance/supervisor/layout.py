@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from appliance.common.adapter_files import AdapterFiles
 from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.residency import TEXT_MEMORY_BYTES
@@ -20,6 +21,10 @@ GUEST_SOCKET = "/ipc/host.sock"
 
 GUEST_KERNELS = "/kernels"
 """Path of the compiled kernels inside an engine's sandbox."""
+
+
+GUEST_ADAPTERS = "/adapters"
+"""Folder of the adapters inside an engine's sandbox, each in a folder of its digest's name."""
 
 
 def engine_place(config: ApplianceConfig, model: ModelConfig, tenant: str = "") -> int:
@@ -51,6 +56,8 @@ def sandbox_spec(
     engine = role is Role.ENGINE
     rootfs = role_rootfs(config, role)
     mounts = (Mount(socket_dir, "/ipc"), *_model_mounts(config, files.engine if engine else files.text))
+    if engine:
+        mounts = (*mounts, *_adapter_mounts(files.adapters))
     if engine and config.sandbox.kernels is not None:
         mounts = (*mounts, Mount(config.sandbox.kernels, GUEST_KERNELS))
     limits = Limits(
@@ -75,6 +82,12 @@ def _model_mounts(config: ApplianceConfig, pairs: tuple[tuple[str, Path], ...]) 
     if config.sandbox.unsafe_no_sandbox:
         return (Mount(pairs[0][1].parent, "/model"),)
     return tuple(Mount(path, f"/model/{inside}") for inside, path in pairs)
+
+
+def _adapter_mounts(adapters: tuple[AdapterFiles, ...]) -> tuple[Mount, ...]:
+    """Mounts of the two files of each adapter; a folder has its digest as its name, so it tells no tenant's."""
+    found = {f"{GUEST_ADAPTERS}/{one.digest}/{name}": path for one in adapters for name, path in one.places}
+    return tuple(Mount(path, target) for target, path in found.items())
 
 
 def role_rootfs(config: ApplianceConfig, role: Role) -> Rootfs:

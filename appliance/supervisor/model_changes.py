@@ -25,6 +25,7 @@ from appliance.common.errors import ApplianceError, ConfigError, ModelDigestErro
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, model_need, no_room
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
+from appliance.supervisor.adapters import leave_out, refuse, with_adapters
 from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
@@ -213,7 +214,7 @@ class ModelChanges:
 
 
 def _planned(config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime) -> PlannedModel:
-    files = read_model(model.name, model.folder, cache)
+    files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
     check_files(files, model.digest)
     return PlannedModel(config, model, files, plan_boots(config, model, files, runtime))
 
@@ -226,7 +227,10 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
         StartError: a model is to have what this machine cannot give.
     """
     cache = DigestCache.load(config.digest_cache)
-    files = {model.name: read_model(model.name, model.folder, cache) for model in config.models}
+    files = {
+        model.name: with_adapters(read_model(model.name, model.folder, cache), model, cache, leave_out)
+        for model in config.models
+    }
     cache.save()
     for model in config.models:
         yield PlannedModel(config, model, files[model.name], plan_boots(config, model, files[model.name], runtime))

@@ -90,7 +90,9 @@ class ModelKeepers:
         """One model, as the gateway is told."""
         one = self._models[name]
         entry = one.planned.entry
-        return ModelServed(name, entry.runner, int(entry.truncates), entry_digest(entry), one.state, int(one.again))
+        adapters = [f"{adapter} {digest.hex()}" for adapter, digest in entry.adapter_digests.items()]
+        truncates, again = int(entry.truncates), int(one.again)
+        return ModelServed(name, entry.runner, truncates, entry_digest(entry), one.state, again, adapters)
 
     def add(self, planned: PlannedModel) -> None:
         """Take a model; its sandboxes are not booted before ``start``."""

@@ -38,6 +38,7 @@ from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
+from appliance.supervisor.adapters import of_tenant
 from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
@@ -199,14 +200,13 @@ def _residents(
     config: ApplianceConfig, models: ModelKeepers, runtime: Runtime, publish: Publish, forms: Forms
 ) -> Residents:
     """Keepers of single tenants' sandboxes."""
+    declared = DeclaredTenants(config.policy, config.policy_keys)
 
     def plan(name: str, tenant: str, role: Role) -> BootPlan:
         one = models.planned(name)
-        return plan_boot(one.appliance, one.entry, one.files, runtime, role, tenant)
+        return plan_boot(one.appliance, one.entry, of_tenant(one.files, declared.read(), tenant), runtime, role, tenant)
 
-    return Residents(
-        config.sandbox.residents, plan, runtime, publish, DeclaredTenants(config.policy, config.policy_keys).read, forms
-    )
+    return Residents(config.sandbox.residents, plan, runtime, publish, declared.read, forms)
 
 
 def _operator_socket(

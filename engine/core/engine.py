@@ -113,6 +113,7 @@ class Engine:
             deterministic=self.runner.capabilities.deterministic,
             publishes=self._publishing.supported,
             form=self.form,
+            adapters=len(limits.adapters),
         )
 
     def add(self, submit: Submit) -> None:

@@ -104,9 +104,11 @@ class Request:
     """Step at which the request was last preempted."""
 
     @classmethod
-    def of(cls, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int) -> Request:
+    def of(
+        cls, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int, adapter: int = 0
+    ) -> Request:
         """Make the request of a submission for a single output."""
-        spec = Specification.of(submit, order=order, stop_ids=stop_ids, arrival_ns=arrival_ns)
+        spec = Specification.of(submit, order=order, stop_ids=stop_ids, arrival_ns=arrival_ns, adapter=adapter)
         return cls(
             spec,
             submit.token_ids[:] if spec.retain else TokenIds.copy_of(submit.token_ids),

@@ -46,12 +46,20 @@ class Specification(NamedTuple):
     """Number of the adapter that computes it; 0: the model alone."""
     logit_bias: LogitBias | None = None
     """Numbers added to the scores of some ids."""
+    origin: bytes = b""
+    """Digest of that adapter, which is part of its blocks' ids; nothing for the model alone."""
 
     @classmethod
     def of(
-        cls, submit: Submit, *, order: int = 0, stop_ids: frozenset[int] = frozenset(), arrival_ns: int = 0
+        cls,
+        submit: Submit,
+        *,
+        order: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
+        arrival_ns: int = 0,
+        adapter: int = 0,
     ) -> Specification:
-        """The specification of a submission for a single output."""
+        """The specification of a submission for a single output; ``adapter`` is its adapter's number."""
         deadline_ns = arrival_ns + submit.deadline_us * 1_000 if submit.deadline_us else NEVER_NS
         return cls(
             submit.request,
@@ -71,7 +79,9 @@ class Specification(NamedTuple):
             order,
             arrival_ns,
             deadline_ns,
+            adapter=adapter,
             logit_bias=submit.logit_bias,
+            origin=submit.adapter,
         )
 
     @property

@@ -82,9 +82,22 @@ def load_engine(
     say(f"engine computes with {loaded.backend.description}")
     if loaded.form is not None:
         say(f"engine holds {predict_memory(config, description, loaded.backend, loaded.form, parallel)}")
+    if config.adapters:
+        _tell_adapters(config, loaded, say)
     if spill is not None and engine.spill is None:
         say(f"engine keeps its KV: {spill_obstacle(config, loaded.backend)}")
     return engine
+
+
+def _tell_adapters(config: EngineConfig, loaded: Loaded, say: Say) -> None:
+    """Say which adapters an engine has, and why it has no others."""
+    asked, bank = len(config.adapter_folders), loaded.bank
+    if bank is None:
+        say(f"engine has none of {asked} adapters: its backend computes none")
+        return
+    say(f"engine has {len(bank.numbers)} of {asked} adapters, {bank.held_bytes / (1 << 20):,.0f} MiB")
+    for source, error in bank.refused:
+        say(f"engine leaves out adapter {source.digest.hex()}: {error}")
 
 
 def _codec(config: EngineConfig, say: Say) -> WeightCodec:
@@ -107,9 +120,14 @@ def assemble(
     backend = loaded.backend
     layout, limits, capabilities = backend.storage.layout, backend.limits, backend.capabilities
     pool = BlockPool(layout.num_blocks)
-    root = layout.root(description.kv_origin(config.model_digest))
+    origin = description.kv_origin(config.model_digest)
     cache = PrefixCache(
-        pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
+        pool,
+        root=layout.root(origin),
+        block_size=layout.block_size,
+        caching=limits.prefix_caching,
+        groups=layout.groups,
+        adapters={digest: layout.root(origin, digest.hex()) for digest in limits.adapters},
     )
     scheduler = Scheduler(limits, pool, cache, Fairness(limits, pool))
     tier = publisher = None

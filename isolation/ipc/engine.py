@@ -10,8 +10,8 @@ Payloads (``n`` items each where marked):
 
 * Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8, choices u8,
   prompt_logprobs i8, biases u16, deadline_us u64, sampling (``WIRE_CODES``), namespace 32 bytes, group 32 bytes,
-  public 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32, then the logit bias as
-  ``isolation.ipc.logit_bias`` has it.
+  public 32 bytes, adapter 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32, then the logit
+  bias as ``isolation.ipc.logit_bias`` has it.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
   waiting, free_blocks, defects, prompts, their positions, their alternatives (u32 each); columns requests n x u64,
   token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64); failures n x (u64, u8); then logprobs and prompts as
@@ -54,6 +54,7 @@ from isolation.ipc.logprob import (
     unpack_prompts,
 )
 from isolation.ipc.messages import (
+    DIGEST_BYTES,
     MAX_CHOICES,
     MAX_DEADLINE_US,
     MAX_STOP_IDS,
@@ -68,13 +69,16 @@ from isolation.ipc.sampling import WIRE_CODES, Sampling, out_of_bounds, values_o
 
 MAX_WEIGHT = 1_000
 
-_SUBMIT = struct.Struct(f"<IIHBBbBBbHQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s")
+_SUBMIT = struct.Struct(
+    f"<IIHBBbBBbHQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{DIGEST_BYTES}s"
+)
 _STEP = struct.Struct("<12I")
 _START = struct.Struct("<QIQ")
 _FAILURE = struct.Struct("<QB")
 _TOKEN_BYTES = 8 + 4 + 1
 _FINISHES = bytes((0, 1, 2))
 _NO_KEY = bytes(NAMESPACE_KEY_BYTES)
+_NO_DIGEST = bytes(DIGEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Submit:
     common; what follows is its own, as ever. Not used with ``prompt_logprobs``."""
     logit_bias: LogitBias | None = None
     """Numbers added to the scores of some ids; of every choice, and of no prompt's log-probabilities."""
+    adapter: bytes = b""
+    """Digest of the adapter that changes the model for it, or nothing. No public prefix is used with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,7 @@ def _check_submit(message: Submit) -> None:
     require(len(message.namespace) == NAMESPACE_KEY_BYTES, "the namespace key has another length")
     require(len(message.group) in (0, NAMESPACE_KEY_BYTES), "the group's key has another length")
     require(len(message.public) in (0, NAMESPACE_KEY_BYTES), "the public prefix's key has another length")
+    require(len(message.adapter) in (0, DIGEST_BYTES), "the adapter's digest has another length")
     require_length("stop_ids", len(message.stop_ids), MAX_STOP_IDS)
     require_range("logprobs", message.logprobs, -1, MAX_TOP_LOGPROBS)
     require_range("weight", message.weight, 1, MAX_WEIGHT)
@@ -210,7 +217,8 @@ def _pack_submit(message: Submit) -> bytes:
         | message.structured << 2
         | message.deterministic << 3
         | bool(message.group) << 4
-        | bool(message.public) << 5,
+        | bool(message.public) << 5
+        | bool(message.adapter) << 6,
         message.logprobs,
         message.priority,
         message.choices,
@@ -221,6 +229,7 @@ def _pack_submit(message: Submit) -> bytes:
         message.namespace,
         message.group or _NO_KEY,
         message.public or _NO_KEY,
+        message.adapter or _NO_DIGEST,
     )
     parts = (fixed, message.token_ids.tobytes(), array("I", message.stop_ids).tobytes())
     return b"".join(parts if bias is None else (*parts, *pack_logit_bias(bias)))
@@ -243,10 +252,12 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         namespace,
         group,
         public,
+        adapter,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)
-    require(flags < 64, f"unknown flags {flags:#x}")
+    require(flags < 128, f"unknown flags {flags:#x}")
     require(bool(flags & 16) or group == _NO_KEY, "a group's key where there is no group")
     require(bool(flags & 32) or public == _NO_KEY, "a public prefix's key where there is none")
+    require(bool(flags & 64) or adapter == _NO_DIGEST, "an adapter's digest where there is none")
     prompt = HEADER_BYTES + _SUBMIT.size
     stops = prompt + 4 * num_tokens
     biases = stops + 4 * num_stop_ids
@@ -271,6 +282,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         deterministic=bool(flags & 8),
         group=group if flags & 16 else b"",
         public=public if flags & 32 else b"",
+        adapter=adapter if flags & 64 else b"",
         logit_bias=unpack_logit_bias(frame, biases, num_biases) if num_biases else None,
     )
 

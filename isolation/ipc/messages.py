@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and
@@ -64,6 +64,8 @@ NO_TOKEN = 0xFFFF_FFFF
 """Stands for no token where an id may be missing."""
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
+DIGEST_BYTES = 32
+"""Bytes of a digest of files: SHA-256."""
 
 
 class Role(IntEnum):
@@ -101,6 +103,8 @@ class FailureCode(IntEnum):
     INTEGRITY = 7
     """A KV block in its table was not its own: a defect of the engine. Nothing of the block was read; other requests
     go on, and the same one may be sent again."""
+    NO_ADAPTER = 9
+    """The engine has no adapter of the digest that was named: its files could not be used, or it found no room."""
     UNKNOWN_ARGUMENT = 8
     """The model's chat template has no argument of a name that was given."""
 
@@ -144,6 +148,8 @@ class EngineReady:
     """Whether it can keep public prefixes."""
     form: int = 0
     """Number of the form in which it computes (``engine.backends.native.manifest.FORMS``); 0: it has not chosen one."""
+    adapters: int = 0
+    """Adapters that it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,9 @@ class Vocabulary:
     entries: tuple[bytes, ...]
 
 
-_ENGINE_READY = Record("vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B")
+_ENGINE_READY = Record(
+    "vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B adapters:I"
+)
 _TEXT_READY = Record(
     "vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:? calls:? thinks:? "
     "think_begins:I think_ends:I"

@@ -106,10 +106,11 @@ def test_the_example_is_what_it_says() -> None:
 
 
 def test_groups_and_defaults_have_the_keys_of_a_tenant() -> None:
-    """A key that tenants get is one of groups and defaults too, but for credentials, and models of the defaults."""
+    """A key that tenants get is one of groups and defaults too, but for credentials, and models and adapters of the
+    defaults."""
     tenant = set(TenantSchema.model_fields)
     assert set(TenantGroupSchema.model_fields) == tenant - {"credentials"}
-    assert set(DefaultsSchema.model_fields) == tenant - {"credentials", "models", "inherits"}
+    assert set(DefaultsSchema.model_fields) == tenant - {"credentials", "models", "adapters", "inherits"}
 
 
 @settings(max_examples=150, deadline=None)

@@ -158,11 +158,13 @@ def test_shares_and_the_likeliest() -> None:
 def test_a_name_leads_to_what_it_says() -> None:
     """A model by its own name unless a route has it; an alias to the models of its route, fallback included."""
     policy = policy_of(fast={**CANARY, "fallback": ["backup"]})
-    assert leads(policy, "mini", "")
-    assert [leads(policy, name, "fast") for name in ("mini", "next", "backup", "other")] == [True, True, True, False]
-    assert not leads(policy, "fast", ""), "the name is the route's, not a model's"
-    assert not leads(policy, "mini", "former")
-    assert not leads(policy, "fast", "fast")
+    tenant = policy.tenants["alpha"]
+    assert leads(policy, tenant, "mini", "")
+    led = [leads(policy, tenant, name, "fast") for name in ("mini", "next", "backup", "other")]
+    assert led == [True, True, True, False]
+    assert not leads(policy, tenant, "fast", ""), "the name is the route's, not a model's"
+    assert not leads(policy, tenant, "mini", "former")
+    assert not leads(policy, tenant, "fast", "fast")
 
 
 def files(*parts: dict[str, Any]) -> list[Source]:
@@ -273,7 +275,7 @@ def test_what_is_reachable_is_what_some_name_is_allowed_for(document: dict, tena
         for name in names
         for model in models
         if visible_models(policy, tenant, (name,))
-        and leads(policy, model, name if name in policy.routes else "")
+        and leads(policy, policy.tenants[tenant], model, name if name in policy.routes else "")
         and (name in policy.routes or name == model)
     }
     assert set(reachable(policy.routes, known.models, models)) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import httpx
 import openai
 import pytest
 
+from appliance.common.adapter_files import read_adapter
 from appliance.common.catalog import embedded_model
 from appliance.common.scopes import Scope
 from appliance.gateway.front.auth import Auth
@@ -31,6 +33,7 @@ from appliance.operator.cli.key import create_key
 from appliance.operator.demo import choose_ports, prepare_keys, run_directory
 from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, Provider
 from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S
+from tests.system.small_adapters import make_adapter
 from tests.system.test_audit import entries as audit_entries
 from tests.system.test_embeddings import embedding_model
 
@@ -45,12 +48,17 @@ tenants:
     limits: {max_output_tokens: 4000}
   beta: {credentials: ["key:beta-1"], models: ["fast", "half", "embedding"]}
   gamma: {credentials: ["key:gamma-1"], models: ["athanor-next"]}
+  delta:
+    credentials: ["key:delta-1"]
+    models: ["athanor-mini", "help"]
+    adapters: ["athanor-mini:support", "athanor-mini:broken"]
 routes:
   fast: {to: [{model: athanor-mini}], fallback: [athanor-next]}
   half: {to: [{model: athanor-mini}, {model: athanor-next}]}
   embedding: {to: [{model: vectors}]}
   of-others: {to: [{model: athanor-next}]}
   away: {to: [{model: never-served}]}
+  help: {to: [{model: "athanor-mini:support"}]}
 """
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -129,12 +137,13 @@ ISSUED = {"name": "corp", "issuer": ISSUER, "audiences": [AUDIENCE], "leeway_s":
 
 
 def limited_keys(state: Path) -> dict[str, str]:
-    """Make a key that has expired and one that is limited to nothing; gives them by name."""
+    """Make a key that has expired, one that is limited to nothing, and one of a further tenant; gives them by name."""
     table, pepper = state / "credentials.json", state / "pepper"
     past = datetime.now(UTC) - timedelta(seconds=1)
     return {
         "ended": create_key("alpha", "alpha-ended", table, pepper, expires=past).key,
         "nothing": create_key("alpha", "alpha-nothing", table, pepper, scopes=frozenset()).key,
+        "delta": create_key("delta", "delta-1", table, pepper).key,
     }
 
 
@@ -151,10 +160,15 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (state / "policy.yaml").write_text(POLICY)
     http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
     small = {"kv_bytes": 16 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    digest = make_adapter(embedded_model(), state / "adapters" / "support")
+    adapters = [
+        {"name": "support", "path": str(state / "adapters" / "support"), "digest": digest},
+        {"name": "broken", "path": str(state / "adapters" / "support"), "digest": "0" * 64},
+    ]
     config = {
         "listen": {"http": http, "grpc": rpc, "admin": admin},
         "models": [
-            {"name": "athanor-mini", "path": str(embedded_model()), **small},
+            {"name": "athanor-mini", "path": str(embedded_model()), "adapters": adapters, **small},
             {"name": "athanor-next", "path": str(embedded_model()), **small},
             {"name": "vectors", "path": str(state / "models" / "vectors"), "runner": "embed", **small},
         ],
@@ -469,3 +483,64 @@ def test_an_answer_ends_with_its_token(served: Served) -> None:
     while httpx.get(served.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN).status_code != 200:
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+ADAPTED = "athanor-mini:support"
+
+
+def text_of(served: Served, tenant: str, model: str, **body: Any) -> str:
+    """A greedy completion."""
+    answer = served.post(tenant, "/v1/completions", model=model, prompt="hi", max_tokens=8, temperature=0, **body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_an_adapter_answers_its_tenant_on_every_route(served: Served) -> None:
+    """By its whole name and by an alias, over HTTP and gRPC, an adapter answers the tenant that has it, and otherwise
+    than the model alone; it is listed for that tenant alone; audit entries name it with its digest."""
+    plain, adapted = text_of(served, "delta", "athanor-mini"), text_of(served, "delta", ADAPTED)
+    assert plain != adapted
+    assert text_of(served, "delta", "help") == adapted
+    assert text_of(served, "delta", "athanor-mini") == plain
+    for path, body in BODIES.items():
+        if path not in EMBEDS:
+            assert served.post("delta", path, model=ADAPTED, **body).status_code == 200, path
+    for method, make in MESSAGES_OF.items():
+        if method not in EMBEDS:
+            assert served.call("delta", method, make(ADAPTED)), method
+    listed = {name: [one["id"] for one in served.get(name, "/v1/models").json()["data"]] for name in ("delta", "alpha")}
+    assert {ADAPTED, "help"} <= set(listed["delta"])
+    assert not {ADAPTED, "help"} & set(listed["alpha"])
+    assert served.engine("athanor-mini")["adapters"] == 1
+    digest = read_adapter("support", served.state / "adapters" / "support").digest
+    written = f'"adapter":"{ADAPTED}"'.encode()
+    wait(lambda: any(written in path.read_bytes() for path in (served.state / "audit").glob("*.log")))
+    found = [one for one in audit_entries(served.state / "audit") if one.get("adapter") == ADAPTED]
+    assert {(one["tenant"], one["model"], one["adapter_digest"]) for one in found} == {
+        ("delta", "athanor-mini", digest)
+    }
+    assert ADAPTED in {one["alias"] for one in found}
+
+
+def test_an_adapter_of_others_is_a_name_that_does_not_exist(served: Served) -> None:
+    """To a tenant that may use every model, another's adapter and its alias are refused with status and body of a name
+    that is nobody's, on every route. Control: its owner is served."""
+    for path, body in BODIES.items():
+        told = []
+        for name in ("athanor-mini:nothing", ADAPTED, "help"):
+            answer = served.post("alpha", path, model=name, **body)
+            text = answer.text.replace(repr(name), "?").replace(json.dumps(name), "?").replace(name, "?")
+            text = re.sub(r"req_\w+", "id", text)
+            told.append((answer.status_code, text, sorted(answer.headers.keys())))
+        assert told[0][0] == 404
+        assert told[0] == told[1] == told[2], path
+    assert text_of(served, "delta", ADAPTED)
+
+
+def test_an_adapter_with_other_files_is_left_out(served: Served) -> None:
+    """An adapter whose files are not those that were pinned is not there for its tenant either, which is told so; the
+    model and its other adapters are served."""
+    answer = served.post("delta", "/v1/completions", model="athanor-mini:broken", prompt="hi", max_tokens=4)
+    assert answer.status_code == 503
+    assert text_of(served, "delta", ADAPTED)
+    assert "an adapter is left out" in (served.state / "log").read_text()

@@ -42,6 +42,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "queued_ms": _N,
         "downgraded": _T,
         "batch": _T,
+        "adapter": _T,
+        "adapter_digest": _T,
     },
     "denied": {
         "tenant": _T,
@@ -88,8 +90,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 
 * ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for, their cost in
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
-  which it was served with low priority, empty for none; ``alias`` is the route by which its model was asked for, and
-  ``batch`` the batch of which it is a line, or empty;
+  which it was served with low priority, empty for none; ``alias`` is the route or the adapter by which its model was
+  asked for, ``batch`` the batch of which it is a line, and ``adapter`` the whole name of the adapter with which the
+  model served it, with the digest of its files, or empty;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise, by the reason for which it was refused;
 * ``file``: a tenant's file was created or deleted, or has expired;
@@ -110,11 +113,12 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_NEWEST = frozenset({"batch"})
-_NEWER = _NEWEST | {"alias", "queued_ms", "downgraded"}
+_NEWEST = frozenset({"adapter", "adapter_digest"})
+_NEW = _NEWEST | {"batch"}
+_NEWER = _NEW | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_NEWEST, _NEWER, _NEWER | {"cached_tokens", "cost"}),
+    "request": (_NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
 }

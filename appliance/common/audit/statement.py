@@ -51,6 +51,8 @@ REQUEST_FIELDS: Final = (
     "queued_ms",
     "downgraded",
     "batch",
+    "adapter",
+    "adapter_digest",
 )
 """Fields of a request in a statement, as the log has them; before them comes ``t``, the time in milliseconds."""
 

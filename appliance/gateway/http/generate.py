@@ -150,7 +150,10 @@ class Generation:
         async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
             first = self._service.routed(principal, parsed.request)
             # One model answers all prompts: one object names it.
-            requests = [first, *(replace(one, model=first.model, alias=first.alias) for one in parsed.others)]
+            requests = [
+                first,
+                *(replace(one, model=first.model, alias=first.alias, adapter=first.adapter) for one in parsed.others),
+            ]
             del parsed, first  # with the prompts
             await cut.run(self._collect_several(exchange, principal, requests, notes))
 

@@ -35,9 +35,12 @@ class Call:
     model: str
     operation: str
     alias: str = ""
-    """Route by which the model was asked for."""
+    """Route or adapter by which the model was asked for."""
     batch: str = ""
     """Batch of which it is a line."""
+    adapter: str = ""
+    """Whole name of the adapter with which the model serves it."""
+    adapter_digest: str = ""
 
 
 class AuditedCalls:
@@ -89,6 +92,8 @@ class AuditedCalls:
             queued_ms=queued_ms,
             downgraded=decision.obligations.downgraded if decision.obligations is not None else "",
             batch=call.batch,
+            adapter=call.adapter,
+            adapter_digest=call.adapter_digest,
         )
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:

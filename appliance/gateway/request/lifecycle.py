@@ -125,7 +125,10 @@ class Lifecycle:
         """The request is not kept: it holds the prompt's text."""
         self._shadow = shadow
         self.dependencies = dependencies
-        self.call = Call(request.request_id, request.model, request.operation.value, request.alias, dependencies.batch)
+        self.model = dependencies.models[request.model]
+        self.adapter = self.model.adapters.get(request.adapter, b"")
+        """Digest of the adapter with which the model serves it, or nothing."""
+        self.call = _call(request, dependencies.batch, self.adapter)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._content = content_of(request)
@@ -139,7 +142,6 @@ class Lifecycle:
         """``until`` is the deadline, ``enter_by`` the time by which the next engine has to be entered, both in
         monotonic seconds."""
         self.outcome = Outcome()
-        self.model = dependencies.models[request.model]
         self.pair = SandboxPair(self.model, self.model)
         """Sandboxes that work on the request; ``place`` chooses them."""
         self._withdrawn: ApplianceError | None = None
@@ -174,6 +176,9 @@ class Lifecycle:
         tenant, alias = self.principal.tenant, self.call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
         access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self._end_user)
+        if self.call.adapter:
+            access = replace(access, adapter=self.call.adapter)
+            trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -222,12 +227,7 @@ class Lifecycle:
     def admitted(self) -> Admitted | None:
         """What the request was admitted with; None before that."""
         one = self._reservation
-        if one is None:
-            return None
-        call = self.call
-        return Admitted(
-            self.principal, self.model.name, one.obligations, one.namespace, one.group, call.alias, bool(call.batch)
-        )
+        return None if one is None else _admitted(self.principal, self.call, one)
 
     @property
     def tokens(self) -> Tokens:
@@ -411,6 +411,18 @@ class Lifecycle:
             output_tokens=tokens.output,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
+    """Return what the entry of a request has of it; ``digest`` is its adapter's."""
+    names = request.model, request.operation.value, request.alias
+    return Call(request.request_id, *names, batch, request.adapter, digest.hex())
+
+
+def _admitted(principal: Principal, call: Call, reservation: Reservation) -> Admitted:
+    """Return what a request was admitted with."""
+    keys = reservation.namespace, reservation.group
+    return Admitted(principal, call.model, reservation.obligations, *keys, call.alias, bool(call.batch), call.adapter)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

@@ -17,9 +17,12 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
-from policy.match import first_match
+from policy.adapters import base_of, served_by, split
 from policy.model import ModelState, PolicySet, Route, Tenant
 from policy.routes import RouteChoice, choose, draw_of, visible_route
+
+_Lists = tuple[tuple[str, ...], tuple[str, ...]]
+"""A tenant's patterns of models, and its adapters."""
 
 
 @dataclass(slots=True)
@@ -31,49 +34,71 @@ class Routing:
     tenant_sandboxes: TenantSandboxes
     chosen: Callable[[str, RouteChoice], None]
     """Called with the alias and the choice of each request."""
-    _listed: tuple[PolicySet | None, dict[tuple[str, ...], list[Route]]] = field(default_factory=lambda: (None, {}))
-    """A policy, and the routes that lists of model patterns have shown in it so far."""
+    _listed: tuple[PolicySet | None, dict[_Lists, list[Route]]] = field(default_factory=lambda: (None, {}))
+    """A policy, and the routes that lists of model patterns and of adapters have shown in it so far."""
 
     def routed(self, policy: PolicySet, principal: Principal, request: Routable) -> Routable:
-        """Return the request with the model that serves it, where it names a route that its tenant may use; else as it
-        is. A request that was routed stays where it is."""
+        """Return the request with the model that serves it, where it names a route or an adapter that its tenant may
+        use; else as it is. A request that was routed stays where it is."""
         tenant = policy.tenants.get(principal.tenant)
         route = None if request.alias else visible_route(policy, tenant, request.model)
-        if tenant is None or route is None:
+        if tenant is None or request.alias:
             return request
+        if route is None:
+            return self._adapted(tenant, request)
         key = (request.cache_key if isinstance(request, GenerateRequest) else "") or request.request_id
         states = {name: self._state(name, tenant, request) for name in route.models}
         choice = choose(policy, route, tenant.isolation_class, states, draw_of(tenant.id, route.id, key))
         self.chosen(route.id, choice)
-        return replace(request, model=choice.model, alias=route.id)
+        model, adapter = split(choice.model)
+        return replace(request, model=model, alias=route.id, adapter=adapter)
 
     def cards(self, policy: PolicySet, principal: Principal) -> list[ModelCard]:
-        """Return the routes that a tenant may use, each as a model: with the context that all of its models have."""
+        """Return the routes that a tenant may use, each as a model: with the context that all of its models have; and
+        its adapters."""
         tenant = policy.tenants.get(principal.tenant)
         if tenant is None:
             return []
-        return [self._card(route) for route in self._visible(policy, tenant)]
+        adapted = [(name, self.models.get(base_of(name))) for name in tenant.adapters]
+        return [
+            *(self._card(route) for route in self._visible(policy, tenant)),
+            *(
+                ModelCard(name, model.created, model.capacity.max_context if model.capacity else 0)
+                for name, model in adapted
+                if model is not None and name in model.adapters
+            ),
+        ]
+
+    def _adapted(self, tenant: Tenant, request: Routable) -> Routable:
+        """Return the request with model and adapter, where it names an adapter of its tenant's. Names are looked up in
+        that tenant's own list alone: one of others takes as long as one that is not there."""
+        model, adapter, alias = served_by(tenant, request.model)
+        if not adapter or model not in self.models or adapter not in self.models[model].adapters:
+            return request
+        return replace(request, model=model, alias=alias, adapter=adapter)
 
     def _visible(self, policy: PolicySet, tenant: Tenant) -> list[Route]:
         """Return the routes that a tenant may use. They are looked for once for each policy: a list of models takes a
         time that does not tell how many routes others have."""
         if self._listed[0] is not policy:
             self._listed = policy, {}
-        known = self._listed[1]
-        if tenant.models not in known:
-            known[tenant.models] = [
-                route for name, route in policy.routes.items() if first_match(tenant.models, name) is not None
+        known, key = self._listed[1], (tenant.models, tenant.adapters)
+        if key not in known:
+            known[key] = [
+                route for name, route in policy.routes.items() if visible_route(policy, tenant, name) is not None
             ]
-        return known[tenant.models]
+        return known[key]
 
     def _state(self, name: str, tenant: Tenant, request: Routable) -> ModelState:
-        shared = self.models.get(name)
-        if shared is not None and not _takes(shared, request):
+        model, adapter = split(name)
+        shared = self.models.get(model)
+        if shared is not None and (not _takes(shared, request) or (adapter and adapter not in shared.adapters)):
             return ModelState.UNREADY
-        return model_state(shared, self.tenant_sandboxes.find(name, tenant.id), tenant.isolation_class)
+        return model_state(shared, self.tenant_sandboxes.find(model, tenant.id), tenant.isolation_class)
 
     def _card(self, route: Route) -> ModelCard:
-        served = [self.models[name] for name in route.models if name in self.models]
+        bases = [base_of(name) for name in route.models]
+        served = [self.models[name] for name in bases if name in self.models]
         contexts = [model.capacity.max_context for model in served if model.capacity is not None]
         embeds = bool(served) and all(model.runner == "embed" for model in served)
         created = min((model.created for model in served), default=0)

@@ -57,6 +57,7 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.request_trace import Phase
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.tenant_account import TenantLimits, TenantUsed
+from policy.adapters import base_of
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
 from policy.networks import admits
@@ -187,7 +188,7 @@ class GatewayService:
             self._check_model(principal, request, embeds=embeds)
         except ApplianceError as error:
             policy = self.ledger.policy
-            alias = request.alias or (request.model if request.model in policy.routes else "")
+            alias = request.alias or (request.model if self._is_others(request.model) else "")
             batch = context.line.batch if context.line is not None else ""
             call = Call(request.request_id, request.model, request.operation.value, alias, batch)
             self._audited_calls.denied(principal, call, policy.digest if error.rule else "", error)
@@ -208,16 +209,21 @@ class GatewayService:
         # Whether a name that the tenant may not use is a model, a route or nothing is not told.
         hidden = principal.tenant in policy.tenants and not visible_models(policy, principal.tenant, (name,))
         if hidden or (model is None and not request.alias):
-            raise self._not_found(principal, name, served=model is not None or name in policy.routes)
+            raise self._not_found(principal, name, served=model is not None or self._is_others(name))
         if self._audited_calls.refuses:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
-        if model is None:
+        if model is None or (request.adapter and request.adapter not in model.adapters):
             raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
         if model.leaving is not Leaving.NO:
             raise model_leaves(name, again=model.leaving is Leaving.AGAIN or bool(request.alias), running=False)
         if embeds is not None and embeds != (model.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {name} {what}", param="model")
+
+    def _is_others(self, name: str) -> bool:
+        """Return whether a name that leads its caller nowhere is a route's or an adapter's; for the audit log."""
+        model = self.model_sandboxes.get(base_of(name))
+        return name in self.ledger.policy.routes or (model is not None and name in model.adapters)
 
     def _not_found(self, principal: Principal, name: str, *, served: bool) -> ModelNotFoundError:
         """Return the refusal of a name that is no model of the tenant's. The audit log has the rule, where it is one of
@@ -366,7 +372,8 @@ class GatewayService:
         self.tenant_sandboxes.begin_drain()
 
     def _count_choice(self, alias: str, choice: RouteChoice) -> None:
-        self._telemetry.count(names.ROUTE_CHOICES, route=alias, model=choice.model, reason=choice.reason.value)
+        model = base_of(choice.model)
+        self._telemetry.count(names.ROUTE_CHOICES, route=alias, model=model, reason=choice.reason.value)
 
     @staticmethod
     def _card(model: ModelSandboxes) -> ModelCard:

@@ -127,6 +127,7 @@ class Session:
             priority=self.life.priority(obligations.priority),
             structured=self._followed() is not None,
             logit_bias=request.logit_bias,
+            adapter=self.life.adapter,
         )
 
     def _deterministic(self, obligations: Obligations) -> bool:

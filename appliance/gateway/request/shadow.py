@@ -182,7 +182,7 @@ class ShadowRequest:
         assert self._tenant is not None, "without a tenant nothing is compared any more"
         if access.alias:
             route = self._shadow.policy.routes.get(access.alias)
-            if route is not None and access.model not in route.models:
+            if route is not None and (access.adapter or access.model) not in route.models:
                 self._differ(Verdict.OTHER_MODEL, f"routes.{access.alias}")
                 return None
         found = self._shadow.ledger.try_admit(replace(access, tenant=self._tenant))

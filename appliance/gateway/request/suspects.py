@@ -112,6 +112,7 @@ def fingerprint(tenant: str, model: str, submit: Submit) -> bytes:
         submit.deterministic,
         submit.prompt_logprobs,
         submit.logit_bias,
+        submit.adapter,
     )
     for part in (tenant.encode(), model.encode(), submit.token_ids.tobytes(), repr(numbers).encode()):
         digest.update(len(part).to_bytes(8, "little"))

@@ -43,6 +43,8 @@ class Admitted:
     """Route by which the model was asked for; empty: by its own name."""
     batch: bool = False
     """Whether it is a line of a batch."""
+    adapter: str = ""
+    """Whole name of its adapter; empty: without one."""
 
 
 def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
@@ -94,7 +96,7 @@ def reason_to_end(
         )
     if admitted.batch and not keeps_files(tenant):
         return FeatureNotAllowedError("this tenant may not use files and batches any more; the request was stopped")
-    if not leads(policy, admitted.model, admitted.alias):
+    if not leads(policy, tenant, admitted.adapter or admitted.model, admitted.alias):
         return PolicyChangedError(
             f"the route {name} changed while the request ran, and it was stopped; the same request may be sent again"
         )

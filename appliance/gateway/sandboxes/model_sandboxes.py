@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -124,8 +124,18 @@ class EngineVisit:
 class ModelSandboxes:
     """Links to one model's engine and text sandbox, or their absence. All methods run in one event loop."""
 
-    def __init__(self, name: str, runner: str = "model", *, truncates: bool = False, tenant: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        runner: str = "model",
+        *,
+        truncates: bool = False,
+        tenant: str = "",
+        adapters: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.name = name
+        self.adapters = adapters or {}
+        """Digest of each adapter of the model, by its whole name."""
         self.tenant = tenant
         """Tenant whose own sandboxes these are; empty: shared."""
         self.runner = runner

@@ -171,6 +171,7 @@ def _late() -> DeadlineExceededError:
 _FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
     FailureCode.ABORTED: lambda: UnavailableError("the engine stopped this request", retry_after_s=RETRY_AFTER_S),
     FailureCode.INVALID: lambda: InvalidRequestError("the engine cannot run this request as asked"),
+    FailureCode.NO_ADAPTER: lambda: UnavailableError("the engine has no such adapter: its files could not be used"),
     FailureCode.TOO_LONG: lambda: ContextLengthError(
         "prompt and output do not fit the engine's KV cache", param="prompt"
     ),

@@ -64,6 +64,7 @@ class EngineStates:
                 running=view.running,
                 waiting=view.waiting,
                 computes=model.records["engine"].computes,
+                adapters=0 if model.engine is None else model.engine.ready.adapters,
             )
         text = known.get("text") or SandboxStatus(state="booting", kind=kind)
         return ModelStatus(

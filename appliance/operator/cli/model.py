@@ -30,22 +30,27 @@ athanor model convert models/llama-small models/llama --expand | and back, every
 
 DIGEST_EXAMPLES = """
 athanor model digest models/llama | the line for its entry under `models:` in athanor.yaml
+athanor model digest adapters/support | of an adapter, for its entry under `adapters:` there
 """
 
 
 def digest(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the model.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the model, or of an adapter.")],
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Print the digest of a model's files, as the line that pins them.
+    """Print the digest of a model's files, or of an adapter's, as the line that pins them.
 
     It covers every file that a sandbox gets, by name and content. With the line in the model's entry
     of athanor.yaml no other files are served under its name.
     """
+    from appliance.common.adapter_files import FILES, is_adapter_folder, read_adapter
     from appliance.common.catalog import find_files, read_model
     from appliance.common.model_digests import DigestCache
 
     name = folder.resolve().name
+    if is_adapter_folder(folder):
+        _print_digest(read_adapter(name, folder).digest, folder, list(FILES), output_format)
+        return
     sizes = {path: path.stat().st_size for part in find_files(name, folder) for _, path in part}
     done = 0
 
@@ -56,9 +61,12 @@ def digest(
 
     with LongWork("reading the model", of_bytes) as work:
         files = read_model(name, folder, DigestCache(on_read=read))
-    names = [name for name, _ in files.engine + files.text]
-    if not print_data({"digest": files.digest, "folder": str(folder), "files": names}, output_format):
-        output().print(f"digest: {files.digest}", soft_wrap=True, markup=False, highlight=False)
+    _print_digest(files.digest, folder, [name for name, _ in files.engine + files.text], output_format)
+
+
+def _print_digest(found: str, folder: Path, names: list[str], output_format: Format) -> None:
+    if not print_data({"digest": found, "folder": str(folder), "files": names}, output_format):
+        output().print(f"digest: {found}", soft_wrap=True, markup=False, highlight=False)
 
 
 def convert(

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from appliance.common.figures import NS, clock, count, duration, printable
+from appliance.common.figures import NS, clock, count, counted, duration, printable
 from appliance.common.status import (
     Alert,
     ApplianceStatus,
@@ -120,6 +120,8 @@ def _forms(models: tuple[ModelStatus, ...]) -> Iterator[RenderableType]:
         yield Text.assemble((f"{printable(model.name)} computes with ", "dim"), form)
         if figures:
             yield Padding(Text(figures, "dim"), (0, 0, 0, 2))
+        if model.engine.adapters:
+            yield Padding(Text(f"with {counted(model.engine.adapters, 'adapter')} in memory", "dim"), (0, 0, 0, 2))
     if known:
         yield ""
 
@@ -146,11 +148,11 @@ def _room(name: str, room: str, one: SandboxStatus, width: int) -> Iterator[Text
 
 
 def _tenants(tenants: tuple[TenantStatus, ...]) -> RenderableType:
-    counted = any(one.requests is not None for one in tenants)
-    shown = table("TENANT", "CLASS", numbers=("IN FLIGHT", "REQUESTS", "REFUSED", "TOKENS")[: 4 if counted else 1])
+    told = any(one.requests is not None for one in tenants)
+    shown = table("TENANT", "CLASS", numbers=("IN FLIGHT", "REQUESTS", "REFUSED", "TOKENS")[: 4 if told else 1])
     for one in tenants:
         cells = [share_of(one.in_flight, one.max_in_flight)]
-        if counted:
+        if told:
             cells += [number(one.requests), number(one.refused), number(one.tokens)]
         shown.add_row(Text(printable(one.id), "bold"), Text(printable(one.isolation_class)), *cells)
     return shown

@@ -79,7 +79,11 @@ class HostRunner:
         self.forward = forward
         self.storage = storage
         self.limits = limits
-        self.capabilities = Capabilities(deterministic=True, spill=True, publish=True, writes_code=forward.writes_code)
+        adapts = forward.model.bank is not None
+        writes_code = forward.writes_code
+        self.capabilities = Capabilities(
+            deterministic=True, spill=True, publish=True, adapters=adapts, writes_code=writes_code
+        )
         self.batches = BatchBuilder(limits, storage, adapters=self.capabilities.adapters)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._chooser = Chooser(self._sampler, MaskedLogits(limits.eos_ids), limits.vocab_size)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from engine.core.backend import Backend, VectorSource
 from engine.core.kv.groups import divide
 from engine.core.kv.layout import KvLayout, fit_layout
 from engine.core.scheduler.limits import SchedulerLimits
+from engine.model.adapters.bank import AdapterBank, AdapterSource
 from engine.model.checkpoint.config import ModelConfig
 from engine.model.checkpoint.safetensors import OpenCodec
 from engine.model.checkpoint.weights import load_model
@@ -52,7 +54,7 @@ class LoadSource:
         """
         if self.given is not None:
             return self.given
-        return load_model(
+        model = load_model(
             self.config.model_dir,
             self.description,
             dtype=self.config.dtype,
@@ -62,6 +64,17 @@ class LoadSource:
             parallel=self.parallel,
             open_codec=self.open_codec,
         )
+        if self.config.adapters and self.parallel.size == 1 and self.config.runner == "model":
+            load_adapters(model, self.config)
+        return model
+
+
+def load_adapters(model: Decoder, config: EngineConfig) -> None:
+    """Read the adapters that a configuration names; the model's bank says which were refused. To be called before the
+    model is packed."""
+    sources = [AdapterSource(Path(folder), digest) for digest, folder in config.adapter_folders.items()]
+    model.bank = AdapterBank(model.sites)
+    model.bank.load(sources, dtype=model.dtype, most_bytes=config.adapter_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,8 @@ class Loaded:
     """Reads and writes whole blocks, where ``Capabilities.spill`` holds."""
     vectors: VectorSource | None = None
     """Where vectors are left, where ``Capabilities.embed`` holds."""
+    bank: AdapterBank | None = None
+    """Adapters, where ``Capabilities.adapters`` holds."""
     form: Form | None = None
     """What ``engine.startup.memory_estimate`` needs; None where it makes no estimate."""
 
@@ -109,7 +124,7 @@ def load_on_host(source: LoadSource, make: MakeForward) -> Loaded:
     layout, limits = sizes(config, model)
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = HostRunner(make(storage, limits), storage, limits)
-    return Loaded(backend=runner, content=BlockContent(storage), form=form_of(config, runner))
+    return Loaded(backend=runner, content=BlockContent(storage), bank=model.bank, form=form_of(config, runner))
 
 
 def form_of(config: EngineConfig, runner: HostRunner) -> Form:
@@ -125,7 +140,8 @@ def form_of(config: EngineConfig, runner: HostRunner) -> Form:
 def sizes(config: EngineConfig, model: Decoder) -> tuple[KvLayout, SchedulerLimits]:
     """KV layout and bounds of a loaded model."""
     layout = layout_for(config, model.config, dtype_name(model.dtype), model.parallel)
-    return layout, limits_for(config, model.config, layout)
+    limits = limits_for(config, model.config, layout)
+    return layout, limits if model.bank is None else replace(limits, adapters=model.bank.numbers)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

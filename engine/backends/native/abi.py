@@ -8,12 +8,18 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 
-ABI = 5
+ABI = 6
 PANEL = 32
 """Outputs that lie side by side in a packed weight."""
 
 MAX_DIM = 512
 """Largest head that the kernels take."""
+
+ADAPT_PANEL = 16
+"""Columns that lie side by side in an adapter's packed matrices."""
+
+ADAPT_ROWS = 4
+"""Most rows of one adapter that a thread multiplies at once."""
 
 MAX_GROUP = 64
 """Most query heads that may share one key-value head."""
@@ -33,6 +39,8 @@ class Kind(IntEnum):
     ATTEND = 5
     QUANTISE = 6
     BEST = 7
+    ADAPT = 8
+    GATE = 9
 
 
 class Type(IntEnum):
@@ -91,6 +99,18 @@ class Op(ctypes.Structure):
     )
 
 
+class Pieces(ctypes.Structure):
+    """``athanor_pieces``."""
+
+    _fields_ = (("count", _INT), ("pieces", _POINTER), ("order", _POINTER))
+
+
+class Pair(ctypes.Structure):
+    """``athanor_pair``."""
+
+    _fields_ = (("rank", _INT), ("down", _POINTER), ("up", _POINTER))
+
+
 class Step(ctypes.Structure):
     """``athanor_step``."""
 
@@ -106,6 +126,8 @@ class Step(ctypes.Structure):
         ("table_width", _INT),
         ("expected", _POINTER),
         ("stamps", _POINTER),
+        ("pieces", Pieces),
+        ("wanted_pieces", Pieces),
     )
 
 
@@ -119,6 +141,7 @@ class Program(ctypes.Structure):
         ("vocab_size", _INT),
         ("num_slots", _INT),
         ("max_rows", _INT),
+        ("adapters", _INT),
         ("kv_dtype", _INT),
         ("solo_tokens", _INT),
         ("counters", _POINTER),

@@ -31,6 +31,8 @@ def supports(config: EngineConfig, model: Decoder) -> str:
         check_supported(model, limits.max_context)
     except UnusableKernelsError as error:
         return str(error)
+    if model.bank is not None and model.bank.numbers and config.quantization == "int8":
+        return "they compute no adapters beside int8"
     if len(layout.tables) > 1:
         return "they read one block table; this model has one for each reach"
     return ""

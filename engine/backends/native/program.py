@@ -21,7 +21,8 @@ from engine.backends.common.batch import BatchBuilder, StepArrays
 from engine.backends.common.block_table import BlockTables
 from engine.backends.common.host_runner import StepLogits
 from engine.backends.common.storage import KvStorage
-from engine.backends.native.abi import Kind, Mode, Op, Program, Step
+from engine.backends.native.abi import PANEL, Kind, Mode, Op, Program, Step
+from engine.backends.native.adapting import PackedPlace, StepPieces, packed_places
 from engine.backends.native.compression import compress
 from engine.backends.native.library import Library
 from engine.backends.native.packing import FED, FED_TO_DOTS, TYPES, Packed, interleave, pack, padded_inputs
@@ -35,6 +36,9 @@ from engine.model.layers.rotary import inverse_frequencies
 CACHE_LINE = 64
 """Bytes of a counter that threads share, so that no two lie together."""
 
+HALF_PANEL = PANEL // 2
+"""Outputs of a gate that lie side by side, before as many of the map that they multiply."""
+
 SPARE_ROWS = 32
 """Rows of an operand are rounded up to this: tiles are read whole."""
 
@@ -47,12 +51,15 @@ class Builder:
 
     def __init__(self, *, max_tokens: int, dtype: torch.dtype, dots: bool) -> None:
         self.ops: list[Op] = []
+        self.adapted: list[Op] = []
+        """Operations of a step in which some row has an adapter."""
         self.dtype = dtype
         """Dtype of weights: float32, bfloat16 or int8."""
         self.fed = (FED_TO_DOTS if dots else FED)[dtype]
         """Dtype of operands."""
         self._rows = -(-max_tokens // SPARE_ROWS) * SPARE_ROWS
         self._kept: list[Tensor] = []
+        self._tables: list[object] = []
 
     def keep(self, tensor: Tensor) -> int:
         """Keep a tensor and give its address."""
@@ -73,6 +80,40 @@ class Builder:
     def add(self, kind: Kind, **fields: object) -> None:
         """Append an operation."""
         self.ops.append(Op(kind=kind, **fields))
+        self.adapted.append(Op(kind=kind, **fields))
+
+    def adapt(  # noqa: PLR0913 - what an operation has
+        self,
+        places: list[PackedPlace],
+        shape: tuple[int, int],
+        operand: int,
+        output: int,
+        *,
+        adapters: int,
+        gated: bool = False,
+        wanted: bool = False,
+        by_id: bool = False,
+    ) -> None:
+        """Append, for steps with adapters, what these add to a result; ``shape``: numbers of a row in and out."""
+        for one in places:
+            table = one.table(adapters)
+            self._tables.append((table, one))
+            self.adapted.append(
+                Op(
+                    kind=Kind.ADAPT,
+                    dtype=TYPES[self.dtype],
+                    mode=Mode.ADD if by_id else Mode.STORE,
+                    wanted=wanted,
+                    inputs=shape[0],
+                    outputs=shape[1],
+                    heads=one.count,
+                    kv_heads=HALF_PANEL if gated else max(HALF_PANEL, one.count),
+                    dim=(HALF_PANEL if one.place else 0) if gated else one.place,
+                    weight=ctypes.addressof(table),
+                    input=operand,
+                    output=output,
+                )
+            )
 
     def addresses(self, packed: Packed) -> dict[str, int]:
         """Where the parts of a weight besides its numbers lie."""
@@ -143,21 +184,32 @@ class NativeModel:
         self._storage = storage
         self._tables: BlockTables | None = None
         """Those whose addresses the step has."""
+        self._num_adapters = 0 if model.bank is None else len(model.bank.numbers)
+        self._ops: list[object] = []
         self._build(model, layers)
+        if model.bank is not None:
+            model.bank.arena = None  # all of it is in panels now
         self.description, self.compresses = self._describe(reason), self._held_bytes < self._stored_bytes
         self.operand_bytes = self._builder.fed.itemsize
-        ops = self._builder.ops
-        self._ops = (Op * len(ops))(*ops)
-        self._counters = torch.zeros((len(ops) + 1) * CACHE_LINE + CACHE_LINE, dtype=torch.uint8)
-        layout = storage.layout
-        self._program = Program(
-            ops=ctypes.addressof(self._ops),
+        adapted = self._builder.adapted
+        self._counters = torch.zeros((len(adapted) + 1) * CACHE_LINE + CACHE_LINE, dtype=torch.uint8)
+        self._program = self._program_of(self._builder.ops, limits)
+        self._adapted = self._program_of(adapted, limits) if self._num_adapters else None
+        self._pieces = StepPieces()
+
+    def _program_of(self, ops: list[Op], limits: SchedulerLimits) -> Program:
+        layout = self._storage.layout
+        array = (Op * len(ops))(*ops)
+        self._ops.append(array)
+        return Program(
+            ops=ctypes.addressof(array),
             count=len(ops),
             block_size=layout.block_size,
             vocab_size=limits.vocab_size,
             num_slots=(layout.num_blocks + 1) * layout.block_size,
             max_rows=limits.max_num_seqs,
-            kv_dtype=TYPES[storage.dtype],
+            adapters=self._num_adapters,
+            kv_dtype=TYPES[self._storage.dtype],
             solo_tokens=SOLO_PRODUCTS // self._products,
             counters=-(-self._counters.data_ptr() // CACHE_LINE) * CACHE_LINE,
         )
@@ -195,7 +247,14 @@ class NativeModel:
             step.tables, step.expected = tables.tables.ctypes.data, tables.expected.ctypes.data
             step.table_width = tables.tables.shape[1]
             step.stamps = arrays.stamps.ctypes.data
-        self._library.run(self._program, step)
+        program = self._program
+        step.pieces.count = step.wanted_pieces.count = 0
+        if self._adapted is not None and arrays.adapters.any():
+            program = self._adapted
+            self._pieces.clear()
+            self._pieces.fill(step.pieces, arrays.adapters)
+            self._pieces.fill(step.wanted_pieces, arrays.adapters[arrays.wanted])
+        self._library.run(program, step)
         return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 
     def _describe(self, reason: str) -> str:
@@ -225,6 +284,8 @@ class NativeModel:
             output=x,
             **build.addresses(table),
         )
+        places = packed_places(model.embedding.delta)
+        build.adapt(places, (config.vocab_size, hidden), 0, x, adapters=self._num_adapters, by_id=True)
         model.release_embedding()
         frequencies = inverse_frequencies(config.rope, config.head_dim).contiguous()
         build.add(
@@ -239,7 +300,9 @@ class NativeModel:
         for layer in layers:
             self._build_layer(layer, rooms)
         self._norm(model.norm.weight, config.rms_norm_eps, x, operand, wanted=True)
-        build.linear(head, operand, build.keep(self._logits), Mode.STORE, wanted=True)
+        logits = build.keep(self._logits)
+        build.linear(head, operand, logits, Mode.STORE, wanted=True)
+        self._adapt(model.head.linear, (hidden, config.vocab_size), operand, logits, wanted=True)
         build.add(
             Kind.BEST,
             wanted=True,
@@ -256,7 +319,9 @@ class NativeModel:
         keys, values = self._storage.keys[layer.place], self._storage.values[layer.place]
         places = {"keys": keys.data_ptr(), "values": values.data_ptr()}
         self._norm(layer.attention_norm.weight, config.rms_norm_eps, x, operand)
-        build.linear(self._pack(layer.qkv), operand, rooms.qkv, Mode.STORE)
+        qkv = self._pack(layer.qkv)
+        build.linear(qkv, operand, rooms.qkv, Mode.STORE)
+        self._adapt(layer.qkv, (qkv.inputs, qkv.outputs), operand, rooms.qkv)
         build.add(Kind.ROPE, input=rooms.qkv, number=config.rms_norm_eps, **heads, **places, **turned, **gains)
         build.add(
             Kind.ATTEND,
@@ -268,12 +333,41 @@ class NativeModel:
             **places,
         )
         self._quantise(config.num_heads * config.head_dim, rooms.attended_wide, rooms.attended)
-        build.linear(self._pack(layer.out), rooms.attended, x, Mode.ADD)
+        out = self._pack(layer.out)
+        build.linear(out, rooms.attended, x, Mode.ADD)
+        self._adapt(layer.out, (out.inputs, out.outputs), rooms.attended, x)
         self._norm(layer.mlp_norm.weight, config.rms_norm_eps, x, operand)
-        gate_up = self._pack(layer.gate_up, gated=True)
-        build.linear(gate_up, operand, rooms.gated_wide or rooms.gated[0], Mode.SWIGLU)
+        self._gate(layer, rooms)
         self._quantise(config.intermediate_size, rooms.gated_wide, rooms.gated)
-        build.linear(self._pack(layer.down), rooms.gated, x, Mode.ADD)
+        down = self._pack(layer.down)
+        build.linear(down, rooms.gated, x, Mode.ADD)
+        self._adapt(layer.down, (down.inputs, down.outputs), rooms.gated, x)
+
+    def _gate(self, layer: PlainLayer, rooms: _Rooms) -> None:
+        """The gated product, with its activation; where adapters add to it, the activation waits for them."""
+        build, places = self._builder, packed_places(layer.gate_up.delta)
+        gate_up, target = self._pack(layer.gate_up, gated=True), rooms.gated_wide or rooms.gated[0]
+        build.linear(gate_up, rooms.operand, target, Mode.SWIGLU)
+        if not places:
+            return
+        wide = -(-gate_up.outputs // PANEL) * PANEL
+        whole = build.adapted.pop()
+        whole.mode, whole.outputs, whole.output = Mode.STORE, wide, rooms.halves(wide)
+        build.adapted.append(whole)
+        shape, operand = (gate_up.inputs, wide), rooms.operand[0]
+        build.adapt(places, shape, operand, whole.output, adapters=self._num_adapters, gated=True)
+        inner = gate_up.outputs // 2
+        gate = Op(
+            kind=Kind.GATE, dtype=TYPES[build.dtype], inputs=wide, outputs=inner, input=whole.output, output=target
+        )
+        build.adapted.append(gate)
+
+    def _adapt(
+        self, linear: Linear, shape: tuple[int, int], operand: tuple[int, int], output: int, *, wanted: bool = False
+    ) -> None:
+        """What adapters add to the product that was appended last."""
+        places = packed_places(linear.delta)
+        self._builder.adapt(places, shape, operand[0], output, adapters=self._num_adapters, wanted=wanted)
 
     def _norm(self, gain: Tensor, eps: float, x: int, operand: tuple[int, int], *, wanted: bool = False) -> None:
         self._builder.add(
@@ -323,4 +417,11 @@ class _Rooms:
         quantised = build.dtype == torch.int8
         self.attended_wide = build.floats(wide) if quantised else 0
         """Results of int8 before they are quantised; 0 where there is no such step."""
+        self._build, self._halves = build, 0
         self.gated_wide = build.floats(config.intermediate_size) if quantised else 0
+
+    def halves(self, width: int) -> int:
+        """Room for a gated product before its activation, where adapters add to it."""
+        if not self._halves:
+            self._halves = self._build.floats(width)
+        return self._halves

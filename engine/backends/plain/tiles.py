@@ -96,7 +96,9 @@ class Tiles:
         adapters = NO_ADAPTERS
         if len(arrays.adapters):
             adapters = self._tensor(_padded(arrays.adapters[part.start : part.stop]))
-        logits = self._model.forward(tokens, self._tensor(positions), attend, self._tensor(places), adapters)
+        logits = self._model.forward(
+            tokens, self._tensor(positions), attend, self._tensor(places), adapters, alone=True
+        )
         tokens.zero_()
         return logits
 

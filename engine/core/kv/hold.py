@@ -21,6 +21,8 @@ class KvHold:
     """Key of its block ids: ``kv_key``, or one that only its siblings have."""
     exact: bool
     """Whether its blocks are for deterministic requests alone."""
+    origin: bytes = b""
+    """Digest of the adapter with which its blocks are computed, or nothing."""
     account: KvAccount = field(init=False)
     """The account that its blocks count for; set while the request is live."""
     ids: list[bytes] = field(default_factory=list)
@@ -47,7 +49,7 @@ class KvHold:
     @classmethod
     def of(cls, spec: Specification) -> KvHold:
         """Begin with no blocks."""
-        return cls(spec.kv_key if spec.retain else TRANSIENT, spec.kv_key, spec.deterministic)
+        return cls(spec.kv_key if spec.retain else TRANSIENT, spec.kv_key, spec.deterministic, spec.origin)
 
     def begin(self, public: Resident | None, ids: Sequence[bytes]) -> None:
         """Begin the chain with the ids of a public prefix, or with none; only while there are no blocks."""

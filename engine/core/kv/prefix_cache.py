@@ -9,6 +9,9 @@ In a model with several block tables the ids of one chain serve all of them: a b
 end and the number of its table. Layers with a window need of a prefix only the blocks that the next token sees, so a
 prefix is known when the blocks of whole contexts up to its end are, and of each other table those that are seen.
 
+A chain begins at a root that differs between models, and between the adapters with which a model computes: what was
+computed with one is found with no other, and not without one.
+
 A chain may begin with the ids of a public prefix (``engine.core.kv.public``), which has a key of its own; the first id
 behind it is under the namespace's key again, with the last public id as its parent (of a deterministic request with a
 hash of it, since one public block serves both kinds of requests and what follows must not). Models with windows have
@@ -21,7 +24,7 @@ give the same bytes. The ``person`` label separates this use of the key from any
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol, TypeVar
@@ -89,14 +92,22 @@ class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
     def __init__(
-        self, pool: BlockPool, *, root: bytes, block_size: int, caching: bool = True, groups: tuple[KvGroup, ...] = ()
+        self,
+        pool: BlockPool,
+        *,
+        root: bytes,
+        block_size: int,
+        caching: bool = True,
+        groups: tuple[KvGroup, ...] = (),
+        adapters: Mapping[bytes, bytes] | None = None,
     ) -> None:
         """``caching``: whether blocks are found by other requests than the other outputs of the same prompt.
-        ``groups``: the block tables, as in ``KvLayout``."""
+        ``groups``: the block tables, as in ``KvLayout``. ``adapters``: roots in place of ``root``, by the digests of
+        the adapters with which blocks are computed."""
         self.caching = caching
         self._pool = pool
-        self._root = root
-        self._exact_root = _exact(root)
+        self._roots = {b"": root, **(adapters or {})}
+        self._exact_roots = {digest: _exact(one) for digest, one in self._roots.items()}
         self.public = PublicBlocks(pool, block_size)
         self._block_size = block_size
         self._granule = granule(groups) if groups else block_size
@@ -288,17 +299,17 @@ class PrefixCache:
         ids = kv.ids
         if index == len(ids):
             size = self._block_size
-            parent = ids[-1] if ids and not kv.exact else self._parent(ids, kv.num_public, exact=kv.exact)
+            parent = ids[-1] if ids and not kv.exact else self._parent(kv)
             # An array with a view on it cannot grow, so the view ends here.
             with memoryview(token_ids)[index * size : index * size + size] as part:
                 ids.append(block_id(kv.key, parent, part))
         return ids[index]
 
-    def _parent(self, ids: Sequence[bytes], num_public: int, *, exact: bool) -> bytes:
-        """The parent of the id behind these, the first ``num_public`` of which are a public prefix's."""
-        if not ids:
-            return self._exact_root if exact else self._root
-        return _exact(ids[-1]) if exact and len(ids) == num_public else ids[-1]
+    def _parent(self, kv: KvHold) -> bytes:
+        """The parent of the id behind those that a request has, the first of which may be a public prefix's."""
+        if not kv.ids:
+            return (self._exact_roots if kv.exact else self._roots)[kv.origin]
+        return _exact(kv.ids[-1]) if kv.exact and len(kv.ids) == kv.num_public else kv.ids[-1]
 
 
 def _exact(parent: bytes) -> bytes:

@@ -73,7 +73,8 @@ class PublicBlocks:
     def of(self, spec: Specification, token_ids: array[int]) -> tuple[Resident | None, int]:
         """The prefix that a request may begin with, and in how many whole blocks it does; at least one of its tokens is
         left out, since its logits have to be computed. All are, where log-probabilities of the prompt are wanted."""
-        resident = self.by_key.get(spec.public) if spec.public else None
+        # What the model alone computed of a prefix is of no use to an adapter.
+        resident = self.by_key.get(spec.public) if spec.public and not spec.origin else None
         if resident is None or spec.prompt_logprobs >= 0 or (spec.deterministic and not resident.exact):
             return None, 0
         count = common_blocks(resident.token_ids, token_ids, self._block_size)

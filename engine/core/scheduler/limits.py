@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.core.kv.layout import FULL, KvGroup
 from engine.errors import RequestRejectedError
@@ -39,6 +40,9 @@ class SchedulerLimits:
     prefix_caching: bool = True
     groups: tuple[KvGroup, ...] = ()
     """The block tables of a request, as in ``KvLayout``; none: one, in which everything is kept."""
+
+    adapters: Mapping[bytes, int] = field(default_factory=dict)
+    """Number of each adapter that the backend has, by digest."""
 
     @property
     def tables(self) -> tuple[KvGroup, ...]:
@@ -79,6 +83,8 @@ def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
         raise RequestRejectedError(FailureCode.INVALID, "there is no such priority")
     if len(submit.token_ids) >= limits.max_context:
         raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt leaves no room for an output token")
+    if submit.adapter and submit.adapter not in limits.adapters:
+        raise RequestRejectedError(FailureCode.NO_ADAPTER, "there is no such adapter")
     bias = submit.logit_bias
     if bias is not None and max(bias.ids) >= limits.vocab_size:
         raise RequestRejectedError(FailureCode.INVALID, "an id of the logit bias is outside the vocabulary")

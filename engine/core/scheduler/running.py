@@ -250,6 +250,7 @@ def admission_of(request: Request, pool: BlockPool) -> Admission:
         local_stamps=tuple([stamps(table, owner) for table in kv.local]),
         deterministic=spec.deterministic,
         prompt_logprobs=spec.prompt_logprobs,
+        adapter=spec.adapter,
         limit=request.limit,
         stop_ids=spec.stop_ids,
         logit_bias=spec.logit_bias,

@@ -253,6 +253,7 @@ class Scheduler:
             limit=self._fitting_new(submit),
             stop_ids=eos.union(submit.stop_ids) if submit.stop_ids else eos,
             arrival_ns=now_ns,
+            adapter=limits.adapters.get(submit.adapter, 0),
         )
         self._next_order += 1
         return request

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.model.layers.layers import Linear, Memory
+from engine.model.layers.layers import Delta, Linear, Memory
 from engine.model.layers.parallel import ALONE, Parallel, Span
 
 FLOATS = ("F32", "BF16", "F16")
@@ -41,10 +42,36 @@ class Piece:
     homes: list[Home] = field(default_factory=list)
 
 
+class Adaptable(Protocol):
+    """Part of a model to whose result a low-rank product may be added (``engine.model.adapters``)."""
+
+    delta: Delta | None
+    """What is added in a step; None: no adapter has one for this part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Published map that an adapter may change, and where its outputs are."""
+
+    part: Adaptable
+    inputs: int
+    """Numbers of a row that goes in; of an embedding the vocabulary."""
+    rows: int
+    """Outputs as published."""
+    first: int
+    """Published output at which those begin that the part has."""
+    place: int
+    """Output of the part at which they stand."""
+    count: int
+    by_id: bool = False
+    """Whether it is an embedding: rows go in as ids."""
+
+
 @dataclass(slots=True)
 class _Lists:
     pieces: dict[str, Piece] = field(default_factory=dict)
     linears: list[Linear] = field(default_factory=list)
+    sites: dict[str, list[Site]] = field(default_factory=dict)
     ignored: set[str] = field(default_factory=set)
     ignored_suffixes: tuple[str, ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
@@ -115,6 +142,15 @@ class Checklist:
         """Register a linear map for packing after loading."""
         self._lists.linears.append(linear)
         return linear
+
+    def adapt(self, name: str, site: Site) -> None:
+        """Allow adapters to change a published map, or a further part of one that is on the list already."""
+        self._lists.sites.setdefault(self._prefix + name, []).append(site)
+
+    @property
+    def sites(self) -> dict[str, list[Site]]:
+        """Return what adapters may change, by the published map's name."""
+        return self._lists.sites
 
     @property
     def pieces(self) -> dict[str, Piece]:

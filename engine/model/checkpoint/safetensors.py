@@ -94,13 +94,20 @@ OpenCodec = Callable[[], WeightCodec]
 class SafetensorsFile:
     """Open file with a validated header. A context manager."""
 
-    def __init__(self, path: Path, open_codec: OpenCodec | None = None, fd: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        open_codec: OpenCodec | None = None,
+        fd: int | None = None,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+    ) -> None:
         """Open the file and validate its header.
 
         Args:
             path: of the file.
             open_codec: gives what decodes coded tensors; None: they appear as the bytes that they are.
             fd: descriptor of the file where it is open already; it stays the caller's.
+            max_header_bytes: largest header that is parsed.
 
         Raises:
             ModelLoadError: the file cannot be opened or breaks the format; the message names the file.
@@ -109,6 +116,7 @@ class SafetensorsFile:
         self._open_codec = open_codec
         self._reader: tuple[int, CodedReader] | None = None
         self._is_own = fd is None
+        self._max_header_bytes = max_header_bytes
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if fd is None else fd
         except OSError as error:
@@ -118,7 +126,7 @@ class SafetensorsFile:
             if open_codec is not None:
                 self.tensors = self._with_coded(self.tensors)
         except ModelLoadError:
-            self._close()
+            self.close()
             raise
 
     def __enter__(self) -> SafetensorsFile:
@@ -127,9 +135,10 @@ class SafetensorsFile:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the file, if it is this object's own."""
         if self._is_own:
             os.close(self._fd)
 
@@ -197,7 +206,7 @@ class SafetensorsFile:
         prefix = bytearray(LENGTH_BYTES)
         self._read_exactly(memoryview(prefix), 0)
         length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES or length > status.st_size - LENGTH_BYTES:
+        if length > self._max_header_bytes or length > status.st_size - LENGTH_BYTES:
             raise ModelLoadError(f"{self.name} says that its header has {length} bytes: more than allowed or there")
         header = bytearray(length)
         self._read_exactly(memoryview(header), LENGTH_BYTES)

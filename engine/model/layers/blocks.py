@@ -19,7 +19,7 @@ from engine.model.checkpoint.config import ModelConfig
 from engine.model.layers.layers import RmsNorm, silu_mul
 from engine.model.layers.parallel import Span
 from engine.model.layers.rotary import rotate
-from engine.model.layers.sharded import Columns, NormMaker, RowLinear, SplitRmsNorm, column_linear, rms_norm
+from engine.model.layers.sharded import Columns, NormMaker, RowLinear, SplitRmsNorm, adaptable, column_linear, rms_norm
 
 NO_ADAPTERS = torch.zeros(0, dtype=torch.int64)
 """``StepContext.adapters`` of a step in which no row has an adapter."""
@@ -126,7 +126,7 @@ class GroupedAttention:
             Columns(names[1], narrow, kv_part, wide if form.fused else 0, rows),
             Columns(names[2], narrow, kv_part, wide + narrow if form.fused else 0, rows),
         ]
-        self.qkv = column_linear(checklist, columns, hidden, bias=form.bias)
+        self.qkv = adaptable(checklist, columns, hidden, column_linear(checklist, columns, hidden, bias=form.bias))
         self.out = RowLinear(checklist, "o_proj", inputs=wide, outputs=hidden, part=part, bias=form.out_bias)
         self._q_norm = _heads_norm(checklist, "q_norm", config, form, (wide, part))
         self._k_norm = _heads_norm(checklist, "k_norm", config, form, (narrow, kv_part))
@@ -201,7 +201,7 @@ class GatedMlp:
         columns = [Columns("gate_proj", inner, part), Columns("up_proj", inner, part)]
         if fused:
             columns = [Columns("gate_up_proj", inner, part, first, 2 * inner) for first in (0, inner)]
-        self.gate_up = column_linear(checklist, columns, hidden, bias=bias)
+        self.gate_up = adaptable(checklist, columns, hidden, column_linear(checklist, columns, hidden, bias=bias))
         self.down = RowLinear(checklist, "down_proj", inputs=inner, outputs=hidden, part=part, bias=bias)
         self.activation = activation
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.attention import Attention
+from engine.model.adapters.bank import AdapterBank
 from engine.model.checkpoint.checklist import Checklist
 from engine.model.checkpoint.config import ModelConfig
 from engine.model.checkpoint.fields import Fields
@@ -58,6 +59,10 @@ class Decoder:
         self.parallel = checklist.parallel
         self._rotaries = rotaries
         self._linears = checklist.linears
+        self.sites = checklist.sites
+        """What adapters may change."""
+        self.bank: AdapterBank | None = None
+        """Adapters of the model; None: it has none."""
         stage = checklist.parallel.stage(config.num_layers)
         first, last = stage.start == 0, stage.stop == config.num_layers
         tied = config.tie_word_embeddings
@@ -113,7 +118,14 @@ class Decoder:
         self.embedding.weight = self.embedding.weight.new_empty(0)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attend: Attention, wanted: Tensor, adapters: Tensor = NO_ADAPTERS
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attention,
+        wanted: Tensor,
+        adapters: Tensor = NO_ADAPTERS,
+        *,
+        alone: bool = False,
     ) -> Tensor:
         """Compute one step of a whole model.
 
@@ -123,11 +135,18 @@ class Decoder:
             attend: attention of this step.
             wanted: int64, indices of the tokens whose logits are asked for, shape ``(M,)``.
             adapters: int64, the adapter of each token, or empty; see ``StepContext``.
+            alone: take the adapters' products row by row, so that no row's numbers depend on others.
 
         Returns:
             Logits of shape ``(M, vocab_size)`` in the model's dtype, the same on every rank.
         """
-        return self.logits(self.advance(self.embed(token_ids), positions, attend, adapters), wanted)
+        if not len(adapters):
+            return self.logits(self.advance(self.embed(token_ids), positions, attend), wanted)
+        assert self.bank is not None, "rows with an adapter came in, and the model has none"
+        with self.bank.step(adapters, alone=alone):
+            x = self.advance(self.embed(token_ids), positions, attend, adapters)
+            self.bank.choose(adapters.index_select(0, wanted), alone=alone)
+            return self.logits(x, wanted)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The residual stream of these ids (int64, ``(N,)``) before the first layer, ``(N, hidden)``."""

@@ -7,7 +7,7 @@ are in the batch only up to rounding.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,13 @@ class Memory(NamedTuple):
         return [self.empty(*shape) for _ in range(count)]
 
 
+class Delta(Protocol):
+    """What the adapters of a step add to the result of a map or an embedding (``engine.model.adapters.bank``)."""
+
+    def add(self, x: Tensor, y: Tensor, /) -> None:
+        """Add to those rows of ``y``, the result of ``x``, that have an adapter; other rows are not touched."""
+
+
 class Linear:
     """``y = x W^T + b`` with ``W`` of shape ``(outputs, inputs)`` as checkpoints store it.
 
@@ -50,6 +57,8 @@ class Linear:
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
         self._int8: tuple[Tensor, Tensor] | None = None
+        self.delta: Delta | None = None
+        """What adapters add; None: no adapter changes this map."""
 
     @classmethod
     def empty(cls, inputs: int, outputs: int, *, bias: bool, memory: Memory) -> Linear:
@@ -91,6 +100,12 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to rows ``x`` of shape ``(N, inputs)``."""
+        y = self._apply(x)
+        if self.delta is not None:
+            self.delta.add(x, y)
+        return y
+
+    def _apply(self, x: Tensor) -> Tensor:
         if self._transposed is not None:
             if self.bias is not None:
                 return torch.addmm(self.bias, x, self._transposed)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.checkpoint.checklist import Checklist
-from engine.model.layers.layers import Linear, OffsetRmsNorm, RmsNorm
+from engine.model.checkpoint.checklist import Checklist, Site
+from engine.model.layers.layers import Delta, Linear, OffsetRmsNorm, RmsNorm
 from engine.model.layers.parallel import Span
 
 NormMaker = Callable[[Checklist, str, int, float], RmsNorm]
@@ -58,6 +58,17 @@ def column_linear(
     return checklist.pack(linear)
 
 
+def adaptable(checklist: Checklist, columns: list[Columns], inputs: int, linear: Linear) -> Linear:
+    """Let adapters change a matrix of several published maps, which is applied to every row of a step; returns it."""
+    place = 0
+    for one in columns:
+        count = one.part[1] - one.part[0]
+        rows = one.outputs if one.rows is None else one.rows
+        checklist.adapt(one.name, Site(linear, inputs, rows, one.first + one.part[0], place, count))
+        place += count
+    return linear
+
+
 class RowLinear:
     """A map of which each rank has some inputs; rank 0 has the bias."""
 
@@ -73,6 +84,7 @@ class RowLinear:
         elif bias:
             checklist.ignore(f"{name}.bias")
         checklist.pack(self.linear)
+        checklist.adapt(name, Site(self.linear, inputs, outputs, 0, 0, outputs))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to this rank's inputs ``(N, part)``; gives all outputs on every rank."""
@@ -87,11 +99,17 @@ class VocabEmbedding:
         self._start, self._stop = self._parallel.rows(vocab_size)
         self.weight = checklist.memory.empty(self._stop - self._start, width)
         checklist.want(f"{name}.weight", (vocab_size, width), self.weight, part={0: (self._start, self._stop)})
+        self.delta: Delta | None = None
+        """As of ``Linear``; rows go in as ids."""
+        checklist.adapt(name, Site(self, vocab_size, width, 0, 0, width, by_id=True))
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Vectors of ids (int64, ``(N,)``), a fresh tensor of shape ``(N, width)``."""
         if self._parallel.size == 1:
-            return F.embedding(token_ids, self.weight)
+            x = F.embedding(token_ids, self.weight)
+            if self.delta is not None:
+                self.delta.add(token_ids, x)
+            return x
         foreign = (token_ids < self._start) | (token_ids >= self._stop)
         x = self.weight.new_zeros(len(token_ids), self.weight.shape[1])
         x[~foreign] = self.weight[token_ids[~foreign] - self._start]
@@ -116,10 +134,12 @@ class VocabHead:
         part = self._parallel.rows(vocab_size)
         self._piece = -(-vocab_size // self._parallel.size)
         if tied is None:
-            self.linear = column_linear(checklist, [Columns(name, vocab_size, part)], width, bias=bias)
+            columns = [Columns(name, vocab_size, part)]
+            self.linear = adaptable(checklist, columns, width, column_linear(checklist, columns, width, bias=bias))
         else:
             checklist.ignore(f"{name}.weight")
-            self.linear = checklist.pack(Linear(tied.weight))
+            columns = [Columns(name, vocab_size, part)]
+            self.linear = adaptable(checklist, columns, width, checklist.pack(Linear(tied.weight)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of shape ``(M, vocab_size)`` of rows ``x`` of shape ``(M, width)``."""

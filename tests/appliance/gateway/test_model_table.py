@@ -58,7 +58,7 @@ def table(gateway: Gateway) -> SimpleNamespace:
 
 def word(name: str, state: str = SERVED, *, entry: str = "e", again: int = 0) -> ModelServed:
     """The supervisor's word about a model."""
-    return ModelServed(name, "model", 0, entry, state, again)
+    return ModelServed(name, "model", 0, entry, state, again, [f"{name}:tuned {'ab' * 32}"])
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -81,7 +81,15 @@ async def test_the_supervisors_word_is_the_table(table: SimpleNamespace) -> None
     assert not table.models and table.changed[2:] == [((), ("new",))]
 
 
-@pytest.mark.parametrize("bad", [word("../x"), word("m", "gone"), ModelServed("m", "python", 0, "e", SERVED, 0)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        word("../x"),
+        word("m", "gone"),
+        ModelServed("m", "python", 0, "e", SERVED, 0, []),
+        ModelServed("m", "model", 0, "e", SERVED, 0, ["m:t xyz"]),
+    ],
+)
 async def test_what_no_supervisor_serves_is_refused(table: SimpleNamespace, bad: ModelServed) -> None:
     """A name that is none, an unknown state, an unknown runner."""
     with pytest.raises(ValueError, match="no supervisor of this release"):

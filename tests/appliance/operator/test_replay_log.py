@@ -34,6 +34,8 @@ def request(number: int) -> Entry:
         cost=3,
         queued_ms=4,
         downgraded="",
+        adapter="",
+        adapter_digest="",
         batch="",
     )
 

@@ -35,7 +35,19 @@ NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
 
 def request(number: int, cost: int) -> Entry:
     """The entry of a request of alpha."""
-    names = ("principal", "model", "alias", "operation", "rule", "policy", "outcome", "downgraded", "batch")
+    names = (
+        "principal",
+        "model",
+        "alias",
+        "operation",
+        "rule",
+        "policy",
+        "outcome",
+        "downgraded",
+        "batch",
+        "adapter",
+        "adapter_digest",
+    )
     texts = dict.fromkeys(names, "x")
     numbers = {"input_tokens": 1, "cached_tokens": 0, "output_tokens": 1, "cost": cost, "queued_ms": 0}
     return entry("request", request=f"req_{number}", tenant="alpha", **texts, **numbers)

@@ -15,6 +15,7 @@ from engine.core.backend import Backend
 from engine.core.offline import generate
 from engine.core.scheduler.plan import Admission, Chunk, StepPlan
 from engine.errors import AdapterError, ConfigurationError, UnsupportedError
+from engine.model.adapters.bank import AdapterBank
 from engine.model.checkpoint.registry import load_model_config
 from engine.model.layers.blocks import StepContext
 from engine.model.layers.parallel import Parallel
@@ -118,9 +119,10 @@ def test_an_adapter_is_refused_by_name(tmp_path: Path, name: str) -> None:
 def test_an_adapter_reaches_the_blocks_call() -> None:
     """On the plain path each token's adapter is in the step that blocks are called with, ordinary or in a tile; where
     no row has one, nothing is made."""
-    engine = make_engine(random_model(model_config()))
+    model = random_model(model_config())
+    model.bank = AdapterBank(model.sites)
+    engine = make_engine(model)
     runner = engine.runner
-    runner.batches.intake._takes_adapters = True
     seen: list[list[int]] = []
     layer = runner.model.layers[0]
 

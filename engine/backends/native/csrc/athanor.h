@@ -12,10 +12,11 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ATHANOR_ABI 5
+#define ATHANOR_ABI 6
 #define PANEL 32 /* outputs that lie side by side in a packed weight */
 
-enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE, KIND_BEST };
+enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE, KIND_BEST,
+       KIND_ADAPT, KIND_GATE };
 enum { TYPE_F32, TYPE_BF16, TYPE_INT8 };
 enum { MODE_STORE, MODE_ADD, MODE_SWIGLU };
 
@@ -37,6 +38,23 @@ typedef struct {
     float *cosines, *sines;     /* (tokens, dim / 2) */
 } athanor_op;
 
+/* Rows of a step that have an adapter: `pieces` counts triples of an adapter, from 1 on, the place of its first row in
+ * `order`, and a number of rows up to ADAPT_ROWS. */
+typedef struct {
+    int64_t count;
+    const int64_t *pieces, *order;
+} athanor_pieces;
+
+/* One adapter's matrices for one map, in panels (adapt.c); null where it has none. */
+typedef struct {
+    int64_t rank;
+    const void *down, *up;
+} athanor_pair;
+
+#define ADAPT_PANEL 16
+#define ADAPT_ROWS 4
+#define ADAPT_MOST_RANK 256
+
 typedef struct {
     int64_t tokens, wanted_count;
     const int64_t *token_ids, *positions, *slots, *rows, *wanted;
@@ -44,6 +62,7 @@ typedef struct {
     int64_t table_width;
     const int64_t *expected;    /* (rows, table_width): the stamp that a row expects of the block at that place */
     const int64_t *stamps;      /* (blocks): the stamp that each block has */
+    athanor_pieces pieces, wanted_pieces; /* of the tokens, and of the rows whose logits are asked for */
 } athanor_step;
 
 enum { STEP_RUN, STEP_BROKEN, STEP_FOREIGN }; /* what athanor_run answers */
@@ -55,6 +74,7 @@ typedef struct {
     int64_t vocab_size;
     int64_t num_slots;          /* slots of the cache; every slot of a step is below */
     int64_t max_rows;           /* rows of the block tables */
+    int64_t adapters;           /* adapters that the pairs of its operations are of */
     int64_t kv_dtype;
     int64_t solo_tokens;        /* up to so many tokens a step runs on the calling thread alone */
     void *counters;             /* count + 1 cache lines, zeroed */
@@ -109,6 +129,8 @@ void run_angles(const athanor_op *op, const context *at);
 void run_norm(const athanor_op *op, const context *at, int64_t rows);
 void run_rope(const athanor_op *op, const context *at);
 void run_best(const athanor_op *op, const context *at, int64_t rows);
+void run_adapt(const athanor_op *op, const context *at);
+void run_gate(const athanor_op *op, const context *at, int64_t rows);
 void run_quantise(const athanor_op *op, const context *at, int64_t rows);
 int survives(void (*trial)(void));
 int probe_amx(void);

@@ -75,6 +75,8 @@ static void run_one(const athanor_op *op, const context *at) {
     case KIND_ATTEND: run_attend(op, at); break;
     case KIND_QUANTISE: run_quantise(op, at, rows); break;
     case KIND_BEST: run_best(op, at, rows); break;
+    case KIND_ADAPT: run_adapt(op, at); break;
+    case KIND_GATE: run_gate(op, at, rows); break;
     default: break;
     }
 }
@@ -114,6 +116,17 @@ static int owned(const athanor_program *program, const athanor_step *step, int64
     return !difference;
 }
 
+/* Whether rows that have an adapter, and the adapter, exist. */
+static int known(const athanor_program *program, const athanor_pieces *of, int64_t rows) {
+    for (int64_t i = 0; i < of->count; i++) {
+        const int64_t *one = of->pieces + 3 * i;
+        if (one[0] < 1 || one[0] > program->adapters || one[2] < 1 || one[2] > ADAPT_ROWS) return 0;
+        for (int64_t k = one[1]; k < one[1] + one[2]; k++)
+            if (of->order[k] < 0 || of->order[k] >= rows) return 0;
+    }
+    return 1;
+}
+
 /* Whether every index of the step is in range, and every block that it reads or writes its row's own. */
 static int judge(const athanor_program *program, const athanor_step *step) {
     for (int64_t i = 0; i < step->tokens; i++) {
@@ -128,6 +141,8 @@ static int judge(const athanor_program *program, const athanor_step *step) {
         if (step->slots[i] < 0 || step->slots[i] >= program->num_slots) return STEP_BROKEN;
     for (int64_t i = 0; i < step->wanted_count; i++)
         if (step->wanted[i] < 0 || step->wanted[i] >= step->tokens) return STEP_BROKEN;
+    if (!known(program, &step->pieces, step->tokens)) return STEP_BROKEN;
+    if (!known(program, &step->wanted_pieces, step->wanted_count)) return STEP_BROKEN;
     return STEP_RUN;
 }
 

@@ -41,6 +41,8 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         cost=cost,
         queued_ms=0,
         downgraded="",
+        adapter="",
+        adapter_digest="",
         batch="",
     )
 

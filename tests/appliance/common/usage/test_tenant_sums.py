@@ -42,6 +42,8 @@ def request(tenant: str, model: str, tokens: int = 10) -> Entry:
         cost=100,
         queued_ms=0,
         downgraded="",
+        adapter="",
+        adapter_digest="",
         batch="",
     )
 

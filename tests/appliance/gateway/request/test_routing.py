@@ -44,7 +44,7 @@ from isolation.ipc.messages import Finish, Role
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.text import Encode, Encoded
 from policy.loader import Source, load_policy
-from policy.model import IsolationClass, ModelState
+from policy.model import IsolationClass, ModelState, PolicySet, Route, Tenant
 from tests.appliance.gateway.pairs import ENGINE_READY, TEXT_READY, Pair, make_pair
 from tests.appliance.gateway.request.test_service import Supervisor
 from tests.appliance.gateway.request.test_session import hear, say
@@ -460,13 +460,13 @@ async def test_a_list_of_models_takes_no_longer_for_routes_of_others(
     """Names are compared once for each policy; a second list compares none, however many routes there are. Control:
     after a reload they are compared again."""
     compared = []
-    whole = module.first_match
+    whole = module.visible_route
 
-    def counting(patterns: tuple[str, ...], name: str) -> int | None:
+    def counting(policy: PolicySet, tenant: Tenant | None, name: str) -> Route | None:
         compared.append(name)
-        return whole(patterns, name)
+        return whole(policy, tenant, name)
 
-    monkeypatch.setattr(module, "first_match", counting)
+    monkeypatch.setattr(module, "visible_route", counting)
     first = house.service.models(BY_ALIAS)
     assert compared == ["fast", "half", "embedding", "nowhere", "hidden"]
     compared.clear()

@@ -88,6 +88,8 @@ def request(tenant: str, credential: str, **values) -> Entry:
         "queued_ms": 0,
         "downgraded": "",
         "batch": "",
+        "adapter": "",
+        "adapter_digest": "",
     }
     return entry(
         "request",

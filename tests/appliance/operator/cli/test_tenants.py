@@ -125,7 +125,18 @@ def place(tmp_path: Path) -> Place:
 def used(place: Place) -> Place:
     """A place whose book has three requests of alpha today, and whose disk keeps files and a batch of beta."""
     now = int(datetime.now(UTC).timestamp() * 1_000)
-    names = ("principal", "alias", "operation", "rule", "policy", "outcome", "downgraded", "batch")
+    names = (
+        "principal",
+        "alias",
+        "operation",
+        "rule",
+        "policy",
+        "outcome",
+        "downgraded",
+        "batch",
+        "adapter",
+        "adapter_digest",
+    )
     numbers = {"input_tokens": 1_000, "cached_tokens": 400, "output_tokens": 70, "cost": 1_140_000, "queued_ms": 0}
     texts = dict.fromkeys(names, "x")
     book, _ = open_book(place.folder / "audit")

@@ -32,7 +32,19 @@ def book(tmp_path: Path) -> Path:
         ]
     ):
         texts = dict.fromkeys(
-            ("principal", "alias", "operation", "rule", "policy", "outcome", "downgraded", "batch"), "x"
+            (
+                "principal",
+                "alias",
+                "operation",
+                "rule",
+                "policy",
+                "outcome",
+                "downgraded",
+                "batch",
+                "adapter",
+                "adapter_digest",
+            ),
+            "x",
         )
         numbers = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "cost": cost, "queued_ms": 0}
         moment = int(datetime(2026, 11, day, hour, 59, tzinfo=UTC).timestamp() * 1000)

@@ -122,7 +122,9 @@ def parts(frame: bytes) -> tuple[bytes, bytes]:
 
 def charge(batch: str, line: int, tenant: str = "alpha", **fields: object) -> str:
     """The entry of a line's request."""
-    texts = dict.fromkeys(("model", "alias", "rule", "policy", "downgraded", "principal"), "")
+    texts = dict.fromkeys(
+        ("model", "alias", "rule", "policy", "downgraded", "principal", "adapter", "adapter_digest"), ""
+    )
     numbers = dict.fromkeys(("cached_tokens", "queued_ms"), 0)
     known = {"request": line_request(batch, line), "tenant": tenant, "operation": "chat", "outcome": "OK"}
     sums = {"input_tokens": 3, "output_tokens": 2, "cost": 5, "batch": batch}
