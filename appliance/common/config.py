@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
-from appliance.common.config_places import BatchesConfig, ModelCacheConfig
+from appliance.common.config_places import BatchesConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
@@ -283,26 +283,6 @@ class ModelConfig(Section):
             raise ValueError("step_us is for the null runner: a model takes the time it takes")
         if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
             raise ValueError("pooling and truncates are for runner: embed")
-        return self
-
-
-class SpillConfig(Section):
-    """Places for KV blocks that do not fit into an engine. Everything there is sealed under the tenants' keys, so the
-    section `keys` is needed. Blocks of a tenant with `retention: none` are never spilled."""
-
-    memory: Annotated[int, Field(ge=0), BYTES] = 0
-    """Host memory for spilled blocks. 0: none."""
-    disk: Annotated[int, Field(ge=0), BYTES] = 0
-    """Space below `directory` for spilled blocks, used when memory is full. 0: none."""
-    directory: Path | None = Field(default=None, strict=False)
-    """Folder for spilled blocks; it goes together with `disk`."""
-
-    @model_validator(mode="after")
-    def _placed(self) -> Self:
-        if not self.memory and not self.disk:
-            raise ValueError("memory or disk must be above 0; without either leave spill out")
-        if bool(self.disk) != (self.directory is not None):
-            raise ValueError("disk and directory go together")
         return self
 
 

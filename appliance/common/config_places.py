@@ -1,11 +1,11 @@
-"""Sections of the configuration about folders whose contents may be large: pulled models, and tenants' files."""
+"""Sections of the configuration about folders whose contents may be large: models, tenants' files, spilled blocks."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from appliance.common.config_section import BYTES, Section, Unit
 
@@ -36,3 +36,23 @@ class BatchesConfig(Section):
     """Folder of the files and batches; it belongs to the supervisor's user alone."""
     max_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 16 << 30
     """Bytes that all tenants together may keep. The policy says how many each may (`max_stored_bytes`)."""
+
+
+class SpillConfig(Section):
+    """Places for KV blocks that do not fit into an engine. Everything there is sealed under the tenants' keys, so the
+    section `keys` is needed. Blocks of a tenant with `retention: none` are never spilled."""
+
+    memory: Annotated[int, Field(ge=0), BYTES] = 0
+    """Host memory for spilled blocks. 0: none."""
+    disk: Annotated[int, Field(ge=0), BYTES] = 0
+    """Space below `directory` for spilled blocks, used when memory is full. 0: none."""
+    directory: Path | None = Field(default=None, strict=False)
+    """Folder for spilled blocks; it goes together with `disk`."""
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if not self.memory and not self.disk:
+            raise ValueError("memory or disk must be above 0; without either leave spill out")
+        if bool(self.disk) != (self.directory is not None):
+            raise ValueError("disk and directory go together")
+        return self

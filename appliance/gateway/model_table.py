@@ -271,5 +271,7 @@ def _adapters(message: ModelServed) -> dict[str, bytes]:
     Raises:
         ValueError: no supervisor of this release sends it.
     """
-    pairs = (line.partition(" ") for line in message.adapters)
+    pairs = [line.partition(" ") for line in message.adapters]
+    if not all(re.fullmatch("[0-9a-f]{64}", digest) for _, _, digest in pairs):
+        raise ValueError("adapters of a model that no supervisor of this release serves")
     return {name: bytes.fromhex(digest) for name, _, digest in pairs}

@@ -8,7 +8,7 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import structlog
 
 from appliance.common import notify
-from appliance.common.config import ApplianceConfig
+from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import (
     AuditState,
     Control,
@@ -99,12 +99,11 @@ class Gateway:
         """
         self._config = config
         self._config_file = ConfigFile(config, reread)
-        self._alone = alone
-        self._hopeless = ""
+        self._alone, self._hopeless = alone, ""
         self._gauges: Gauges | None = None
         self._models = _model_sandboxes(config)
-        self._names = ServedNames(self._models)
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper, self._names, config.policy_keys)
+        names = ServedNames(self._models)
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
@@ -289,12 +288,11 @@ class Gateway:
             reviewed = await self._table.review(found.models) if models else ""
         except ConfigError as error:
             return self._file.refused(self._service.ledger.policy.digest, tuple(str(error).splitlines()))
-        names = [name for model in found.models for name in (model.name, *model.adapter_digests)]
-        self._file.use(found.config.credentials, found.config.pepper, names)
+        self._file.use(found.config.credentials, found.config.pepper, _names(found.models))
         prepare = partial(self._prepare, removed=models.removed)
         outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, prepare)
         if not outcome.ok:
-            self._file.use(before.credentials, before.pepper, self._names)
+            self._file.use(before.credentials, before.pepper, ServedNames(self._models))
             return outcome
         if reviewed:
             self._table.apply(reviewed)
@@ -394,6 +392,11 @@ async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:
     """Take connections at a kept socket once a model answers, or it takes too long."""
     await first_ready(models.values(), KEPT_WAIT_S)
     await front.accept()
+
+
+def _names(models: Iterable[ModelConfig]) -> list[str]:
+    """Return names of models, and whole names of their adapters."""
+    return [name for model in models for name in (model.name, *model.adapter_digests)]
 
 
 def _forgets(policy: PolicySet) -> bool:

@@ -254,7 +254,7 @@ def test_an_answer_names_a_model_that_the_route_leads_to(document: dict, questio
         return
     assert choice is not None
     assert choice.model in route.models
-    assert leads(policy, choice.model, asked.model)
+    assert leads(policy, policy.tenants[asked.tenant or ""], choice.model, asked.model)
     ready = {name for name in route.models if name not in use.unready}
     if choice.reason in (ChoiceReason.UNREADY, ChoiceReason.BUSY):
         assert choice.model in ready

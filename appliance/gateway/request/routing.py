@@ -14,7 +14,7 @@ from appliance.gateway.generate_request import (
     Routable,
     TokenizerRequest,
 )
-from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from policy.adapters import base_of, served_by, split
@@ -65,7 +65,7 @@ class Routing:
             *(
                 ModelCard(name, model.created, model.capacity.max_context if model.capacity else 0)
                 for name, model in adapted
-                if model is not None and name in model.adapters
+                if model is not None and model.leaving is not Leaving.FOR_GOOD and name in model.adapters
             ),
         ]
 

@@ -228,14 +228,7 @@ class GatewayService:
     def _not_found(self, principal: Principal, name: str, *, served: bool) -> ModelNotFoundError:
         """Return the refusal of a name that is no model of the tenant's. The audit log has the rule, where it is one of
         others."""
-        usable = [card.name for card in self.models(principal)]
-        known = ", ".join(usable[:MAX_NAMED]) + (", ..." if len(usable) > MAX_NAMED else "")
-        error = ModelNotFoundError(
-            f"the model {name[:MAX_SHOWN_CHARS]!r} does not exist here; "
-            + (f"yours are: {known}" if known else "you have none"),
-            param="model",
-            details={"model": name[:MAX_SHOWN_CHARS]},
-        )
+        error = _unknown_model(name, [card.name for card in self.models(principal)])
         error.rule = f"tenants.{principal.tenant}.models" if served else ""
         return error
 
@@ -379,3 +372,14 @@ class GatewayService:
     def _card(model: ModelSandboxes) -> ModelCard:
         capacity = model.capacity
         return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner)
+
+
+def _unknown_model(name: str, usable: list[str]) -> ModelNotFoundError:
+    """Return the refusal of a name; ``usable`` are the names of the tenant's models."""
+    known = ", ".join(usable[:MAX_NAMED]) + (", ..." if len(usable) > MAX_NAMED else "")
+    return ModelNotFoundError(
+        f"the model {name[:MAX_SHOWN_CHARS]!r} does not exist here; "
+        + (f"yours are: {known}" if known else "you have none"),
+        param="model",
+        details={"model": name[:MAX_SHOWN_CHARS]},
+    )
