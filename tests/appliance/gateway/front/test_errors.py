@@ -55,4 +55,4 @@ def test_each_class_has_a_row_that_both_front_ends_can_send(kind):
         status.details[kinds.index("QuotaFailure")].Unpack(excess)
         subject = "message" if kind is errors.PayloadTooLargeError else "tenant"
         assert [(one.subject, one.description) for one in excess.violations] == [(subject, "a text")]
-    assert ("ResourceInfo" in kinds) is (kind is errors.ModelNotFoundError)
+    assert ("ResourceInfo" in kinds) is issubclass(kind, errors.ModelNotFoundError)

@@ -142,7 +142,8 @@ def test_texts_from_outside_are_made_harmless() -> None:
     hostile = Principal("alpha", '"\\\n\x1b[31m\u202e' * 60)
     for _ in range(500):
         AuditedCalls(feed, {"m"}).served(hostile, CALL, YES, CHARGE, None)
-    feed.flush()
+    for _ in range(2):  # Of such entries a turn takes a few less.
+        feed.flush()
     assert len(peer.entries) == 500
     text = str(peer.entries[0].fields["principal"])
     assert text.isprintable()
