@@ -72,8 +72,8 @@ INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost 
 """  # noqa: S608 - a constant
 
 MAX_RELEASED = 8_192
-"""Requests remembered whose entries were counted, a megabyte: a reservation that comes behind its entry is not recorded.
-It is behind by a second at most, for both wait for one lock."""
+"""Requests remembered whose entries were counted, a megabyte: a reservation that comes behind its entry is not
+recorded. It is behind by a second at most, for both wait for one lock."""
 
 
 SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
