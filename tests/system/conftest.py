@@ -56,7 +56,7 @@ class PlainAsyncClient(openai.DefaultAsyncHttpxClient):
 
 
 HERE = Path(__file__).parent
-SHARED = ("appliance", "batterable")
+SHARED = ("appliance", "batterable", "tooled")
 """Fixtures of a whole session; each is a demo, the second that of ``battered``."""
 
 LAST_USES = pytest.StashKey[list[str]]()
@@ -81,8 +81,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def turn(used: set[str]) -> int:
-    """When a file with these fixtures runs: first those with the one demo, then those with both, with the other, and
-    with neither."""
+    """When a file with these fixtures runs: first those with the one demo, then those with both, with the other, with
+    none, and with that of models with tools."""
+    if "tooled" in used:
+        return 4
     return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}[
         ("appliance" in used, "batterable" in used)
     ]
@@ -271,12 +273,9 @@ def governed(appliance: Appliance) -> Iterator[Appliance]:
     httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """One demo that serves models with tools, of two families, and one that reasons; two have random weights.
-
-    For one file: each of its eight sandboxes takes some percent of a core while it is idle.
-    """
+    """One demo that serves models with tools, of two families, and one that reasons; two have random weights."""
     folder = tmp_path_factory.mktemp("tools")
     models = make_models(folder, ("hermes", "llama3", "thinking"), random=("llama3", "thinking"))
     served = [argument for model in models for argument in ("--model", str(model))]
