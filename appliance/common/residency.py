@@ -150,6 +150,12 @@ class Residency:
         if key in self._residents:
             self._residents[key].unwanted = True
 
+    def end(self, key: Key) -> None:
+        """Forget sandboxes that have ended, at once where no request is in them, else when the last has left."""
+        self.doom(key)
+        if key in self._residents:
+            self._drop_unwanted(key, self._residents[key])
+
     def _going(self, key: Key, wanted: Need, now: float) -> list[Key]:
         """Whom to end so that the wanted ones fit: the tenant's own where it is over its share, then those that have
         been idle longest."""

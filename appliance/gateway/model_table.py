@@ -61,6 +61,9 @@ CUT_S = 2.0
 
 RUNNERS = ("model", "embed", "null")
 
+COMING = ""
+"""In place of the digest of a model's entry while it comes again with another: it is neither new nor changed."""
+
 
 class ServedNames(Collection[str]):
     """Names of the models that are served, and whole names of their adapters: a view that follows the models."""
@@ -127,15 +130,18 @@ class ModelTable:
         entries = self._entries = self._entries or {}
         if message.state == LEAVING:
             entries.pop(name, None)
+            if message.again:
+                entries[name] = COMING
             self._leave(name, again=bool(message.again))
             return
-        before = models.get(name)
+        before, adapters = models.get(name), _adapters(message)
         if before is not None and before.leaving is not Leaving.NO:
             self._drop(name)
             before = None
         entries[name] = message.entry
-        if before is None:
-            adapters = _adapters(message)
+        if before is not None:  # The supervisor's word counts: this process may have begun with another configuration.
+            before.runner, before.truncates, before.adapters = message.runner, bool(message.truncates), adapters
+        else:
             model = ModelSandboxes(name, message.runner, truncates=bool(message.truncates), adapters=adapters)
             model.arriving = True
             for role in ("engine", "text"):
@@ -222,6 +228,8 @@ class ModelTable:
     async def _drain(self, model: ModelSandboxes) -> None:
         """Wait for a model's requests, cut those that are left, and say so."""
         await self._emptied(model, self._drain_s)
+        if self._service.model_sandboxes.get(model.name) is not model:
+            return  # Dropped meanwhile; another of this name may be served.
         if cut := self._cut(model):
             log.warning("requests of a leaving model are cut", model=model.name, requests=cut)
             await self._emptied(model, CUT_S)
@@ -245,8 +253,9 @@ class ModelTable:
         """End all requests of a model; returns how many there were."""
         found, again = self._requests(model), model.leaving is Leaving.AGAIN
         for life in found:
-            alias = life.call.alias
-            life.withdraw(model_leaves(alias or model.name, again=again or bool(alias), running=True))
+            call = life.call
+            routed = call.alias not in ("", call.adapter)
+            life.withdraw(model_leaves(call.alias or model.name, again=again or routed, running=True))
         return len(found)
 
     def _drop(self, name: str) -> None:

@@ -49,6 +49,8 @@ def with_adapters(files: ModelFiles, model: ModelConfig, cache: DigestCache, unu
             found.append(adapter)
         except ConfigError as error:
             unusable(name, error)
+        except OSError as error:
+            unusable(name, ConfigError(f"cannot read {error.filename}: {error.strerror}"))
     return replace(files, adapters=tuple(found))
 
 

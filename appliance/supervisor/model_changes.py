@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_loader import Resolved
 from appliance.common.control import Control
 from appliance.common.control_models import ApplyModels, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
-from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError
+from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, os_errors_as
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, model_need, no_room
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
@@ -30,6 +31,7 @@ from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.warm import WarmStarts
+from isolation.errors import IsolationError
 from isolation.gvisor.runtime import Runtime
 
 log = structlog.get_logger()
@@ -78,6 +80,8 @@ class ModelChanges:
         self.warm: WarmStarts | None = None
         """Set by the owner: what else belongs to a model."""
         self._reviewing = False
+        self._changing = False
+        """Whether models come and go now: what is reviewed meanwhile would be out of date when it is applied."""
         self._reviewed: _Reviewed | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,8 +91,8 @@ class ModelChanges:
             self._models.drained(message.model)
         elif isinstance(message, ApplyModels):
             self._apply(message.request)
-        elif self._reviewing:
-            self._answer(message.request, ["another change of the models is being looked at; try again in a moment"])
+        elif self._reviewing or self._changing:
+            self._answer(message.request, ["another change of the models is under way; try again in a moment"])
         else:
             self._reviewing = True
             self._begin(self._review(message))
@@ -118,6 +122,8 @@ class ModelChanges:
             self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
         except ApplianceError as error:
             problems = error.message.splitlines()
+        except (OSError, IsolationError) as error:
+            problems = [f"models cannot be looked at: {error}"]
         finally:
             self._reviewing = False
         self._answer(message.request, problems)
@@ -159,7 +165,8 @@ class ModelChanges:
                 problems.append(f"{_place(wanted, model, error)}: {error.message}")
         free = machine_memory().available
         for name in (*found.removed, *(model.name for model in found.changed)):
-            free += model_need(served[name].entry, served[name].files.engine).about
+            with suppress(OSError):  # Files of a model that goes may be gone already.
+                free += model_need(served[name].entry, served[name].files.engine).about
         needs = [model_need(one.entry, one.files.engine) for one in coming]
         for name, problem in no_room(needs, config.sandbox.memory_bytes, free).items():
             model = next(one for one in found.coming if one.name == name)
@@ -171,12 +178,24 @@ class ModelChanges:
 
     def _apply(self, request: str) -> None:
         reviewed, self._reviewed = self._reviewed, None
-        if reviewed is None or reviewed.request != request:
+        if reviewed is None or reviewed.request != request or self._changing:
             log.warning("models that were not reviewed are not changed")
             return
-        self._begin(self._carry_out(reviewed))
+        self._changing = True
+        self._begin(self._change(reviewed))
 
-    async def _carry_out(self, reviewed: _Reviewed) -> None:
+    async def _change(self, reviewed: _Reviewed) -> None:
+        try:
+            gone = await self._carry_out(reviewed)
+        finally:
+            self._changing = False
+        # Last: a checkpoint that is being made holds this up.
+        if self.warm is not None:
+            for planned in gone:
+                await self.warm.forget(planned.plans, [keeper.plan for keeper in self._models.keepers])
+
+    async def _carry_out(self, reviewed: _Reviewed) -> list[PlannedModel]:
+        """Have models come and go; returns those that went for good."""
         found = reviewed.found
         changed = frozenset(model.name for model in found.changed)
         going = [name for name in (*found.removed, *changed) if name in self._models.entries]
@@ -186,13 +205,14 @@ class ModelChanges:
         new = [one for one in reviewed.coming if one.entry.name not in changed]
         for one in new:
             self._add(one)
-        await asyncio.gather(*(self._end(name, again=name in changed) for name in going))
+        ended = await asyncio.gather(*(self._end(name, again=name in changed) for name in going))
         for one in reviewed.coming:
             if one.entry.name in changed:
                 self._add(one)
         # Only now: what went has given its memory back.
         for one in reviewed.coming:
             self._models.start(one.entry.name)
+        return [one for one in ended if one.entry.name not in changed]
 
     def _add(self, planned: PlannedModel) -> None:
         name = planned.entry.name
@@ -201,21 +221,22 @@ class ModelChanges:
         self._record(_entry("serve", planned))
         self._publish(self._models.word(name), ())
 
-    async def _end(self, name: str, *, again: bool) -> None:
+    async def _end(self, name: str, *, again: bool) -> PlannedModel:
         log.info("a model goes", model=name, again=again)
         planned = await self._models.end(name, DRAIN_BOUND_S)
         if self.residents is not None:
             await self.residents.end_model(name)
         self._record(_entry("end", planned))
-        self._publish(ModelGone(name), ())
+        if not again:  # Else the gateway's requests wait for the one that comes.
+            self._publish(ModelGone(name), ())
         log.info("a model is gone", model=name)
-        if self.warm is not None and not again:
-            await self.warm.forget(planned.plans, [keeper.plan for keeper in self._models.keepers])
+        return planned
 
 
 def _planned(config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime) -> PlannedModel:
-    files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
-    check_files(files, model.digest)
+    with os_errors_as(f"model {model.name}: cannot read its files"):
+        files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
+        check_files(files, model.digest)
     return PlannedModel(config, model, files, plan_boots(config, model, files, runtime))
 
 
@@ -227,10 +248,11 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
         StartError: a model is to have what this machine cannot give.
     """
     cache = DigestCache.load(config.digest_cache)
-    files = {
-        model.name: with_adapters(read_model(model.name, model.folder, cache), model, cache, leave_out)
-        for model in config.models
-    }
+    files = {}
+    for model in config.models:
+        with os_errors_as(f"model {model.name}: cannot read its files"):
+            found = read_model(model.name, model.folder, cache)
+        files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
     for model in config.models:
         yield PlannedModel(config, model, files[model.name], plan_boots(config, model, files[model.name], runtime))

@@ -117,8 +117,9 @@ class ModelKeepers:
         one.state, one.again = LEAVING, again
 
     def drained(self, name: str) -> None:
-        """Note that no request uses a leaving model any more."""
-        if (one := self._models.get(name)) is not None:
+        """Note that no request uses a leaving model any more; a late word about an earlier one is nothing."""
+        one = self._models.get(name)
+        if one is not None and one.state == LEAVING:
             one.drained.set()
 
     async def end(self, name: str, bound_s: float) -> PlannedModel:

@@ -215,7 +215,8 @@ class GatewayService:
         if model is None or (request.adapter and request.adapter not in model.adapters):
             raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
         if model.leaving is not Leaving.NO:
-            raise model_leaves(name, again=model.leaving is Leaving.AGAIN or bool(request.alias), running=False)
+            routed = request.alias not in ("", request.adapter)
+            raise model_leaves(name, again=model.leaving is Leaving.AGAIN or routed, running=False)
         if embeds is not None and embeds != (model.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {name} {what}", param="model")

@@ -115,7 +115,7 @@ class TenantSandboxes:
     def end_model(self, model: str) -> None:
         """End all sandboxes of a model that is taken away; no request is in them any more."""
         for key in [key for key in self._models if key[0] == model]:
-            self._residency.doom(key)
+            self._residency.end(key)
             self._end(key, "its model is taken away")
 
     def begin_drain(self) -> None:
@@ -136,7 +136,9 @@ class TenantSandboxes:
             self._end(key, "nobody may use it any more")
 
     def _end(self, key: Key, reason: str) -> None:
-        own = self._models.pop(key)
+        own = self._models.pop(key, None)
+        if own is None:
+            return  # They ended with their model, and its last request has left now.
         self._asked.pop(key, None)
         log.info("sandboxes of a tenant end", model=key[0], tenant=key[1], reason=reason)
         # Before the channels close: the supervisor starts a sandbox again that ends without having been released.

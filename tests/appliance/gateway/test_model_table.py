@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from appliance.common.config import ModelConfig
 from appliance.common.control import Control, Welcome
 from appliance.common.control_models import (
     ApplyModels,
@@ -31,8 +32,8 @@ Told = list[Control]
 class Life:
     """A request of which only the end counts; it leaves when it is withdrawn, or is told to."""
 
-    def __init__(self, live: set[Any], model: ModelSandboxes, alias: str = "") -> None:
-        self.live, self.model, self.call = live, model, SimpleNamespace(alias=alias)
+    def __init__(self, live: set[Any], model: ModelSandboxes, alias: str = "", adapter: str = "") -> None:
+        self.live, self.model, self.call = live, model, SimpleNamespace(alias=alias, adapter=adapter)
         self.error: ApplianceError | None = None
         live.add(self)
 
@@ -102,6 +103,7 @@ async def test_a_leaving_model_waits_for_its_requests_and_cuts_the_rest(table: S
     table.table.served(word("new"))
     model, other = table.models["new"], table.models["athanor-mini"]
     ends, stays, routed = (Life(table.live, model, alias) for alias in ("", "", "fast"))
+    adapted = Life(table.live, model, "new:tuned", "new:tuned")
     control = Life(table.live, other)
     table.table.served(word("new", LEAVING))
     await asyncio.sleep(0)
@@ -110,22 +112,49 @@ async def test_a_leaving_model_waits_for_its_requests_and_cuts_the_rest(table: S
     await until(lambda: ModelDrained("new") in table.told)
     assert (ends.error, control.error) == (None, None)
     assert isinstance(stays.error, ModelRemovedError) and isinstance(routed.error, UnavailableError)
+    assert isinstance(adapted.error, ModelRemovedError)
     assert "the model fast " in routed.error.message
     assert table.told.count(ModelDrained("new")) == 1
     table.live.discard(control)
 
 
 async def test_a_changed_model_comes_again(table: SimpleNamespace) -> None:
-    """Its requests get an error that may be tried again, and after the word that it serves it is another one."""
+    """Its requests get an error that may be tried again, and after the word that it serves it is another one. Meanwhile
+    a reload that still has it finds nothing to change, and one without it does."""
     table.table.served(word("new"))
     before = table.models["new"]
     life = Life(table.live, before)
     table.table.served(word("new", LEAVING, again=1))
     await until(lambda: ModelDrained("new") in table.told)
     assert isinstance(life.error, UnavailableError) and life.error.retry_after_s
+    wanted = ModelConfig(name="new", path="/m")
+    assert not table.table.difference((), (wanted,))
+    assert table.table.difference((), ()).removed == ("new",)
     table.table.served(word("new", entry="other"))
     assert table.models["new"] is not before
     assert table.table.difference((), ()).removed == ("new",)
+
+
+async def test_the_supervisors_word_counts_for_a_model_that_is_known(table: SimpleNamespace) -> None:
+    """A gateway that began with another configuration takes adapters, runner and truncation from the supervisor."""
+    table.table.served(word("new"))
+    model = table.models["new"]
+    assert model.adapters == {"new:tuned": bytes.fromhex("ab" * 32)}
+    table.table.served(ModelServed("new", "embed", 1, "e", SERVED, 0, ["new:other " + "cd" * 32]))
+    assert table.models["new"] is model
+    assert (model.runner, model.truncates, list(model.adapters)) == ("embed", True, ["new:other"])
+
+
+async def test_a_drain_ends_with_its_model(table: SimpleNamespace) -> None:
+    """A model that was dropped while it drained, and came again, is not said to be drained."""
+    table.table.served(word("new"))
+    life = Life(table.live, table.models["new"])
+    table.table.served(word("new", LEAVING))
+    table.table.welcome(Welcome(1, "s", "l", ["athanor-mini"]))
+    table.table.served(word("new"))
+    assert life.error is not None
+    await until(lambda: not table.table._tasks)
+    assert ModelDrained("new") not in table.told
 
 
 async def test_a_model_that_is_not_here_is_drained_at_once(table: SimpleNamespace) -> None:

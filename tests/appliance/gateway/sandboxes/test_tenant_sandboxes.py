@@ -221,3 +221,20 @@ async def test_each_text_sandbox_hears_of_its_own_requests_tokens(engine_pair: P
         Advance(array("Q", [6]), array("I", [8])),
     ]
     link.close()
+
+
+def test_sandboxes_of_a_model_that_is_taken_away_hold_no_place(told: Told) -> None:
+    """Idle ones and one in use are released once, a policy that comes into force meets none of them, and their places
+    are free again, all three."""
+    policy = load_policy([Source("p.yaml", 'version: 1\ntenants:\n  a: {credentials: ["key:a"], models: ["other"]}\n')])
+    idle, used = (told.house.place(told.shared, name, STRICT) for name in ("a", "b"))
+    idle.leave()
+    told.house.end_model("m")
+    assert told.house.resident == ()
+    assert sorted(one.tenant for one in told.said if isinstance(one, Release)) == ["a", "b"]
+    told.house.reconsider(policy)
+    used.leave()
+    told.now = 2 * IDLE_S
+    for name in ("c", "d", "e"):
+        told.house.place(told.shared, name, STRICT)
+    assert sorted(one.tenant for one in told.said if isinstance(one, Release)) == ["a", "b"]

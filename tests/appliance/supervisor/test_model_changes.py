@@ -1,0 +1,87 @@
+"""Changes of models that meet, and files that cannot be read: refused in words, and the supervisor goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from appliance.common.config import ApplianceConfig
+from appliance.common.config_loader import Resolved
+from appliance.common.control import Control
+from appliance.common.control_models import ApplyModels, ModelsReviewed, ReviewModels
+from appliance.common.model_digests import DigestCache
+from appliance.supervisor.adapters import leave_out, with_adapters
+from appliance.supervisor.model_changes import ModelChanges
+from appliance.supervisor.model_keepers import ModelKeepers
+
+
+class Room:
+    """Changes over no model at all, what they published, and how often the supervisor would have ended."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.published: list[Control] = []
+        self.failed = 0
+        self.problem = problem
+        keepers = ModelKeepers(lambda _plan: pytest.fail("nothing boots"), self._fail)
+        config = ApplianceConfig.model_construct(models=())
+        self.changes = ModelChanges(config, keepers, None, self._publish, lambda _one: None, self._reread)  # type: ignore[arg-type]
+
+    def _publish(self, message: Control, _fds: tuple[int, ...]) -> bool:
+        self.published.append(message)
+        return True
+
+    def _fail(self) -> None:
+        self.failed += 1
+
+    def _reread(self) -> Resolved:
+        assert self.problem is not None
+        raise self.problem
+
+    async def problems(self, request: str) -> list[str]:
+        """What a review is answered."""
+        self.changes.take(ReviewModels(request, "00"))
+        async with asyncio.timeout(10):
+            while not self.published:
+                await asyncio.sleep(0.01)
+        answer = self.published.pop()
+        assert isinstance(answer, ModelsReviewed) and answer.request == request
+        return answer.problems
+
+
+async def test_a_file_that_cannot_be_read_is_a_problem_and_no_defect() -> None:
+    """The answer names it, and the next review is taken."""
+    room = Room(PermissionError(13, "Permission denied", "/home/models/m"))
+    for request in ("one", "two"):
+        (problem,) = await room.problems(request)
+        assert "/home/models/m" in problem
+    assert room.failed == 0
+
+
+async def test_a_change_waits_for_the_one_before() -> None:
+    """While models come and go neither a review nor an order is taken. Control: afterwards a review is."""
+    room = Room(PermissionError(13, "Permission denied", "/m"))
+    room.changes._changing = True
+    assert await room.problems("one") == ["another change of the models is under way; try again in a moment"]
+    room.changes.take(ApplyModels("one"))
+    assert not room.changes._tasks
+    room.changes._changing = False
+    assert "/m" in (await room.problems("two"))[0]
+
+
+def test_an_adapter_whose_folder_cannot_be_entered_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tenant's folder that only its owner may enter keeps nothing else from starting."""
+    from types import SimpleNamespace
+
+    from appliance.common.catalog import ModelFiles
+    from appliance.supervisor import adapters
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "a"))
+
+    monkeypatch.setattr(adapters, "read_adapter", refused)
+    model = SimpleNamespace(name="m", adapters=[SimpleNamespace(name="a", path=tmp_path / "a", digest="00")])
+    files = ModelFiles.__new__(ModelFiles)
+    monkeypatch.setattr(adapters, "replace", lambda _files, adapters: adapters)
+    assert with_adapters(files, model, DigestCache.load(None), leave_out) == ()  # type: ignore[arg-type]
