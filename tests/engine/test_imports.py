@@ -18,6 +18,7 @@ ALLOWED = {
     "sandbox/lockdown.py": {"ctypes"},
     "startup/load.py": {"ctypes"},
     "backends/native/abi.py": {"ctypes"},
+    "backends/native/adapting.py": {"ctypes"},
     "backends/native/library.py": {"ctypes"},
     "backends/native/program.py": {"ctypes"},
     "backends/native/trial.py": {"ctypes"},

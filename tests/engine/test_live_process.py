@@ -47,6 +47,7 @@ ALLOWED = {
     "engine.backends.cuda.runtime.launch_digest": {"json"},
     "engine.startup.load": {"ctypes"},
     "engine.backends.native.abi": {"ctypes"},
+    "engine.backends.native.adapting": {"ctypes"},
     "engine.backends.native.library": {"ctypes"},
     "engine.backends.native.program": {"ctypes"},
     "engine.backends.native.trial": {"ctypes"},

@@ -250,8 +250,8 @@ def test_an_engine_whose_rows_depend_on_their_place_says_so(monkeypatch: pytest.
     assert engine.ready().deterministic
     forward = Decoder.forward
 
-    def uneven(*inputs: object) -> torch.Tensor:
-        logits = forward(*inputs)
+    def uneven(*inputs: object, **options: bool) -> torch.Tensor:
+        logits = forward(*inputs, **options)
         if len(logits) > 1:
             logits[-1] *= 1 + 2**-20
         return logits
