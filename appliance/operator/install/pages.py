@@ -199,6 +199,6 @@ def _title(name: str, section: int) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text as man(7) prints it: no line of it is a request, no dash a hyphen, and a line may end within an expression."""
+    """Text as man(7) prints it: no line of it is a request, no dash a hyphen; a line may end within an expression."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("}", "}\\:")
     return re.sub(r"^(?=[.'])", r"\\&", escaped, flags=re.MULTILINE)
