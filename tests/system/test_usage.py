@@ -45,7 +45,7 @@ def demos(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterato
     """Demos of this module, one after the other as each is stopped."""
     kept = Batterable(tmp_path_factory)
     yield kept
-    kept.close()
+    kept.stop()
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +73,14 @@ def checker() -> jsonschema.FormatChecker:
     """The validator's formats; a moment may have a leap second, as RFC 3339 allows and its checker does not."""
     made = jsonschema.FormatChecker()
     made.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
-    known, raises = made.checkers["date-time"]
-    made.checkers["date-time"] = lambda one: known(re.sub(":60", ":59", str(one))), raises
+    for name in ("date-time", "time"):
+        known, raises = made.checkers[name]
+        made.checkers[name] = partial(_at_leap, known), raises
     return made
+
+
+def _at_leap(known: Callable[[object], bool], one: object) -> bool:
+    return known(one.replace(":60", ":59") if isinstance(one, str) else one)
 
 
 CHECKER = checker()
