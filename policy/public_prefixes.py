@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pydantic import TypeAdapter, ValidationError
 
 from policy.model import IsolationClass, PublicPrefix, Route, Tenant
-from policy.routes import reachable
+from policy.routes import reachable_alone
 from policy.schema import MAX_PUBLIC_BYTES, MAX_PUBLIC_MESSAGES, PrefixMessageSchema, PublicPrefixSchema
 
 _MESSAGES = TypeAdapter(list[PrefixMessageSchema])
@@ -101,6 +101,7 @@ def objection(tenant: Tenant | None, name: str, model: str, routes: Mapping[str,
         return f"there is no tenant {name!r}"
     if tenant.isolation_class is not IsolationClass.SHARED:
         return f"tenant {name!r} is of class {tenant.isolation_class.value}, which shares nothing"
-    if not reachable(routes, tenant.models, (model,)):
+    # What is computed with an adapter begins with no public prefix.
+    if not reachable_alone(routes, tenant.models, tenant.adapters, (model,)):
         return f"tenant {name!r} may not use the model {model!r}"
     return None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.adapters import granting_rule, holds, is_adapter
+from policy.adapters import base_of, granting_rule, holds, is_adapter
 from policy.match import first_match
 from policy.model import Choose, IsolationClass, ModelState, PolicySet, Route, Target, Tenant
 from policy.prices import find_price
@@ -122,11 +122,25 @@ def leads(policy: PolicySet, tenant: Tenant, target: str, alias: str) -> bool:
     return bool(alias) and target in route.models
 
 
-def reachable(routes: Mapping[str, Route], patterns: Iterable[str], models: Iterable[str]) -> tuple[str, ...]:
-    """Return those of ``models``, in their order, that lists of models with these patterns let a tenant use: by their
-    own names or by an alias. To be asked about a request only together with ``leads``: it does not say by which."""
+def reachable(
+    routes: Mapping[str, Route], patterns: Iterable[str], adapters: Iterable[str], models: Iterable[str]
+) -> tuple[str, ...]:
+    """Return those of ``models``, in their order, that serve a tenant with these patterns and adapters: by their own
+    names, by an alias, or with one of the adapters alone. To be asked about a request only together with ``leads``: it
+    does not say by which."""
+    adapters, models = tuple(adapters), tuple(models)
+    alone = frozenset(reachable_alone(routes, patterns, adapters, models))
+    # A route leads to an adapter only for those that have it, so there are no others than these.
+    adapted = frozenset(map(base_of, adapters))
+    return tuple(name for name in models if name in alone or name in adapted)
+
+
+def reachable_alone(
+    routes: Mapping[str, Route], patterns: Iterable[str], adapters: Iterable[str], models: Iterable[str]
+) -> tuple[str, ...]:
+    """Return those of ``models`` that serve such a tenant without an adapter, by their own names or by an alias."""
     patterns = tuple(patterns)
-    led = {name for route in routes.values() if first_match(patterns, route.id) is not None for name in route.models}
+    led = _led(routes, patterns, adapters)
     return tuple(
         name for name in models if name in led or (name not in routes and first_match(patterns, name) is not None)
     )
@@ -136,6 +150,19 @@ def shares(targets: Sequence[Target]) -> list[tuple[str, float]]:
     """Return each target with its part of the requests, between 0 and 1."""
     total = sum(target.weight for target in targets)
     return [(target.model, target.weight / total) for target in targets]
+
+
+def _led(routes: Mapping[str, Route], patterns: tuple[str, ...], adapters: Iterable[str]) -> set[str]:
+    """Return what the routes lead to that a tenant may use: those that the patterns match, and to all of whose adapters
+    it has a right."""
+    held = frozenset(adapters)
+    return {
+        name
+        for route in routes.values()
+        if first_match(patterns, route.id) is not None
+        and all(not is_adapter(one) or one in held for one in route.models)
+        for name in route.models
+    }
 
 
 def _seen(isolation_class: IsolationClass, state: ModelState) -> ModelState:

@@ -42,8 +42,9 @@ def quotas_of(policy: PolicySet, keys: Mapping[str, bytes], model: str) -> KvQuo
     whose keys are not there yet are left out."""
     routes = {alias: route for alias, route in policy.routes.items() if alias == model or model in route.models}
 
-    def may_use(tenant: str) -> bool:
-        return bool(reachable(routes, policy.tenants[tenant].models, (model,)))
+    def may_use(name: str) -> bool:
+        tenant = policy.tenants[name]
+        return bool(reachable(routes, tenant.models, tenant.adapters, (model,)))
 
     shares: list[tuple[str, KvShare]] = [
         (tenant.id, tenant.kv) for tenant in policy.tenants.values() if tenant.kv.bounded and may_use(tenant.id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from policy.adapters import base_of
 from policy.model import IsolationClass, PolicySet
 from policy.routes import reachable
 
@@ -72,9 +73,16 @@ def declared(policy: PolicySet, key: Key) -> Need:
     """What the policy grants for a model and a tenant; nothing where it does not know the tenant or allow the model."""
     model, tenant = key
     known = policy.tenants.get(tenant)
-    if known is None or not reachable(policy.routes, known.models, (model,)):
+    if known is None or not reachable(policy.routes, known.models, known.adapters, (model,)):
         return NOTHING
     return need_of(known.isolation_class)
+
+
+def granted_adapters(policy: PolicySet, key: Key) -> frozenset[str]:
+    """Adapters with which an engine for this model and tenant computes, by their whole names."""
+    model, tenant = key
+    known = policy.tenants.get(tenant)
+    return frozenset(name for name in (known.adapters if known is not None else ()) if base_of(name) == model)
 
 
 def total(needs: Iterable[Need]) -> Need:
@@ -85,10 +93,12 @@ def total(needs: Iterable[Need]) -> Need:
 @dataclass(slots=True)
 class _Resident:
     need: Need
+    adapters: frozenset[str] = frozenset()
+    """Adapters that the policy granted when the engine was asked for: it takes up no others while it runs."""
     users: int = 0
     used_at: float = 0.0
     unwanted: bool = False
-    """Whether the policy no longer grants it: it is released with its last user."""
+    """Whether the policy no longer grants it as it is: it is released with its last user."""
 
 
 @dataclass(slots=True)
@@ -99,6 +109,8 @@ class Residency:
     tenants: int = 1
     """Tenants that may have engines of their own, by the policy in force."""
     _residents: dict[Key, _Resident] = field(default_factory=dict)
+    _policy: PolicySet | None = None
+    """Policy in force."""
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -120,6 +132,8 @@ class Residency:
         for other in going:
             del self._residents[other]
         resident = self._residents.setdefault(key, _Resident(wanted))
+        if wanted.engines > had.engines and self._policy is not None:
+            resident.adapters = granted_adapters(self._policy, key)
         resident.need = wanted
         resident.users += 1
         resident.used_at = now
@@ -133,10 +147,13 @@ class Residency:
         return self._drop_unwanted(key, resident)
 
     def reconsider(self, policy: PolicySet) -> list[Key]:
-        """A policy came into force; gives those that go at once because they are idle and not granted any more."""
+        """A policy came into force; gives those that go at once because they are idle and not granted any more, or
+        lack an adapter that is granted now or have one that is not."""
         self.tenants = sum(tenant.isolation_class.own_engine for tenant in policy.tenants.values())
+        self._policy = policy
         for key, resident in self._residents.items():
-            resident.unwanted = resident.need != declared(policy, key)
+            old = resident.need.engines and resident.adapters != granted_adapters(policy, key)
+            resident.unwanted = bool(old) or resident.need != declared(policy, key)
         return [key for key, resident in list(self._residents.items()) if self._drop_unwanted(key, resident)]
 
     def _drop_unwanted(self, key: Key, resident: _Resident) -> bool:

@@ -64,7 +64,8 @@ class Attesting:
         policy = self._policy.read()
         tenant = policy.tenants.get(message.tenant)
         digest = self._facts.models.get(message.model)
-        if tenant is None or digest is None or not reachable(policy.routes, tenant.models, (message.model,)):
+        granted = tenant is not None and reachable(policy.routes, tenant.models, tenant.adapters, (message.model,))
+        if tenant is None or digest is None or not granted:
             return Attested(message.request, "", "the policy in the files does not give this tenant that model")
         try:
             program = self._read_program()

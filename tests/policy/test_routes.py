@@ -25,6 +25,7 @@ from policy.routes import (
     leads,
     likeliest,
     reachable,
+    reachable_alone,
     shares,
     visible_route,
 )
@@ -278,7 +279,61 @@ def test_what_is_reachable_is_what_some_name_is_allowed_for(document: dict, tena
         and leads(policy, policy.tenants[tenant], model, name if name in policy.routes else "")
         and (name in policy.routes or name == model)
     }
-    assert set(reachable(policy.routes, known.models, models)) == expected
+    assert set(reachable(policy.routes, known.models, known.adapters, models)) == expected
+
+
+def test_a_model_is_reachable_with_an_adapter_alone() -> None:
+    """By the adapter's name, and by a route that leads to an adapter which the tenant has. A route is no way for one
+    that lacks one of its adapters, not even to its plain models. Without an adapter the model serves none of them but
+    the last."""
+    document = {
+        "version": 1,
+        "tenants": {
+            name: {"credentials": [f"key:{name}"], "models": patterns, "adapters": adapters}
+            for name, patterns, adapters in (
+                ("by-name", ["other"], ["mini:a"]),
+                ("by-alias", ["help"], ["mini:a"]),
+                ("lacks-it", ["help", "both"], ["next:b"]),
+                ("has-both", ["both"], ["mini:a"]),
+            )
+        },
+        "routes": {
+            "help": {"to": [{"model": "mini:a"}]},
+            "both": {"to": [{"model": "backup"}, {"model": "mini:a"}], "fallback": ["mini"]},
+        },
+    }
+    policy, models = loaded(document), ("mini", "next", "other", "backup")
+    ways = {name: (policy.routes, one.models, one.adapters, models) for name, one in policy.tenants.items()}
+    assert {name: reachable(*way) for name, way in ways.items()} == {
+        "by-name": ("mini", "other"),
+        "by-alias": ("mini",),
+        "lacks-it": ("next",),
+        "has-both": ("mini", "backup"),
+    }
+    assert {name: reachable_alone(*way) for name, way in ways.items()} == {
+        "by-name": ("other",),
+        "by-alias": (),
+        "lacks-it": (),
+        "has-both": ("mini", "backup"),
+    }
+
+
+def test_a_public_prefix_is_for_none_that_has_adapters_alone() -> None:
+    """What is computed with an adapter begins with no public prefix, so such a tenant is not among all, and is refused
+    by name. Control: one that may use the model."""
+    tenants = {"adapted": ["other"], "plain": ["mini"]}
+    document = {
+        "version": 1,
+        "tenants": {
+            name: {"credentials": [f"key:{name}"], "models": models, "adapters": ["mini:a"]}
+            for name, models in tenants.items()
+        },
+        "public_prefixes": {"style": {"model": "mini", "tenants": "all", "text": "You are brief."}},
+    }
+    assert loaded(document).public["style"].tenants == ("plain",)
+    document["public_prefixes"]["style"]["tenants"] = ["adapted"]
+    with pytest.raises(PolicyError, match="may not use the model 'mini'"):
+        loaded(document)
 
 
 def test_a_public_prefix_for_all_is_for_those_who_come_by_an_alias_too() -> None:

@@ -15,6 +15,7 @@ from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
+from policy.adapters import base_of
 from policy.model import ModelState, Tenant
 
 RUNNING_IN_ALL = 32
@@ -54,7 +55,7 @@ class Room:
 
     def _model_has_room(self, tenant: Tenant, name: str) -> bool:
         route = self.ledger.policy.routes.get(name)
-        names = route.models if route is not None else (name,)
+        names = dict.fromkeys(map(base_of, route.models if route is not None else (name,)))
         found = [self.models[one] for one in names if one in self.models]
         return not found or any(self._is_free(tenant, one) for one in found)
 

@@ -57,11 +57,12 @@ class Freezer:
         names = tuple(models)
         users: dict[str, bool] = {}
         own: set[Key] = set()
-        visible: dict[tuple[str, ...], tuple[str, ...]] = {}
+        visible: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, ...]] = {}
         for tenant in policy.tenants.values():
-            if tenant.models not in visible:  # Thousands of tenants have the same few lists of models.
-                visible[tenant.models] = reachable(policy.routes, tenant.models, names)
-            for model in visible[tenant.models]:
+            lists = tenant.models, tenant.adapters
+            if lists not in visible:  # Thousands of tenants have the same few lists of models.
+                visible[lists] = reachable(policy.routes, *lists, names)
+            for model in visible[lists]:
                 if tenant.isolation_class.own_text and tenant.freeze_idle:
                     own.add((model, tenant.id))
                 if not tenant.isolation_class.own_engine:

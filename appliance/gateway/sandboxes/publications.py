@@ -113,9 +113,11 @@ class Publications:
         self._changed.set()
 
     def model_came(self, name: str) -> None:
-        """Publish again what is published for a model that has come."""
+        """Publish again what is published for a model that has come: another one of this name may have had another
+        tokenizer."""
         if self._policy is not None:
-            accounts = [public_account(one) for one in self._policy.public.values() if one.model == name]
+            accounts = {public_account(one) for one in self._policy.public.values() if one.model == name}
+            self._encoded = {account: ids for account, ids in self._encoded.items() if account not in accounts}
             self._problems = {account: why for account, why in self._problems.items() if account not in accounts}
             self._changed.set()
 
@@ -184,11 +186,13 @@ class Publications:
         return [prefix for prefix in policy.public.values() if public_account(prefix) not in known]
 
     async def _encode(self, policy: PolicySet) -> tuple[dict[str, array[int]], dict[str, str]]:
-        """Return token ids by account name of prefixes that can be tokenized now, and problems by prefix id."""
+        """Return token ids by account name of prefixes that can be tokenized now, and problems by prefix id; nothing of
+        those whose models came or went meanwhile."""
         encoded: dict[str, array[int]] = {}
         found: dict[str, str] = {}
+        asked = {name: self.models.get(prefix.model) for name, prefix in policy.public.items()}
         for prefix in policy.public.values():
-            model, account = self.models.get(prefix.model), public_account(prefix)
+            model, account = asked[prefix.id], public_account(prefix)
             if model is None:
                 found[prefix.id] = f"there is no model {prefix.model!r}"
             elif account not in self._encoded and model.text is not None:
@@ -198,6 +202,10 @@ class Publications:
                     continue  # Later.
                 except ApplianceError as error:
                     found[prefix.id] = str(error)
+        for name, prefix in policy.public.items():
+            if self.models.get(prefix.model) is not asked[name]:
+                encoded.pop(public_account(prefix), None)
+                found.pop(name, None)
         return encoded, found
 
     def _misfits(self, policy: PolicySet, encoded: Mapping[str, array[int]]) -> dict[str, str]:

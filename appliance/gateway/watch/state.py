@@ -206,13 +206,13 @@ class ApplianceState:
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:
-        """Count the tenants that may use each model, once for each policy and list of models."""
+        """Count the tenants that may use each model, once for each policy and lists of models and adapters."""
         models = tuple(self._service.model_sandboxes)
         if self._users[:2] != (policy.digest, models):
             counts = dict.fromkeys(models, 0)
-            lists = Counter(tenant.models for tenant in policy.tenants.values())
-            for patterns, tenants in lists.items():
-                for model in reachable(policy.routes, patterns, models):
+            lists = Counter((tenant.models, tenant.adapters) for tenant in policy.tenants.values())
+            for (patterns, adapters), tenants in lists.items():
+                for model in reachable(policy.routes, patterns, adapters, models):
                     counts[model] += tenants
             self._users = policy.digest, models, counts
         return self._users[2]

@@ -118,6 +118,10 @@ class PrefixCache:
         self._keeps_all = not groups or groups[0].reach == FULL
         self._local = [(group, name) for group, name in named if group.reach != FULL]
 
+    def knows(self, origin: bytes) -> bool:
+        """Whether chains of requests with this adapter have a root: whether the engine computes with it."""
+        return origin in self._roots
+
     def shares(self, request: CachedRequest) -> bool:
         """Whether the request may find and leave blocks: under its ``kv_key``, or under its family's own key."""
         return request.kv.family_ids is not None or (self.caching and request.spec.retain)

@@ -152,6 +152,8 @@ class SpillTier:
         key = kv_key_of(submit)
         if not self._known[key] or not submit.retain or submit.prompt_logprobs >= 0 or self._gone:
             return False
+        if not self.cache.knows(submit.adapter):  # The scheduler refuses it.
+            return False
         if len(self._waiting) >= MAX_WAITING or self._waiting_of(key) >= MAX_WAITING_OF_ONE:
             return False
         wanted = self._missing(submit)

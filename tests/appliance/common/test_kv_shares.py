@@ -40,6 +40,16 @@ def test_an_engine_hears_of_those_who_come_by_an_alias() -> None:
     assert {name: quotas_of(policy, KEYS, name).quotas for name in "xym"} == {"x": (a,), "y": (a, b), "m": ()}
 
 
+def test_an_engine_hears_of_those_who_have_an_adapter_alone() -> None:
+    """By the adapter's name and by a route that leads to it; control: a tenant whose adapter is another model's."""
+    text = TEXT.replace('["key:a"], models: ["m"]', '["key:a"], models: ["x"], adapters: ["m:fit"]')
+    text = text.replace('["key:b"], models: ["m", "n"]', '["key:b"], models: ["help"], adapters: ["n:fit"]')
+    policy = load_policy([Source("p.yaml", text + "routes:\n  help: {to: [{model: n:fit}]}\n")])
+    a, b = KvQuota(KEYS["a"], 2_000, 5_000), KvQuota(KEYS["b"], 1_250, 1_250, False)
+    assert quotas_of(policy, KEYS, "m").quotas == (a,)
+    assert quotas_of(policy, KEYS, "n").quotas == (b, KvQuota(KEYS["group/two"], 1_000, 10_000))
+
+
 def test_a_member_runs_under_its_own_key_for_service_and_the_groups_for_blocks() -> None:
     """The ledger gives both; a tenant outside has no group."""
     ledger = Ledger(POLICY, KEYS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from appliance.common.residency import (
     total,
 )
 from policy.loader import Source, load_policy
-from policy.model import IsolationClass
+from policy.model import IsolationClass, PolicySet
 
 BOTH, TEXT = Need(1, 1), Need(0, 1)
 POLICY = """
@@ -51,6 +53,41 @@ def test_sandboxes_are_granted_for_models_that_an_alias_leads_to() -> None:
     policy = load_policy([Source("p.yaml", text + routes)])
     nothing = Need(0, 0)
     assert [declared(policy, (model, "d")) for model in ("x", "y", "z", "fast")] == [BOTH, BOTH, nothing, nothing]
+
+
+def test_sandboxes_are_granted_for_a_model_of_which_a_tenant_has_an_adapter_alone() -> None:
+    """Of each adapter the model, and no other."""
+    policy = load_policy([Source("p.yaml", POLICY.replace('models: ["m-*"]', 'models: ["m-1"], adapters: ["m:x"]'))])
+    assert [declared(policy, (model, "d")) for model in ("m", "m-1", "m:x")] == [BOTH, BOTH, Need(0, 0)]
+
+
+def adapted(*adapters: str) -> PolicySet:
+    """The policy, with adapters of both tenants that have sandboxes of their own."""
+    text = POLICY.replace("class:", f"adapters: {json.dumps(adapters)}, class:")
+    return load_policy([Source("p.yaml", text)])
+
+
+def test_an_engine_that_lacks_a_new_adapter_goes_when_idle() -> None:
+    """A tenant's own engine has the adapters that it began with, so a grant or an end of one ends it, at once or with
+    its last request; what comes back before that ends nothing. An adapter of another model ends nothing, nor does one
+    a text sandbox alone."""
+    residency = Residency(limits(engines=3, texts=4))
+    residency.reconsider(adapted("m-1:x"))
+    for key, need in ((("m-1", "d"), BOTH), (("m-2", "d"), BOTH), (("m", "t"), TEXT)):
+        residency.enter(key, need, 0)
+    for key in (("m-2", "d"), ("m", "t")):
+        residency.leave(key, 1)
+    assert residency.reconsider(adapted("m-1:x", "m:z", "other:x")) == []
+    assert residency.reconsider(adapted("m-1:x", "m-1:y")) == residency.reconsider(adapted("m-1:x")) == []
+    assert not residency.leave(("m-1", "d"), 2)
+    residency.enter(("m-1", "d"), BOTH, 3)
+    assert residency.reconsider(adapted("m-1:x", "m-1:y")) == []
+    assert residency.leave(("m-1", "d"), 4)
+    residency.enter(("m-1", "d"), BOTH, 5)
+    residency.leave(("m-1", "d"), 6)
+    assert residency.reconsider(adapted("m-1:x", "m-1:y")) == [], "the new one has it"
+    assert residency.reconsider(adapted("m-1:y")) == [("m-1", "d")]
+    assert residency.keys == (("m-2", "d"), ("m", "t"))
 
 
 def test_the_one_idle_longest_goes() -> None:

@@ -98,6 +98,14 @@ def test_what_the_policy_does_not_give_is_not_attested(
     assert asked.answer(Attest("req_1", "beta", "big", NONCE)).text
 
 
+def test_a_model_is_attested_to_a_tenant_with_an_adapter_alone(tmp_path: Path, audit: AuditLog, runtime) -> None:
+    """It is served by the model whose adapter it has. Control: by no other."""
+    asked = make(tmp_path, audit, runtime)
+    (tmp_path / "policy.yaml").write_text(POLICY.replace('["big*"]', '["none"], adapters: ["small:fit"]'))
+    assert read(asked.answer(Attest("req_1", "beta", "small", NONCE)), audit).model == "small"
+    assert asked.answer(Attest("req_1", "beta", "big", NONCE)).text == ""
+
+
 def test_an_edited_policy_is_attested_anew(tmp_path: Path, audit: AuditLog, runtime) -> None:
     """The digest is that of the files as they are now."""
     asked = make(tmp_path, audit, runtime)

@@ -13,7 +13,11 @@ import pytest
 
 from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError, UnavailableError
 from appliance.gateway.batches import room, runner
+from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from isolation.ipc.messages import Priority
+from policy.loader import Source, load_policy
 from tests.appliance.gateway.batches.stack import POLICY, Stack, stacked, until
 from tests.appliance.gateway.front.support import MODEL, text_script
 
@@ -288,3 +292,21 @@ async def test_wrong_batches_are_refused(stack: Stack, fields: dict[str, Any], p
     with pytest.raises(openai.BadRequestError) as refused:
         await client.batches.create(**asked)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "free"), [("m", False), ("m:fit", False), ("help", False), ("n:fit", True), ("n", True)]
+)
+def test_lines_for_an_adapter_need_room_in_its_model(name: str, free: bool) -> None:
+    """None begins for an adapter, by its name or by a route, while its model could not serve. Control: models of which
+    nothing is known here."""
+    text = """
+version: 1
+tenants:
+  a: {credentials: ["key:a"], models: ["*"], adapters: ["m:fit", "n:fit"]}
+routes:
+  help: {to: [{model: "m:fit"}]}
+"""
+    policy = load_policy([Source("p.yaml", text)])
+    found = room.Room(Ledger(policy, {"a": bytes(32)}), {"m": ModelSandboxes("m")}, TenantSandboxes())
+    assert found.may_begin("a", name, 0) is free

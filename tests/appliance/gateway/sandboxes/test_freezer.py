@@ -127,6 +127,19 @@ def test_a_model_that_lacks_a_sandbox_is_left_alone(room: Room) -> None:
     assert room.pass_s(100) == room.pass_s(100) == []
 
 
+@pytest.mark.parametrize(("adapter", "frozen"), [("m", False), ("other", True)])
+def test_a_tenant_with_an_adapter_alone_must_allow_it_too(adapter: str, frozen: bool) -> None:
+    """It uses the model's sandboxes; control: one whose adapter is another model's does not. Both have the same list of
+    models."""
+    text = TENANT.format(name="a", models="*", rest="freeze_idle: true")
+    text += TENANT.format(name="b", models="none", rest="freeze_idle: true")
+    text += TENANT.format(name="c", models="none", rest=f'adapters: ["{adapter}:x"]')
+    room = Room([model()])
+    room.freezer.apply(load_policy([Source("p.yaml", f"version: 1\ntenants:\n{text}")]), ["m"])
+    room.pass_s(0)
+    assert room.pass_s(100) == (BOTH if frozen else [])
+
+
 @pytest.mark.parametrize(
     ("tenants", "shared", "own"),
     [

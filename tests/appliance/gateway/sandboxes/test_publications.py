@@ -40,6 +40,8 @@ class Stage:
         self.model = ModelSandboxes("m")
         self.publications = Publications({"m": self.model}, next_id)
         self.refused = refused
+        self.shift = 0
+        """What is added to each token id."""
         self.asked: list[Encode] = []
         self.text, self.engine = make_pair(Role.TEXT, TEXT_READY), make_pair(Role.ENGINE, READY)
         self.model.set_text(TextLink(self.text.host, TEXT_READY, 1, lambda *_: None))
@@ -62,7 +64,8 @@ class Stage:
                 return Failed(message.request, FailureCode.INVALID, "no such turn here")
             text = "".join(f"<{turn['role']}>{turn['content']}" for turn in turns)
         # As a tokenizer that joins a space to the word behind it.
-        return Encoded(message.request, array("I", [ord(mark) % 500 for mark in text.replace("s the", "$")]))
+        ids = [ord(mark) % 500 + self.shift for mark in text.replace("s the", "$")]
+        return Encoded(message.request, array("I", ids))
 
     async def hear(self) -> PublicPrefixes:
         """The next table at the engine."""
@@ -162,6 +165,40 @@ async def test_what_does_not_fit_is_refused_before_it_is_in_force(stage: Stage) 
     assert "of the 5 blocks of the KV pool" in await problem_of(TEXT * 2)
     stage.model.capacity = replace(READY, publishes=False)
     assert "keeps no public prefixes" in await problem_of(TEXT)
+
+
+async def test_a_model_that_has_come_is_asked_for_its_tokens_again(stage: Stage) -> None:
+    """Another model of the name may have another tokenizer: nothing of the ids of the one before is published."""
+    policy = published(f"one: {{model: m, tenants: all, text: {TEXT}}}")
+    account = public_account(policy.public["one"])
+    assert await stage.publications.prepare(policy) == []
+    stage.publications.apply(policy, {account: bytes(32)})
+    (before,) = (await stage.hear()).prefixes
+    stage.shift = 1
+    task = asyncio.create_task(stage.publications.run())
+    stage.publications.model_came("other")
+    stage.publications.model_came("m")
+    (after,) = (await stage.hear()).prefixes
+    task.cancel()
+    assert after.token_ids == array("I", [one + 1 for one in before.token_ids])
+
+
+async def test_tokens_of_a_model_that_went_meanwhile_are_not_kept(stage: Stage) -> None:
+    """A model that is replaced while its prefix is tokenized has not tokenized it."""
+    policy = published(f"one: {{model: m, tenants: all, text: {TEXT}}}")
+    models = dict(stage.publications.models)
+    stage.publications.models = models
+    task = asyncio.create_task(stage.publications.prepare(policy))
+    async with asyncio.timeout(20):
+        while not stage.asked:
+            await asyncio.sleep(0.001)
+    models["m"] = ModelSandboxes("m")
+    assert await task == []
+    stage.publications.apply(policy, dict.fromkeys(map(public_account, policy.public.values()), bytes(32)))
+    assert [view.num_tokens for view in stage.publications.views()] == [0]
+    models["m"] = stage.model
+    await stage.publications.prepare(policy)
+    assert [view.num_tokens for view in stage.publications.views()] == [len(TEXT) - 1], "control"
 
 
 async def test_another_text_has_another_account(stage: Stage) -> None:

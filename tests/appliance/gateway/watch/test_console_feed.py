@@ -254,3 +254,11 @@ async def test_a_set_clock_moves_labels_alone(house: House, step_s: float) -> No
     assert boxes[0] - boxes[1] == pytest.approx(5, abs=1e-3)
     assert after.policy.loaded_at - after.now == pytest.approx(before.policy.loaded_at - before.now - 5, abs=1e-3)
     assert after.alerts == before.alerts == ()
+
+
+async def test_tenants_with_an_adapter_alone_count_as_users(house: House) -> None:
+    """A model is used by those that may use one of its adapters, whatever their lists of models."""
+    tenant = '  {}: {{credentials: ["key:{}"], models: ["{}"], adapters: ["{}:x"]}}\n'
+    rows = [("a", "m", "n"), ("b", "n", "m"), ("c", "n", "m"), ("d", "n", "n")]
+    text = "version: 1\ntenants:\n" + "".join(tenant.format(name, name, *rest) for name, *rest in rows)
+    assert house.feed._num_users(load_policy([Source("p.yaml", text)])) == {"m": 3}

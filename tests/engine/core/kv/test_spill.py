@@ -166,6 +166,20 @@ def test_nobody_gets_anothers_blocks(tmp_path: Path) -> None:
 GROUP = namespace(8)
 
 
+def test_an_adapter_that_is_not_there_ends_one_request_and_no_engine(tmp_path: Path) -> None:
+    """A tenant of which blocks were sent away asks for an adapter that the engine left out: that request is refused as
+    without spill, and asks for no blocks. Control: the next one without it gets its prefix back."""
+    with spilling(tmp_path) as one:
+        one.run(submit(1, prompt(1)), *(submit(number, prompt(number)) for number in range(2, 8)))
+        one.engine.add(submit(20, prompt(1), adapter=b"a" * 32))
+        assert one.engine.spill is not None and one.engine.spill.num_waiting == 0
+        one.run()
+        assert one.failures == {20: FailureCode.NO_ADAPTER}
+        one.run(submit(21, prompt(1)))
+        assert one.cached[21] == 40
+        assert one.outputs[21] == one.outputs[1]
+
+
 def test_a_groups_blocks_come_back_to_its_members_alone(tmp_path: Path) -> None:
     """What a member sent away under its group's key comes back to another member, with the bits that were computed. It
     never comes back to the same tenant outside of the group, nor does the tenant's private prompt to the group."""
