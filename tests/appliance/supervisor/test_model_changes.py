@@ -52,10 +52,10 @@ class Room:
 
 async def test_a_file_that_cannot_be_read_is_a_problem_and_no_defect() -> None:
     """The answer names it, and the next review is taken."""
-    room = Room(PermissionError(13, "Permission denied", "/home/models/m"))
+    room = Room(PermissionError(13, "Permission denied", "/srv/models/m"))
     for request in ("one", "two"):
         (problem,) = await room.problems(request)
-        assert "/home/models/m" in problem
+        assert "/srv/models/m" in problem
     assert room.failed == 0
 
 
