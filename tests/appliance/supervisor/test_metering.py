@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit import files
-from appliance.common.audit.entry import Entry, entry, to_wire
+from appliance.common.audit.entry import Entry, to_wire
 from appliance.common.audit.log import open_log
 from appliance.common.control import (
     MAX_DATAGRAM_BYTES,
@@ -29,28 +29,15 @@ from appliance.common.usage.periods import period_of
 from appliance.supervisor import metering as module
 from appliance.supervisor.audit import Recorder
 from appliance.supervisor.metering import MAX_ASKED, MOST, open_metering
+from tests.appliance.common.audit.entries import filled
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
 
 
 def request(number: int, cost: int) -> Entry:
     """The entry of a request of alpha."""
-    names = (
-        "principal",
-        "model",
-        "alias",
-        "operation",
-        "rule",
-        "policy",
-        "outcome",
-        "downgraded",
-        "batch",
-        "adapter",
-        "adapter_digest",
-    )
-    texts = dict.fromkeys(names, "x")
-    numbers = {"input_tokens": 1, "cached_tokens": 0, "output_tokens": 1, "cost": cost, "queued_ms": 0}
-    return entry("request", request=f"req_{number}", tenant="alpha", **texts, **numbers)
+    sums = {"input_tokens": 1, "output_tokens": 1, "cost": cost}
+    return filled("request", request=f"req_{number}", tenant="alpha", **sums)
 
 
 class House:

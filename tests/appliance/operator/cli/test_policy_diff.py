@@ -12,6 +12,7 @@ from appliance.common.audit.entry import Entry, entry
 from appliance.common.audit.log import open_log
 from appliance.operator.cli import exits
 from tests.appliance import golden
+from tests.appliance.common.audit.entries import filled
 from tests.appliance.operator.cli.conftest import Run, without_digests
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,32 +80,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def request(tenant: str, credential: str, **values) -> Entry:
     """An allowed request."""
     usual = {
+        "request": "r",
+        "tenant": tenant,
+        "principal": credential,
         "model": "athanor-mini",
         "operation": "chat",
+        "rule": "tenants.x.models[0]",
+        "policy": "ab",
+        "outcome": "OK",
         "input_tokens": 100,
         "output_tokens": 50,
-        "cached_tokens": 0,
-        "cost": 0,
-        "queued_ms": 0,
-        "downgraded": "",
-        "batch": "",
-        "adapter": "",
-        "adapter_digest": "",
     }
-    return entry(
-        "request",
-        **{
-            "request": "r",
-            "tenant": tenant,
-            "principal": credential,
-            "rule": "tenants.x.models[0]",
-            "policy": "ab",
-            "alias": "",
-            "outcome": "OK",
-        }
-        | usual
-        | values,
-    )
+    return filled("request", "", **{**usual, **values})
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.audit.entry import entry
 from appliance.common.credentials import read_key_records
 from appliance.common.policy_signature import check_signed
 from appliance.common.status import ReloadOutcome
@@ -26,6 +25,7 @@ from policy.loader import load_policy
 from policy.model import PolicySet
 from tests.appliance import golden
 from tests.appliance.admin_server import FakeAppliance
+from tests.appliance.common.audit.entries import filled
 from tests.appliance.operator.cli.conftest import Run, without_digests
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -125,22 +125,9 @@ def place(tmp_path: Path) -> Place:
 def used(place: Place) -> Place:
     """A place whose book has three requests of alpha today, and whose disk keeps files and a batch of beta."""
     now = int(datetime.now(UTC).timestamp() * 1_000)
-    names = (
-        "principal",
-        "alias",
-        "operation",
-        "rule",
-        "policy",
-        "outcome",
-        "downgraded",
-        "batch",
-        "adapter",
-        "adapter_digest",
-    )
-    numbers = {"input_tokens": 1_000, "cached_tokens": 400, "output_tokens": 70, "cost": 1_140_000, "queued_ms": 0}
-    texts = dict.fromkeys(names, "x")
+    sums = {"input_tokens": 1_000, "cached_tokens": 400, "output_tokens": 70, "cost": 1_140_000}
     book, _ = open_book(place.folder / "audit")
-    entries = [entry("request", request=f"r{one}", tenant="alpha", model="m", **texts, **numbers) for one in range(3)]
+    entries = [filled("request", request=f"r{one}", tenant="alpha", model="m", **sums) for one in range(3)]
     book.apply("log", 0, [(now, one) for one in entries])
     book.close()
     place.configure(batches={"directory": "kept"})

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.audit.entry import entry
 from appliance.common.usage.book import open_book
 from appliance.operator.cli.usage_view import BAR_COLUMNS, bar_of
+from tests.appliance.common.audit.entries import filled
 from tests.appliance.operator.cli.conftest import Run
 
 ALL = ("--since", "2026-01", "--until", "2026-12")
@@ -31,24 +31,9 @@ def book(tmp_path: Path) -> Path:
             (15, 0, "beta", "m", 3_000_000_000),
         ]
     ):
-        texts = dict.fromkeys(
-            (
-                "principal",
-                "alias",
-                "operation",
-                "rule",
-                "policy",
-                "outcome",
-                "downgraded",
-                "batch",
-                "adapter",
-                "adapter_digest",
-            ),
-            "x",
-        )
-        numbers = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "cost": cost, "queued_ms": 0}
+        sums = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "cost": cost}
         moment = int(datetime(2026, 11, day, hour, 59, tzinfo=UTC).timestamp() * 1000)
-        one = entry("request", request=f"r{number}", tenant=tenant, model=model, **texts, **numbers)
+        one = filled("request", request=f"r{number}", tenant=tenant, model=model, **sums)
         batch.append((moment, one))
     found.apply("log", 0, batch)
     found.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.audit.entry import entry, to_wire
+from appliance.common.audit.entry import to_wire
 from appliance.common.batches import messages as m
 from appliance.common.batches.values import (
     FILE_KEEP_S,
@@ -24,6 +24,7 @@ from appliance.common.errors import ControlError, StoreError
 from appliance.supervisor.batches.book import NAME, SCHEMA
 from appliance.supervisor.batches.store import BatchStore, open_store
 from isolation.keys.keyring import Keyring
+from tests.appliance.common.audit.entries import filled
 
 MOST = 1 << 40
 DAY_S = 86_400
@@ -122,13 +123,9 @@ def parts(frame: bytes) -> tuple[bytes, bytes]:
 
 def charge(batch: str, line: int, tenant: str = "alpha", **fields: object) -> str:
     """The entry of a line's request."""
-    texts = dict.fromkeys(
-        ("model", "alias", "rule", "policy", "downgraded", "principal", "adapter", "adapter_digest"), ""
-    )
-    numbers = dict.fromkeys(("cached_tokens", "queued_ms"), 0)
     known = {"request": line_request(batch, line), "tenant": tenant, "operation": "chat", "outcome": "OK"}
     sums = {"input_tokens": 3, "output_tokens": 2, "cost": 5, "batch": batch}
-    return to_wire(entry("request", **{**texts, **numbers, **known, **sums, **fields}))  # type: ignore[arg-type]
+    return to_wire(filled("request", "", **{**known, **sums, **fields}))  # type: ignore[arg-type]
 
 
 @pytest.fixture
