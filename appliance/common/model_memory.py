@@ -41,11 +41,13 @@ class ModelNeed:
     stored: int
     """Weights as they are in their files."""
     kv: int
+    adapters: int = 0
+    """Most that its adapters may take."""
 
     @property
     def about(self) -> int:
         """All of it."""
-        return ENGINE_BYTES + self.kv + self.weights
+        return ENGINE_BYTES + self.kv + self.weights + self.adapters
 
     @property
     def least(self) -> int:
@@ -54,7 +56,8 @@ class ModelNeed:
 
     def words(self) -> str:
         """The sum with its parts, for people."""
-        parts = f"weights {size(self.weights)}, KV {size(self.kv)}, the engine itself {size(ENGINE_BYTES)}"
+        adapters = f"adapters {size(self.adapters)}, " if self.adapters else ""
+        parts = f"weights {size(self.weights)}, KV {size(self.kv)}, {adapters}the engine itself {size(ENGINE_BYTES)}"
         return f"about {size(self.about)} ({parts})"
 
 
@@ -64,7 +67,8 @@ def model_need(model: ModelConfig, files: NamedFiles) -> ModelNeed:
         return ModelNeed(model.name, 0, 0, 0)
     stored = files_bytes(files)
     held = stored // 2 if model.weights == "int8" else stored
-    return ModelNeed(model.name, held, stored, 0 if model.gpu_share else model.kv_bytes)
+    adapters = model.adapter_bytes if model.adapters else 0
+    return ModelNeed(model.name, held, stored, 0 if model.gpu_share else model.kv_bytes, adapters)
 
 
 def files_bytes(files: NamedFiles) -> int:

@@ -39,6 +39,10 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
     files = (("a.safetensors", tmp_path / "a.safetensors"), ("config.json", tmp_path / "none"))
     assert model_need(ONE, files) == ModelNeed("one", 1_000, 1_000, ONE.kv_bytes)
     assert model_need(ONE.model_copy(update={"weights": "int8"}), files).weights == 500
+    tuned = {"name": "a", "path": "/a", "digest": "0" * 64}
+    adapted = ModelConfig(name="one", path="/m/one", adapters=[tuned], adapter_bytes=GIB)
+    assert model_need(adapted, files).about == model_need(ONE, files).about + GIB
+    assert "adapters 1.0 GiB, " in model_need(adapted, files).words()
     first, second = ModelNeed("first", GIB, GIB, GIB), ModelNeed("second", 2 * GIB, 2 * GIB, GIB)
     assert first.about == ENGINE_BYTES + 2 * GIB
     assert no_room((first, second), 4 * GIB, 6 * GIB) == {}
