@@ -262,7 +262,7 @@ def test_running_requests_are_cut_after_the_drain(changing: Changing) -> None:
 
     def follow(number: int) -> None:
         stream = client.completions.create(
-            model=NEW, prompt="Count:", max_tokens=1_000, stream=True, extra_body={"ignore_eos": True}
+            model=NEW, prompt="Count:", max_tokens=3_000, stream=True, extra_body={"ignore_eos": True}
         )
         chunks = iter(stream)
         next(chunks)
