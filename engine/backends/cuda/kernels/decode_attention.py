@@ -70,12 +70,13 @@ def _decode(
     member = tl.program_id(1) % PARTS * HEADS + tl.arange(0, HEADS)
     live = member < FORM.group
     head = kv_head * FORM.group + member
+    REACH: tl.constexpr = FORM.reach
     for unit in range(tl.load(dealt.begins + program), tl.load(dealt.begins + program + 1)):
         row = tl.load(dealt.unit_rows + unit).to(tl.int64)
         split = tl.load(dealt.unit_splits + unit)
         length = tl.load(lengths + row)
-        first = first_seen(length - 1, FORM.reach)
-        begin, tiles, width = row_tiles(length, FORM.reach, SHAPE)
+        first = first_seen(length - 1, REACH)
+        begin, tiles, width = row_tiles(length, REACH, SHAPE)
         start, stop = begin + split * width, begin + tl.minimum((split + 1) * width, tiles)
         query, query_tail = load_query(q + row * q_row + head * FORM.key_dim, live, FORM)
         table, last = tables + row * table_row, length - 1
@@ -100,7 +101,8 @@ def _combine(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    _, tiles, width = row_tiles(tl.load(lengths + row), FORM.reach, SHAPE)
+    REACH: tl.constexpr = FORM.reach
+    _, tiles, width = row_tiles(tl.load(lengths + row), REACH, SHAPE)
     split = tl.arange(0, SHAPE.splits)
     exists = split * width < tiles
     place = (row * SHAPE.splits + split) * heads + head

@@ -91,7 +91,8 @@ def _prefill(
         length = tl.load(chunks.lengths + chunk)
         live = (token < length) & (member < FORM.group)
         position = tl.load(chunks.starts + chunk) + tl.minimum(token, length - 1)
-        first = first_seen(position, FORM.reach)
+        REACH: tl.constexpr = FORM.reach
+        first = first_seen(position, REACH)
         head = kv_head * FORM.group + member
         index = (tl.load(chunks.begins + chunk) + token).to(tl.int64)
         query, query_tail = load_query(q + index * q_row + head * FORM.key_dim, live, FORM)

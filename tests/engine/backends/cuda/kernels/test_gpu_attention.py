@@ -18,8 +18,8 @@ from engine.core.kv.layout import FULL, Reach
 from tests.engine.backends.cuda.kernels import references
 from tests.engine.backends.cuda.kernels.support import (
     COUNTS,
-    CPU,
     DTYPES,
+    PLACE,
     LayerCase,
     assert_close,
     fill,
@@ -29,6 +29,8 @@ from tests.engine.backends.cuda.kernels.support import (
     poisoned,
     random_tables,
 )
+
+pytestmark = pytest.mark.usefixtures("place")
 
 LENGTHS = st.lists(st.one_of(st.just(0), st.integers(1, 70)), min_size=0, max_size=4)
 SHAPES = st.builds(
@@ -44,9 +46,9 @@ def decode(
 ) -> Tensor:
     """Map and attend; memory for partial results is poisoned."""
     shape, programs = split
-    map_ = DecodeMap.empty(len(q), programs, shape, CPU)
+    map_ = DecodeMap.empty(len(q), programs, shape, PLACE)
     map_decode(rows[1], case.reach, shape, map_)
-    partials = Partials.empty(len(q), q.shape[1], case.value_dim, shape, CPU)
+    partials = Partials.empty(len(q), q.shape[1], case.value_dim, shape, PLACE)
     partials.outputs.fill_(torch.nan)
     partials.scales.fill_(torch.nan)
     out = poisoned(len(q), q.shape[1], case.value_dim, dtype=q.dtype)
@@ -134,7 +136,7 @@ def attend_chunks(case: LayerCase, drawn: list[Chunk], dtype: torch.dtype) -> tu
     heads = case.kv_heads * case.group
     q = noise(generator, place, heads, case.key_dim, dtype=dtype)
     _, _, queries = heads_together(heads, case.kv_heads, LINES)
-    map_ = ChunkMap.empty(place, len(drawn), queries, CPU)
+    map_ = ChunkMap.empty(place, len(drawn), queries, PLACE)
     map_chunks(chunks.lengths, queries, map_)
     out = poisoned(place, heads, case.value_dim, dtype=dtype)
     prefill_attention.prefill_attention(q, layer, chunks, (map_, PrefillShape(LINES, 16)), case.rule(), out)
