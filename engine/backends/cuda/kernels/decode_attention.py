@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule
-from engine.backends.cuda.kernels.attention_tile import CachedLayer, attend, cached_layer, layer_form, load_query
+from engine.backends.cuda.kernels.attention_tile import CachedLayer, Seen, attend, cached_layer, layer_form, load_query
 from engine.backends.cuda.kernels.tile_map import DecodeMap, DecodeShape, row_tiles
 from engine.backends.cuda.kernels.triton_common import (
     LEAST_DOT,
@@ -80,10 +80,8 @@ def _decode(
         start, stop = begin + split * width, begin + tl.minimum((split + 1) * width, tiles)
         query, query_tail = load_query(q + row * q_row + head * FORM.key_dim, live, FORM)
         table, last = tables + row * table_row, length - 1
-        firsts, lasts = tl.zeros([1], tl.int32) + first, tl.zeros([1], tl.int32) + last
-        largest, weight, total = attend(
-            query, query_tail, layer, table, kv_head, start, stop, first, last, firsts, lasts, FORM, SHAPE.tile
-        )
+        seen = Seen(first, last, tl.zeros([1], tl.int32) + first, tl.zeros([1], tl.int32) + last)
+        largest, weight, total = attend(query, query_tail, layer, table, kv_head, start, stop, seen, FORM, SHAPE.tile)
         out = (row * SHAPE.splits + split) * heads + head
         tl.store(partials.scales + out, largest + tl.log2(weight), mask=live)
         store_lines(partials.outputs + out * FORM.value_dim, live, 0, total / weight[:, None], FORM.value_dim)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule
-from engine.backends.cuda.kernels.attention_tile import CachedLayer, attend, cached_layer, layer_form, load_query
+from engine.backends.cuda.kernels.attention_tile import CachedLayer, Seen, attend, cached_layer, layer_form, load_query
 from engine.backends.cuda.kernels.tile_map import ChunkMap
 from engine.backends.cuda.kernels.triton_common import (
     LOG2_E,
@@ -100,9 +100,8 @@ def _prefill(
         lowest, highest = tl.min(first, 0), tl.max(position, 0)
         start, stop = lowest // TILE, highest // TILE + 1
         table = chunks.tables + chunk.to(tl.int64) * table_row
-        largest, weight, total = attend(
-            query, query_tail, layer, table, kv_head, start, stop, lowest, highest, first, position, FORM, TILE
-        )
+        seen = Seen(lowest, highest, first, position)
+        largest, weight, total = attend(query, query_tail, layer, table, kv_head, start, stop, seen, FORM, TILE)
         if layer.sinks is not None:
             weight, total = _add_sinks(layer.sinks + head, live, largest, weight, total)
         store_lines(out + (index * heads + head) * FORM.value_dim, live, 0, total / weight[:, None], FORM.value_dim)
