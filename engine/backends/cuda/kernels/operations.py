@@ -48,6 +48,8 @@ LEAST_CHUNKS = 16
 class KernelOperations:
     """See ``engine.backends.cuda.runtime.operations.Operations``."""
 
+    exact = True
+
     def __init__(self, heads: tuple[int, int], vocab_size: int, chosen: Configuration, processors: int) -> None:
         """``heads``: of queries, and of keys and values; ``processors``: the GPU's multiprocessors."""
         self._heads, self._kv_heads = heads

@@ -152,6 +152,10 @@ class Attend(Protocol):
 class Operations(Protocol):
     """The step's operations. Nothing here reads a tensor's content on the host."""
 
+    exact: bool
+    """Whether each computes a row in one order of roundings, whatever is beside it; products of matrices are not among
+    them."""
+
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm, /) -> Tensor:
         """A norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""
         ...

@@ -31,6 +31,9 @@ from engine.model.layers.rotary import rotate
 class PlainOperations:
     """See ``engine.backends.cuda.runtime.operations.Operations``."""
 
+    exact = False
+    """A library's attention may order sums by what is beside a row."""
+
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
         return norm(x if residual is None else residual.add_(x))
