@@ -6,6 +6,8 @@ here while a graph is recorded lies in the graph's own pool.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from engine.backends.attention import AttentionRule
 from engine.backends.cuda.kernels import (
     activation,
     blocks,
+    gemv,
     grouped,
     norm,
     prefill_attention,
@@ -38,7 +41,7 @@ from engine.backends.cuda.runtime.operations import (
 )
 from engine.core.kv.layout import Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
-from engine.model.layers.layers import RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.layers import Linear, RmsNorm, gelu_mul, silu_mul
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
 
 LEAST_CHUNKS = 16
@@ -54,12 +57,68 @@ class KernelOperations:
         self._vocab_size = vocab_size
         self._chosen = chosen
         self._processors = processors
+        self._scratch: gemv.Scratch | None = None
 
     def norm(self, x: Tensor, residual: Tensor | None, layer: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
         out = torch.empty_like(x)
         norm.rms_norm(x, residual, layer.weight, out, eps=layer.eps, offset=layer.offset)
         return out
+
+    def fuses(self, x: Tensor) -> bool:
+        """Few rows of bfloat16: a step of them waits for weights alone."""
+        return x.dtype == torch.bfloat16 and 0 < len(x) <= self._chosen.few.most
+
+    def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None) -> Tensor:
+        """Norm and product in one launch where the rows are few."""
+        if not self._multiplies(x, linear):
+            return linear(x if norm is None else self.norm(x, None, norm))
+        assert linear.weight is not None
+        out = x.new_empty(len(x), len(linear.weight))
+        self._multiply(x, linear, norm, out)
+        return out
+
+    def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation) -> Tensor:
+        """Norm, product and gate in one launch where the rows are few."""
+        gate = _gate(activation)
+        if gate is None or gate.kind == "clamped" or not self._multiplies(x, linear):
+            return self.gate(self.project(x, linear, norm), activation)
+        assert linear.weight is not None
+        out = x.new_empty(len(x), len(linear.weight) // 2)
+        self._multiply(x, linear, norm, out, gate=gate)
+        return out
+
+    def project_onto(self, x: Tensor, linear: Linear, stream: Tensor) -> None:
+        """Product and sum in one launch where the rows are few."""
+        if self._multiplies(x, linear):
+            self._multiply(x, linear, None, stream, adds=True)
+        else:
+            stream.add_(linear(x))
+
+    def _multiplies(self, x: Tensor, linear: Linear) -> bool:
+        """Whether the product is taken by the kernel for few rows."""
+        plain = linear.weight is not None and linear.weight.dtype == x.dtype and linear.delta is None
+        return plain and self.fuses(x) and x.shape[1] % gemv.ALIGNED == 0
+
+    def _multiply(
+        self,
+        x: Tensor,
+        linear: Linear,
+        norm: RmsNorm | None,
+        out: Tensor,
+        *,
+        gate: activation.Gate | None = None,
+        adds: bool = False,
+    ) -> None:
+        assert linear.weight is not None
+        needed = gemv.numbers_needed(self._chosen.few, out.shape[1], x.shape[1], gate=gate is not None)
+        if self._scratch is None or len(self._scratch.sums) < needed:
+            # Larger ones come with the first step, before any is recorded.
+            self._scratch = gemv.Scratch.empty(needed, x.device)
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        given = gemv.Map(linear.weight, linear.bias, gain, eps)
+        offset = norm is not None and norm.offset
+        gemv.few_rows(x, given, out, self._scratch, self._chosen.few, gate=gate, offset=offset, adds=adds)
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
         """Norms, rotation and the write into the cache, in one pass."""
@@ -177,15 +236,25 @@ class _Prefilling:
 
 
 def kernel_operations(
-    heads: tuple[int, int], dim: int, vocab_size: int, device: torch.device, architecture: str = ""
+    heads: tuple[int, int],
+    dim: int,
+    vocab_size: int,
+    device: torch.device,
+    architecture: str = "",
+    *,
+    most_few: int | None = None,
 ) -> KernelOperations:
     """The operations for heads like these, the widest of ``dim`` numbers, on this device; where that is no GPU those of
-    an architecture (one without a row of its own when it is not named), for the interpreter and for the compiler."""
-    if device.type != "cuda":
-        return KernelOperations(heads, vocab_size, configuration(architecture, dim), 4)
-    properties = torch.cuda.get_device_properties(device)
-    chosen = configuration(f"sm_{properties.major}{properties.minor}", dim)
-    return KernelOperations(heads, vocab_size, chosen, properties.multi_processor_count)
+    an architecture (one without a row of its own when it is not named), for the interpreter and for the compiler.
+    ``most_few``: rows up to which products are ours and fused, if not as many as the table says; 0: none."""
+    processors = 4
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        architecture, processors = f"sm_{properties.major}{properties.minor}", properties.multi_processor_count
+    chosen = configuration(architecture, dim)
+    if most_few is not None:
+        chosen = replace(chosen, few=replace(chosen.few, most=most_few))
+    return KernelOperations(heads, vocab_size, chosen, processors)
 
 
 def _gate(kind: Activation) -> activation.Gate | None:

@@ -15,6 +15,7 @@ MODULES = (
     "attention_tile",
     "blocks",
     "decode_attention",
+    "gemv",
     "grouped",
     "logprobs",
     "norm",

@@ -13,6 +13,7 @@ from engine.backends.cuda.kernels import (
     activation,
     blocks,
     decode_attention,
+    gemv,
     grouped,
     norm,
     prefill_attention,
@@ -110,6 +111,25 @@ def rows() -> None:
     for norms in (None, (head, head)):
         turn = RopeInputs(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128), norms)
         rope.rope_and_write(tensor(TOKENS, 48, 128), tensor(TOKENS, 32, 128), layer, slots, turn)
+
+
+def few_rows() -> None:
+    """The four products of a layer of Llama 3.1 8B and its logits, as a step of eight rows computes them; biases."""
+    shape = configuration(ARCHITECTURE, 128).few
+    scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+    gain = tensor(4_096)
+    for outputs, size, normed, gate in (
+        (6_144, 4_096, True, None),
+        (4_096, 4_096, False, None),
+        (14_336, 4_096, True, activation.Gate("silu")),
+        (4_096, 14_336, False, None),
+        (VOCAB, 4_096, True, None),
+    ):
+        weight = tensor(outputs * (1 if gate is None else 2), size)
+        for bias in (None, tensor(len(weight))):
+            given = gemv.Map(weight, bias, gain if normed else None, 1e-5)
+            adds = outputs == 4_096
+            gemv.few_rows(tensor(8, size), given, tensor(8, outputs), scratch, shape, gate=gate, adds=adds)
 
 
 def experts() -> None:
@@ -232,6 +252,7 @@ LAUNCHES = {
     "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
     "deepseek": attention(1, 128, 576, 512, latent=True),
     "rows": rows,
+    "few rows": few_rows,
     "experts": experts,
     "sampling": sampling,
     "guards": guards,
