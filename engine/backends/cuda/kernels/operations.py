@@ -24,7 +24,7 @@ from engine.backends.cuda.kernels import (
     sampler,
     tile_map,
 )
-from engine.backends.cuda.kernels.decode_attention import Partials, decode_attention
+from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
@@ -58,6 +58,7 @@ class KernelOperations:
         self._chosen = chosen
         self._processors = processors
         self._scratch: gemv.Scratch | None = None
+        self._arrived: Tensor | None = None
 
     def norm(self, x: Tensor, residual: Tensor | None, layer: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
@@ -129,7 +130,9 @@ class KernelOperations:
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> Attend:
         """One token a row: contexts split, programs as many as the bucket says."""
         programs = self._chosen.programs(len(lengths), self._kv_heads, self._processors)
-        return _Decoding(self._chosen.decode, programs, lengths.int(), tables)
+        if self._arrived is None:
+            self._arrived = counters(self._heads, lengths.device)
+        return _Decoding(self._chosen.decode, programs, lengths.int(), tables, self._arrived)
 
     def prefilling(self, chunks: Chunks) -> Attend:
         """All chunks in one launch a layer."""
@@ -185,11 +188,14 @@ class KernelOperations:
 class _Decoding:
     """Attention of one token a row: a map of tiles for each reach that layers have, and room for all of them."""
 
-    def __init__(self, shape: DecodeShape, programs: int, lengths: Tensor, tables: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, shape: DecodeShape, programs: int, lengths: Tensor, tables: tuple[Tensor, ...], arrived: Tensor
+    ) -> None:
         self._shape = shape
         self._programs = programs
         self._lengths = lengths
         self._tables = tables
+        self._arrived = arrived
         self._maps: dict[Reach, tile_map.DecodeMap] = {}
         self._partials: Partials | None = None
 
@@ -202,7 +208,7 @@ class _Decoding:
             tile_map.map_decode(self._lengths, layer.reach, self._shape, map_)
             self._maps[layer.reach] = map_
         if self._partials is None:
-            self._partials = Partials.empty(rows, heads, width, self._shape, device)
+            self._partials = Partials.empty(rows, heads, width, self._shape, device, self._arrived)
         out = q.new_empty(rows, heads, width)
         placed = self._tables[layer.table], self._lengths
         decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out)

@@ -180,6 +180,7 @@ def device() -> None:
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(128**-0.5)
     tables = tensor(ROWS, 512, dtype=torch.int64)
     run.decoding(words, (tables,))(tensor(ROWS, 32, 128), layer, rule)
+    run.decoding(words[:8], (tables[:8],))(tensor(8, 32, 128), layer, rule)
     few = words[:3]
     chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
     run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
@@ -207,7 +208,9 @@ def device_windows() -> None:
     decode = run.decoding(words, tables)
     chunks = Chunks(words[:2], words[:2], words[:2], tuple(part[:2] for part in tables), ((0, 100), (100, 156)))
     prefill = run.prefilling(chunks)
+    few = run.decoding(words[:8], tuple(part[:8] for part in tables))
     for layer in (full, window):
+        few(tensor(8, 64, 64), layer, rule)
         decode(tensor(ROWS, 64, 64), layer, rule)
         prefill(tensor(TOKENS, 64, 64), layer, rule)
     memory = Memory(BF16, META)
@@ -234,6 +237,7 @@ def device_latent() -> None:
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(0.1)
     tables = (tensor(ROWS, 512, dtype=torch.int64),)
     run.decoding(words, tables)(tensor(ROWS, 128, 576), layer, rule)
+    run.decoding(words[:8], (tables[0][:8],))(tensor(8, 128, 576), layer, rule)
     chunks = Chunks(words[:1], words[:1], words[:1], (tables[0][:1],), ((0, TOKENS),))
     run.prefilling(chunks)(tensor(TOKENS, 128, 576), layer, rule)
     norm_, head = (OffsetRmsNorm(size, 1e-6, Memory(BF16, META)) for size in (3_840, 256))
