@@ -26,7 +26,6 @@ from engine.backends.cuda.kernels import (
 )
 from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
-from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
 from engine.backends.cuda.runtime.operations import (
@@ -132,7 +131,7 @@ class KernelOperations:
         programs = self._chosen.programs(len(lengths), self._kv_heads, self._processors)
         if self._arrived is None:
             self._arrived = counters(self._heads, lengths.device)
-        return _Decoding(self._chosen.decode, programs, lengths.int(), tables, self._arrived)
+        return _Decoding(self._chosen, programs, lengths.int(), tables, self._arrived)
 
     def prefilling(self, chunks: Chunks) -> Attend:
         """All chunks in one launch a layer."""
@@ -189,9 +188,9 @@ class _Decoding:
     """Attention of one token a row: a map of tiles for each reach that layers have, and room for all of them."""
 
     def __init__(
-        self, shape: DecodeShape, programs: int, lengths: Tensor, tables: tuple[Tensor, ...], arrived: Tensor
+        self, chosen: Configuration, programs: int, lengths: Tensor, tables: tuple[Tensor, ...], arrived: Tensor
     ) -> None:
-        self._shape = shape
+        self._shape, self._join = chosen.decode, chosen.joined
         self._programs = programs
         self._lengths = lengths
         self._tables = tables
@@ -211,7 +210,7 @@ class _Decoding:
             self._partials = Partials.empty(rows, heads, width, self._shape, device, self._arrived)
         out = q.new_empty(rows, heads, width)
         placed = self._tables[layer.table], self._lengths
-        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out)
+        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out, join=self._join)
         return out.flatten(1)
 
 
@@ -248,18 +247,18 @@ def kernel_operations(
     device: torch.device,
     architecture: str = "",
     *,
-    most_few: int | None = None,
+    separate: bool = False,
 ) -> KernelOperations:
     """The operations for heads like these, the widest of ``dim`` numbers, on this device; where that is no GPU those of
     an architecture (one without a row of its own when it is not named), for the interpreter and for the compiler.
-    ``most_few``: rows up to which products are ours and fused, if not as many as the table says; 0: none."""
+    ``separate``: products are torch's, and nothing is computed together with anything else, for comparison."""
     processors = 4
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         architecture, processors = f"sm_{properties.major}{properties.minor}", properties.multi_processor_count
     chosen = configuration(architecture, dim)
-    if most_few is not None:
-        chosen = replace(chosen, few=replace(chosen.few, most=most_few))
+    if separate:
+        chosen = replace(chosen, few=replace(chosen.few, most=0), joined=False)
     return KernelOperations(heads, vocab_size, chosen, processors)
 
 

@@ -31,6 +31,8 @@ class Configuration:
     prefill: PrefillShape
     experts: ProductTile
     few: FewRows = FewRows()
+    joined: bool = True
+    """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
     measured: str = ""
     """The card on which this row was chosen by time; empty: on none."""
 
