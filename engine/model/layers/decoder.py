@@ -170,7 +170,10 @@ class Decoder:
 
     def project(self, normed: Tensor) -> Tensor:
         """Logits of rows behind the last norm, ``(M, hidden)``."""
-        logits = self.head(normed)
+        return self.bound_logits(self.head(normed))
+
+    def bound_logits(self, logits: Tensor) -> Tensor:
+        """Logits as the vocabulary's map gives them, divided and capped where the family does so; in place."""
         if self.form.logit_divisor != 1.0:
             logits = logits.div_(self.form.logit_divisor)
         if self.form.logit_cap:

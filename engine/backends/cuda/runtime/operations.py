@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.runtime.rows import number_field
 from engine.core.kv.layout import FULL, Reach
-from engine.model.layers.layers import RmsNorm
+from engine.model.layers.layers import Linear, RmsNorm
 from engine.model.layers.routing import Router, Rule
 
 Activation = Callable[[Tensor], Tensor]
@@ -158,6 +158,24 @@ class Operations(Protocol):
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm, /) -> Tensor:
         """A norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""
+        ...
+
+    def fuses(self, x: Tensor, /) -> bool:
+        """Whether products of so many rows, of this dtype, are best taken together with what surrounds them: a norm in
+        front, the gate or the addition to the residual stream behind. What the next three compute is the same with and
+        without."""
+        ...
+
+    def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None, /) -> Tensor:
+        """Rows ``(N, size)``, normalised unless there is no norm, through a map; a fresh tensor."""
+        ...
+
+    def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation, /) -> Tensor:
+        """The same through a gated MLP's first map, and its activation."""
+        ...
+
+    def project_onto(self, x: Tensor, linear: Linear, stream: Tensor, /) -> None:
+        """Rows through a map, added to ``stream`` in place."""
         ...
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs, /) -> Tensor:

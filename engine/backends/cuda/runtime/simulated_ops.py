@@ -24,7 +24,7 @@ from engine.backends.cuda.runtime.operations import (
 )
 from engine.backends.cuda.runtime.simulated_sampling import sample
 from engine.backends.cuda.runtime.tables import first_seen
-from engine.model.layers.layers import RmsNorm
+from engine.model.layers.layers import Linear, RmsNorm
 from engine.model.layers.rotary import rotate
 
 
@@ -34,9 +34,29 @@ class PlainOperations:
     exact = False
     """A library's attention may order sums by what is beside a row."""
 
+    def __init__(self, *, fused: bool = False) -> None:
+        """``fused``: whether products are asked for together with what surrounds them, which is no gain here."""
+        self._fused = fused
+
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
         return norm(x if residual is None else residual.add_(x))
+
+    def fuses(self, x: Tensor) -> bool:
+        """As said when this was made."""
+        return self._fused
+
+    def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None) -> Tensor:
+        """Norm, then product."""
+        return linear(x if norm is None else norm(x))
+
+    def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation) -> Tensor:
+        """Norm, product, activation."""
+        return activation(self.project(x, linear, norm))
+
+    def project_onto(self, x: Tensor, linear: Linear, stream: Tensor) -> None:
+        """Product, then sum."""
+        stream.add_(linear(x))
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
         """Norms, rotation and the write into the cache."""

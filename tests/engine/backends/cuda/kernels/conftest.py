@@ -18,6 +18,7 @@ MODULES = (
     "attention_tile",
     "blocks",
     "decode_attention",
+    "gemv",
     "grouped",
     "logprobs",
     "norm",

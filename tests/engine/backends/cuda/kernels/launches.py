@@ -13,6 +13,7 @@ from engine.backends.cuda.kernels import (
     activation,
     blocks,
     decode_attention,
+    gemv,
     grouped,
     norm,
     prefill_attention,
@@ -112,6 +113,25 @@ def rows() -> None:
         rope.rope_and_write(tensor(TOKENS, 48, 128), tensor(TOKENS, 32, 128), layer, slots, turn)
 
 
+def few_rows() -> None:
+    """The four products of a layer of Llama 3.1 8B and its logits, as a step of eight rows computes them; biases."""
+    shape = configuration(ARCHITECTURE, 128).few
+    scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+    gain = tensor(4_096)
+    for outputs, size, normed, gate in (
+        (6_144, 4_096, True, None),
+        (4_096, 4_096, False, None),
+        (14_336, 4_096, True, activation.Gate("silu")),
+        (4_096, 14_336, False, None),
+        (VOCAB, 4_096, True, None),
+    ):
+        weight = tensor(outputs * (1 if gate is None else 2), size)
+        for bias in (None, tensor(len(weight))):
+            given = gemv.Map(weight, bias, gain if normed else None, 1e-5)
+            adds = outputs == 4_096
+            gemv.few_rows(tensor(8, size), given, tensor(8, outputs), scratch, shape, gate=gate, adds=adds)
+
+
 def experts() -> None:
     """DeepSeek-V3's routing, and the products of Qwen3-30B-A3B's experts."""
     bias = tensor(256, dtype=torch.float32)
@@ -160,6 +180,7 @@ def device() -> None:
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(128**-0.5)
     tables = tensor(ROWS, 512, dtype=torch.int64)
     run.decoding(words, (tables,))(tensor(ROWS, 32, 128), layer, rule)
+    run.decoding(words[:8], (tables[:8],))(tensor(8, 32, 128), layer, rule)
     few = words[:3]
     chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
     run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
@@ -187,7 +208,9 @@ def device_windows() -> None:
     decode = run.decoding(words, tables)
     chunks = Chunks(words[:2], words[:2], words[:2], tuple(part[:2] for part in tables), ((0, 100), (100, 156)))
     prefill = run.prefilling(chunks)
+    few = run.decoding(words[:8], tuple(part[:8] for part in tables))
     for layer in (full, window):
+        few(tensor(8, 64, 64), layer, rule)
         decode(tensor(ROWS, 64, 64), layer, rule)
         prefill(tensor(TOKENS, 64, 64), layer, rule)
     memory = Memory(BF16, META)
@@ -214,6 +237,7 @@ def device_latent() -> None:
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(0.1)
     tables = (tensor(ROWS, 512, dtype=torch.int64),)
     run.decoding(words, tables)(tensor(ROWS, 128, 576), layer, rule)
+    run.decoding(words[:8], (tables[0][:8],))(tensor(8, 128, 576), layer, rule)
     chunks = Chunks(words[:1], words[:1], words[:1], (tables[0][:1],), ((0, TOKENS),))
     run.prefilling(chunks)(tensor(TOKENS, 128, 576), layer, rule)
     norm_, head = (OffsetRmsNorm(size, 1e-6, Memory(BF16, META)) for size in (3_840, 256))
@@ -232,6 +256,7 @@ LAUNCHES = {
     "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
     "deepseek": attention(1, 128, 576, 512, latent=True),
     "rows": rows,
+    "few rows": few_rows,
     "experts": experts,
     "sampling": sampling,
     "guards": guards,
