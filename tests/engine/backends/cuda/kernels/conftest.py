@@ -23,6 +23,7 @@ MODULES = (
     "rope",
     "routing",
     "sampler",
+    "steps",
     "tile_map",
 )
 
