@@ -22,12 +22,15 @@ from engine.backends.cuda.kernels import (
     rope,
     routing,
     sampler,
+    steps,
     tile_map,
 )
 from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
+from engine.backends.cuda.runtime import simulated_steps
+from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
 from engine.backends.cuda.runtime.operations import (
     Activation,
     Attend,
@@ -41,6 +44,7 @@ from engine.backends.cuda.runtime.operations import (
 from engine.core.kv.layout import Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.rotary import Rotary
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
 
 LEAST_CHUNKS = 16
@@ -66,6 +70,10 @@ class KernelOperations:
         out = torch.empty_like(x)
         norm.rms_norm(x, residual, layer.weight, out, eps=layer.eps, offset=layer.offset)
         return out
+
+    def rotations(self, rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines in one launch."""
+        return rope.rotations(rotary, positions, dtype) if self._chosen.joined else rotary.tables(positions, dtype)
 
     def fuses(self, x: Tensor) -> bool:
         """Few rows of bfloat16: a step of them waits for weights alone."""
@@ -173,6 +181,19 @@ class KernelOperations:
         out = sampler.Chosen.empty(len(rows), self._vocab_size, MAX_TOP_LOGPROBS, logits.device)
         sampler.sample(logits, rows, positions, columns, out)
         return Sampled(out.tokens.long(), out.logprobs, out.top_ids, out.top_logprobs)
+
+    def begin_step(self, state: LoopState, bucket: int) -> StepRows:
+        """What lanes compute, in one launch."""
+        if self._chosen.joined and steps.begins(state):
+            return steps.begin_step(state, bucket)
+        return simulated_steps.begin_step(self.faults, state, bucket)
+
+    def end_step(self, state: LoopState, begun: StepRows, sampled: Sampled) -> None:
+        """Rows advance, in one launch."""
+        if self._chosen.joined and steps.begins(state):
+            steps.end_step(state, begun, sampled)
+        else:
+            simulated_steps.end_step(state, begun, sampled)
 
     def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
         """Entries whose block is not the one that is expected."""

@@ -86,7 +86,8 @@ class DeviceModel:
         return x, residual
 
     def _step(self, tokens: ChunkTokens, attend: Attend) -> DeviceStep:
-        tables = self._model.rotations(tokens.positions)
+        run, positions = self._operations, tokens.positions
+        tables = tuple(run.rotations(rotary, positions, self._model.dtype) for rotary in self._model.rotaries)
         own = DeviceAttention(self._layers, attend, tokens.slots)
         context = StepContext(tokens.positions, tables, own)
         still = None

@@ -26,6 +26,7 @@ MODULES = (
     "rope",
     "routing",
     "sampler",
+    "steps",
     "tile_map",
 )
 
