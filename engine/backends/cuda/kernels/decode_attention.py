@@ -121,7 +121,33 @@ def _join(
     store_lines(out + (row * heads + head) * FORM.value_dim, live, 0, mean, FORM.value_dim)
 
 
-@triton.jit(do_not_specialize=("table_row", "num_rows"))
+@triton.jit
+def _compute_split(
+    q: tl.tensor,
+    layer: CachedLayer,
+    partials: Partials,
+    table: tl.tensor,
+    place: tl.tensor,
+    length: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    head: tl.tensor,
+    live: tl.tensor,
+    kv_head: tl.tensor,
+    FORM: tl.constexpr,
+    SHAPE: tl.constexpr,
+) -> None:
+    """Attend to one split of a row, with some heads, and store the partial result at ``place`` of each."""
+    REACH: tl.constexpr = FORM.reach
+    first = first_seen(length - 1, REACH)
+    query, query_tail = load_query(q + head * FORM.key_dim, live, FORM)
+    seen = Seen(first, length - 1, tl.zeros([1], tl.int32) + first, tl.zeros([1], tl.int32) + length - 1)
+    largest, weight, total = attend(query, query_tail, layer, table, kv_head, start, stop, seen, FORM, SHAPE.tile)
+    tl.store(partials.scales + place, largest + tl.log2(weight), mask=live)
+    store_lines(partials.outputs + place * FORM.value_dim, live, 0, total / weight[:, None], FORM.value_dim)
+
+
+@triton.jit(do_not_specialize=("table_row",))
 def _decode(
     q: tl.tensor,
     q_row: tl.tensor,
@@ -131,26 +157,18 @@ def _decode(
     tables: tl.tensor,
     table_row: tl.tensor,
     lengths: tl.tensor,
-    num_rows: tl.tensor,
-    out: tl.tensor,
     heads: tl.tensor,
     FORM: tl.constexpr,
     SHAPE: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
-    JOINED: tl.constexpr,
 ) -> None:
+    """A persistent grid: each program computes the splits that the map deals to it."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // PARTS
     member = tl.program_id(1) % PARTS * HEADS + tl.arange(0, HEADS)
     live = member < FORM.group
     head = kv_head * FORM.group + member
-    if JOINED:
-        # Rows without a split would be combined by no program.
-        for idle in range(program, num_rows, tl.num_programs(0)):
-            length = tl.load(lengths + idle)
-            if length == 0:
-                _join(partials, length.to(tl.int64) + idle, head, live, length, layer.sinks, out, heads, FORM, SHAPE)
     REACH: tl.constexpr = FORM.reach
     unit_begin, unit_end = tl.load(dealt.begins + program), tl.load(dealt.begins + program + 1)
     row = tl.load(dealt.unit_rows + unit_begin, mask=unit_begin < unit_end, other=0).to(tl.int64)
@@ -160,26 +178,59 @@ def _decode(
         # What the next split is, is asked for while this one is computed.
         next_row = tl.load(dealt.unit_rows + unit + 1, mask=unit + 1 < unit_end, other=0).to(tl.int64)
         next_split = tl.load(dealt.unit_splits + unit + 1, mask=unit + 1 < unit_end, other=0)
-        first = first_seen(length - 1, REACH)
         begin, tiles, width = row_tiles(length, REACH, SHAPE)
         start, stop = begin + split * width, begin + tl.minimum((split + 1) * width, tiles)
-        query, query_tail = load_query(q + row * q_row + head * FORM.key_dim, live, FORM)
-        table, last = tables + row * table_row, length - 1
-        seen = Seen(first, last, tl.zeros([1], tl.int32) + first, tl.zeros([1], tl.int32) + last)
-        largest, weight, total = attend(query, query_tail, layer, table, kv_head, start, stop, seen, FORM, SHAPE.tile)
-        next_length = tl.load(lengths + next_row)
         place = (row * SHAPE.splits + split) * heads + head
-        tl.store(partials.scales + place, largest + tl.log2(weight), mask=live)
-        store_lines(partials.outputs + place * FORM.value_dim, live, 0, total / weight[:, None], FORM.value_dim)
-        if JOINED:
-            units = (tiles + width - 1) // width
-            counter = partials.arrived + row * tl.num_programs(1) + tl.program_id(1)
-            # What all threads of this program have stored has to be there for the program that arrives last.
-            tl.debug_barrier()
-            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == units - 1:
-                tl.store(counter, 0)
-                _join(partials, row, head, live, units, layer.sinks, out, heads, FORM, SHAPE)
+        table = tables + row * table_row
+        query = q + row * q_row
+        _compute_split(query, layer, partials, table, place, length, start, stop, head, live, kv_head, FORM, SHAPE)
+        next_length = tl.load(lengths + next_row)
         row, split, length = next_row, next_split, next_length
+
+
+@triton.jit(do_not_specialize=("table_row",))
+def _decode_joined(
+    q: tl.tensor,
+    q_row: tl.tensor,
+    layer: CachedLayer,
+    partials: Partials,
+    tables: tl.tensor,
+    table_row: tl.tensor,
+    lengths: tl.tensor,
+    out: tl.tensor,
+    heads: tl.tensor,
+    FORM: tl.constexpr,
+    SHAPE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> None:
+    """A program for each split that a row may have: few rows need no map, and the program that finishes a row's last
+    split combines them all."""
+    row = (tl.program_id(0) // SHAPE.splits).to(tl.int64)
+    split = tl.program_id(0) % SHAPE.splits
+    kv_head = tl.program_id(1) // PARTS
+    member = tl.program_id(1) % PARTS * HEADS + tl.arange(0, HEADS)
+    live = member < FORM.group
+    head = kv_head * FORM.group + member
+    REACH: tl.constexpr = FORM.reach
+    length = tl.load(lengths + row)
+    begin, tiles, width = row_tiles(length, REACH, SHAPE)
+    units = (tiles + width - 1) // width
+    if split < units:
+        start, stop = begin + split * width, begin + tl.minimum((split + 1) * width, tiles)
+        place = (row * SHAPE.splits + split) * heads + head
+        table = tables + row * table_row
+        query = q + row * q_row
+        _compute_split(query, layer, partials, table, place, length, start, stop, head, live, kv_head, FORM, SHAPE)
+        counter = partials.arrived + row * tl.num_programs(1) + tl.program_id(1)
+        # What all threads of this program have stored has to be there for the program that arrives last.
+        tl.debug_barrier()
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == units - 1:
+            tl.store(counter, 0)
+            _join(partials, row, head, live, units, layer.sinks, out, heads, FORM, SHAPE)
+    if (units == 0) & (split == 0):
+        # A row without a split would be combined by no program.
+        _join(partials, row, head, live, units, layer.sinks, out, heads, FORM, SHAPE)
 
 
 @triton.jit
@@ -200,15 +251,25 @@ def _combine(
     _join(partials, row, head, head >= 0, units, sinks, out, heads, FORM, SHAPE)
 
 
+def joins(rows: int, group: int, value_dim: int) -> bool:
+    """Whether the splits of so many rows are combined in the launch that computes them, which needs no map.
+
+    Args:
+        rows: of the step.
+        group: query heads that share a key-value head.
+        value_dim: numbers of a value.
+    """
+    together = min(power_of_two(group, LEAST_DOT), MOST_HEADS)
+    return rows <= MOST_JOINED_ROWS and together * power_of_two(value_dim, LEAST_DOT) <= MOST_JOINED_NUMBERS
+
+
 def decode_attention(
     q: Tensor,
     layer: KvLayer,
     rows: tuple[Tensor, Tensor],
-    mapped: tuple[DecodeMap, DecodeShape, Partials],
+    mapped: tuple[DecodeMap | None, DecodeShape, Partials],
     rule: AttentionRule,
     out: Tensor,
-    *,
-    join: bool = True,
 ) -> None:
     """Attend with one token a row.
 
@@ -216,34 +277,20 @@ def decode_attention(
         q: ``(rows, heads, key_dim)``, contiguous in the last two axes.
         layer: keys and values, this step's own written already.
         rows: block tables int32 ``(rows, width)``, and lengths int32 ``(rows,)`` as ``map_decode`` had them.
-        mapped: the step's map for the layer's reach, how it was cut, and room for partial results.
+        mapped: the step's map for the layer's reach, how it was cut, and room for partial results; no map where the
+            splits are combined in the same launch, as ``joins`` allows.
         rule: how the layer weighs.
         out: ``(rows, heads, value_dim)``, contiguous; rows of no length become zeros.
-        join: whether the splits of few rows are combined in the same launch.
     """
     (tables, lengths), (dealt, shape, partials) = rows, mapped
     heads, form = q.shape[1], layer_form(layer, q.shape[1], rule)
     together = min(power_of_two(form.group, LEAST_DOT), MOST_HEADS)
-    joined = join and len(q) <= MOST_JOINED_ROWS and together * form.value_pad <= MOST_JOINED_NUMBERS
     parts = ceil_div(form.group, together)
-    _decode[(len(dealt.begins) - 1, layer.heads * parts)](
-        q,
-        q.stride(0),
-        cached_layer(layer, rule),
-        partials,
-        dealt,
-        tables,
-        tables.stride(0),
-        lengths,
-        len(q),
-        out,
-        heads,
-        FORM=form,
-        SHAPE=shape,
-        HEADS=together,
-        PARTS=parts,
-        JOINED=joined,
-        **shape.launch.options,
-    )
-    if not joined:
-        _combine[(len(q), heads)](partials, lengths, rule.sinks, out, heads, FORM=form, SHAPE=shape)
+    given = q, q.stride(0), cached_layer(layer, rule), partials
+    placed = tables, tables.stride(0), lengths
+    fixed = {"FORM": form, "SHAPE": shape, "HEADS": together, "PARTS": parts, **shape.launch.options}
+    if dealt is None:
+        _decode_joined[(len(q) * shape.splits, layer.heads * parts)](*given, *placed, out, heads, **fixed)
+        return
+    _decode[(len(dealt.begins) - 1, layer.heads * parts)](*given, dealt, *placed, heads, **fixed)
+    _combine[(len(q), heads)](partials, lengths, rule.sinks, out, heads, FORM=form, SHAPE=shape)

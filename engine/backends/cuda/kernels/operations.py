@@ -25,7 +25,7 @@ from engine.backends.cuda.kernels import (
     steps,
     tile_map,
 )
-from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention
+from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention, joins
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
@@ -225,7 +225,8 @@ class _Decoding:
         rows, heads, device = len(self._lengths), q.shape[1], q.device
         width = layer.values.shape[3]
         map_ = self._maps.get(layer.reach)
-        if map_ is None:
+        joined = self._join and joins(rows, heads // layer.heads, width)
+        if map_ is None and not joined:
             map_ = tile_map.DecodeMap.empty(rows, self._programs, self._shape, device)
             tile_map.map_decode(self._lengths, layer.reach, self._shape, map_)
             self._maps[layer.reach] = map_
@@ -233,7 +234,7 @@ class _Decoding:
             self._partials = Partials.empty(rows, heads, width, self._shape, device, self._arrived)
         out = q.new_empty(rows, heads, width)
         placed = self._tables[layer.table], self._lengths
-        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out, join=self._join)
+        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out)
         return out.flatten(1)
 
 

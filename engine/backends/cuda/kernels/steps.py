@@ -156,9 +156,7 @@ def _begin(
     )
     if SECOND is not None:
         first = tl.load(firsts + 1)
-        wrong += _faults(
-            row_entries, row_expected, stamps, num_blocks, target, first, position, length, SECOND, WIDTH
-        )
+        wrong += _faults(row_entries, row_expected, stamps, num_blocks, target, first, position, length, SECOND, WIDTH)
     if THIRD is not None:
         first = tl.load(firsts + 2)
         wrong += _faults(row_entries, row_expected, stamps, num_blocks, target, first, position, length, THIRD, WIDTH)

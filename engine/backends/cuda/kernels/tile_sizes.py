@@ -4,9 +4,9 @@ Nothing is tried at run time: a kernel that is compiled while requests wait woul
 compiler. ``bench/gpu_tune.py`` measures on a card and prints rows to be committed here; an architecture without one
 takes the default.
 
-The rows here were made without a GPU: each was chosen so that a kernel keeps its numbers in registers and its tiles in
-shared memory, which the assembler says (``tests/engine/backends/cuda/kernels/test_compile.py``), and none has been
-timed. So none says where it was ``measured``.
+A row that does not say where it was ``measured`` was made without a GPU: it was chosen so that a kernel keeps its
+numbers in registers and its tiles in shared memory, which the assembler says
+(``tests/engine/backends/cuda/kernels/test_compile.py``), and has not been timed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ TABLE = {
     "sm_80": DEFAULT,
     "sm_100": DEFAULT,
     "sm_90": {
-        128: Configuration(DecodeShape(64, 4, 32, Threads(4, 3)), PrefillShape(128, 64, Threads(8, 2)), EXPERTS),
+        128: Configuration(
+            DecodeShape(128, 2, 32, Threads(4, 2)), PrefillShape(64, 32, Threads(4, 2)), EXPERTS, measured="NVIDIA H200"
+        ),
         256: Configuration(DecodeShape(32, 8, 32, Threads(4, 3)), PrefillShape(64, 64, Threads(8, 2)), EXPERTS),
         1 << 30: Configuration(DecodeShape(32, 8, 32, Threads(8, 2)), PrefillShape(64, 32, Threads(8, 2)), EXPERTS),
     },

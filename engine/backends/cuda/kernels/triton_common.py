@@ -93,13 +93,10 @@ def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def fused(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tensor:
-    """``a b + c`` in float32, rounded once on a GPU, always: left to a compiler, it depends on what stands beside it."""
+    """``a b + c`` in float32, rounded once on a GPU whatever stands beside it, which would decide a compiler."""
     if EMULATED:
         result = a * b + c
     else:
-        a, b = tl.broadcast(a, b)
-        a, c = tl.broadcast(a, c)
-        b, c = tl.broadcast(b, c)
         result = tl.fma(a, b, c)
     return result
 

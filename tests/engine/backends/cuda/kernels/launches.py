@@ -59,6 +59,7 @@ def attention(
     cap: float = 0.0,
     sinks: bool = False,
     reach: Reach = FULL,
+    rows: int = ROWS,
 ) -> Callable[[], None]:
     """Both kinds of attention of one layer, and the maps in front of them."""
 
@@ -70,19 +71,20 @@ def attention(
         rule = AttentionRule(key_dim**-0.5, cap, tensor(heads) if sinks else None)
         chosen = configuration(ARCHITECTURE, max(key_dim, value_dim))
         shape = chosen.decode
-        programs = chosen.programs(ROWS, kv_heads, PROCESSORS)
-        map_ = tile_map.DecodeMap.empty(ROWS, programs, shape, META)
-        lengths, tables = whole(ROWS), whole(ROWS, 512)
+        programs = chosen.programs(rows, kv_heads, PROCESSORS)
+        map_ = tile_map.DecodeMap.empty(rows, programs, shape, META)
+        lengths, tables = whole(rows), whole(rows, 512)
         tile_map.map_decode(lengths, reach, shape, map_)
-        partials = decode_attention.Partials.empty(ROWS, heads, value_dim, shape, META)
-        decode_attention.decode_attention(
-            tensor(ROWS, heads, key_dim),
-            layer,
-            (tables, lengths),
-            (map_, shape, partials),
-            rule,
-            tensor(ROWS, heads, value_dim),
-        )
+        partials = decode_attention.Partials.empty(rows, heads, value_dim, shape, META)
+        for dealt in (map_, None) if decode_attention.joins(rows, group, value_dim) else (map_,):
+            decode_attention.decode_attention(
+                tensor(rows, heads, key_dim),
+                layer,
+                (tables, lengths),
+                (dealt, shape, partials),
+                rule,
+                tensor(rows, heads, value_dim),
+            )
         _, _, queries = prefill_attention.heads_together(heads, kv_heads, chosen.prefill.lines)
         chunk_map = tile_map.ChunkMap.empty(TOKENS, 4, queries, META)
         tile_map.map_chunks(whole(4), queries, chunk_map)
@@ -252,6 +254,7 @@ def device_latent() -> None:
 
 LAUNCHES = {
     "llama": attention(8, 4, 128, 128),
+    "llama, few rows": attention(8, 4, 128, 128, rows=8),
     "gemma": attention(4, 2, 256, 256, cap=50.0, reach=Reach("window", 4_096)),
     "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
     "deepseek": attention(1, 128, 576, 512, latent=True),
