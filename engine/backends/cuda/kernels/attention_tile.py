@@ -188,6 +188,17 @@ def score_unit(layer: CachedLayer, FORM: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def _blocks(
+    table: tl.tensor, place: tl.tensor, end: tl.tensor, seen: Seen, FORM: tl.constexpr, CUT: tl.constexpr
+) -> tl.tensor:
+    """Blocks of a tile's tokens before ``end``; with ``CUT`` of those that are read."""
+    wanted = place < end
+    if CUT:
+        wanted = wanted & (place >= seen.lowest) & (place <= seen.highest)
+    return tl.load(table + place // FORM.block_size, mask=wanted, other=0).to(tl.int64)
+
+
+@triton.jit
 def _over_tiles(
     sums: Sums,
     query: tl.tensor,
@@ -210,13 +221,12 @@ def _over_tiles(
     unit = score_unit(layer, FORM)
     WIDTH: tl.constexpr = FORM.value_pad
     largest, weight, total = sums.largest, sums.weight, sums.total
+    block = _blocks(table, start * TILE + tl.arange(0, TILE), stop * TILE, seen, FORM, CUT)
     for tile in range(start, stop):
         place = tile * TILE + tl.arange(0, TILE)
         present = (place >= seen.lowest) & (place <= seen.highest)
-        if CUT:
-            block = tl.load(table + place // FORM.block_size, mask=present, other=0).to(tl.int64)
-        else:
-            block = tl.load(table + place // FORM.block_size).to(tl.int64)
+        # Where the next tile lies is asked for while this one is on its way.
+        following = _blocks(table, place + TILE, stop * TILE, seen, FORM, CUT)
         slot = place % FORM.block_size
         keys = layer.key_memory + kv_head * FORM.key_dim + (block * layer.key_block + slot * layer.key_slot)
         score, value = _scores(query, query_tail, keys, present, layer, FORM, CUT)
@@ -237,7 +247,7 @@ def _over_tiles(
             value = load_tile(values, present, 0, WIDTH, FORM.value_dim, CUT)
         weight = fused(weight, fade, tl.sum(share, 1))
         total = dot(narrow(share, value.dtype), value, total * fade[:, None])
-        largest = peak
+        largest, block = peak, following
     return Sums(largest, weight, total)
 
 

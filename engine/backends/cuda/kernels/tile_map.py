@@ -37,6 +37,9 @@ class DecodeShape:
     splits: int
     """Most splits of a row, a power of two: a longer row has longer splits."""
     launch: Threads = PLAIN_LAUNCH
+    resident: int = 2
+    """Programs of the persistent grid for each multiprocessor: while one waits for memory another computes. No more may
+    run at once than its shared memory holds tiles for."""
 
 
 class DecodeMap(NamedTuple):

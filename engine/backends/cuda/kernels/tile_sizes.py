@@ -19,9 +19,6 @@ from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.triton_common import Threads
 
-PROGRAMS_OF_A_PROCESSOR = 2
-"""Programs of the persistent grid for each multiprocessor: while one waits for memory the other computes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -40,7 +37,7 @@ class Configuration:
         """Programs for each key-value head of a bucket of so many rows, on a GPU of so many multiprocessors: as many as
         run at once, since one more would begin when the first are over, and not more than there can be splits. The same
         for all steps of the bucket, so that its launches can be recorded."""
-        return max(1, min(rows * self.decode.splits, processors * PROGRAMS_OF_A_PROCESSOR // kv_heads))
+        return max(1, min(rows * self.decode.splits, processors * self.decode.resident // kv_heads))
 
 
 EXPERTS = ProductTile(64, 64, 64, Threads(4, 3))
