@@ -26,7 +26,6 @@ from engine.backends.cuda.kernels.triton_common import (
     LOG2_E,
     ceil_div,
     first_seen,
-    narrow,
     power_of_two,
     store_lines,
 )

@@ -22,6 +22,8 @@ from engine.backends.cuda.kernels.triton_common import Threads
 PROGRAMS_OF_A_PROCESSOR = 2
 """Programs of the persistent grid for each multiprocessor: while one waits for memory the other computes."""
 
+FEW = FewRows()
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -30,7 +32,8 @@ class Configuration:
     decode: DecodeShape
     prefill: PrefillShape
     experts: ProductTile
-    few: FewRows = FewRows()
+    few: FewRows = FEW
+    """Products of few rows."""
     joined: bool = True
     """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
     measured: str = ""

@@ -186,8 +186,8 @@ class Operations(Protocol):
         ...
 
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...], /) -> Attend:
-        """Attention of one token a row: ``lengths`` int64 or int32 ``(rows,)``, 0 for none; ``tables`` by each of the layout's
-        tables, int64 ``(rows, width)``. Rows of no length get zeros."""
+        """Attention of one token a row: ``lengths`` int64 or int32 ``(rows,)``, 0 for none; ``tables`` by each of the
+        layout's tables, int64 ``(rows, width)``. Rows of no length get zeros."""
         ...
 
     def prefilling(self, chunks: Chunks, /) -> Attend:
