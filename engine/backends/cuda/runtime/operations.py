@@ -173,7 +173,7 @@ class Operations(Protocol):
         ...
 
     def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation, /) -> Tensor:
-        """The same through a gated MLP's first map, and its activation."""
+        """Rows, normalised unless there is no norm, through a gated MLP's first map and its activation."""
         ...
 
     def project_onto(self, x: Tensor, linear: Linear, stream: Tensor, /) -> None:
