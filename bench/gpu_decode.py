@@ -25,14 +25,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-REHEARSE = "--rehearse" in sys.argv
-if REHEARSE:
+if "--rehearse" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from triton.runtime.errors import TritonError
 
 from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model
 from engine.backends.attention import AttentionRule
@@ -56,6 +56,19 @@ from engine.core.scheduler.scheduler import Scheduler
 from isolation.ipc.engine import Submit
 from isolation.ipc.sampling import Sampling
 
+REHEARSE = "--rehearse" in sys.argv
+ERRORS = (
+    TritonError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a piece may end with; the next one goes on."""
 BF16 = torch.bfloat16
 DEVICE = torch.device("cpu" if REHEARSE else "cuda")
 META = torch.device("meta")
@@ -182,7 +195,7 @@ def tried(work: Callable[[], None], name: str) -> None:
     """Do it; an error is printed in full, and nothing else ends by it."""
     try:
         work()
-    except Exception:
+    except ERRORS:
         print(f"--- {name} failed\n{traceback.format_exc()}", flush=True)
 
 
@@ -299,10 +312,10 @@ def attended(figures: Figures, bandwidth: float, rows: int, name: str, lengths: 
     kv = [KvLayer(keys[:, part], values[:, part]) for part in parts]
     q = noise(rows, KV_HEADS * GROUP, DIM)
     rule = AttentionRule(DIM**-0.5)
-    wanted = None
+    first: list[Tensor] = []
     for shape in SHAPES:
 
-        def measure(shape: DecodeShape = shape) -> Tensor:
+        def measure(shape: DecodeShape = shape) -> None:
             attend = decoder(shape).decoding(sizes, (tables,))
             found = attend(q, kv[0], rule)
 
@@ -311,18 +324,14 @@ def attended(figures: Figures, bandwidth: float, rows: int, name: str, lengths: 
                     attend(q, kv[one % layers], rule)
 
             taken = seconds_of(run, copies)
-            error = 0.0 if wanted is None else relative(found, wanted.double())
+            error = relative(found, first[0].double()) if first else 0.0
             figures.put(
                 "attention", piece=name, rows=rows, kind="ours", us=taken * 1e6, gb_per_s=moved / taken / 1e9,
                 share=moved / taken / bandwidth, cut=repr(shape), differs=error, finite=bool(found.isfinite().all()),
             )  # fmt: skip
-            return found
+            first.append(found)
 
-        try:
-            found = measure()
-            wanted = found if wanted is None else wanted
-        except Exception:
-            print(f"--- attention {rows} x {name} by {shape} failed\n{traceback.format_exc()}", flush=True)
+        tried(measure, f"attention {rows} x {name} by {shape}")
 
 
 def decoder(shape: DecodeShape) -> KernelOperations:

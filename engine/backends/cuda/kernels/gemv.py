@@ -1,6 +1,6 @@
 """Products of few rows with a large matrix: the matrix is read once, at the speed of memory.
 
-A decoding step of few rows does nothing but read weights, so what a product is surrounded by is computed on the way: the
+A decoding step of few rows does nothing but read weights, so what stands around a product is computed on the way: the
 norm in front of it, and behind it bias, gate, or the addition to the residual stream. The mean of squares that a norm
 divides by is known when the last input has been read, and multiplies what the product gave; gains multiply inputs.
 
@@ -39,6 +39,8 @@ LEAST_STEPS = 4
 
 NO_GATE = -1
 
+WIDE_LAUNCH = Threads(4, 4)
+
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
@@ -50,7 +52,7 @@ class FewRows:
     """Inputs of a tile, a power of two."""
     programs: int = 256
     """Programs that inputs are divided for, where there are fewer tiles of outputs: all run at once."""
-    launch: Threads = Threads(4, 4)
+    launch: Threads = WIDE_LAUNCH
     gated_depth: int = 64
     """Inputs of a tile where a gate's two matrices are read together."""
     most: int = MOST_ROWS

@@ -135,7 +135,7 @@ def _rope(
             tl.store(target + number, narrow(_part(source, gain, number, rest, scale, FORM), TYPE), mask=rest)
 
 
-@triton.jit(do_not_specialize=("scale",))
+@triton.jit(do_not_specialize=("scale",), do_not_specialize_on_alignment=("positions",))
 def _rotations(
     positions: tl.tensor,
     frequencies: tl.tensor,

@@ -3,8 +3,8 @@ computes in some fifty small ones.
 
 A program is a lane. It reads its row's words, compares the stamps of the blocks that the step reads, copies these
 entries of the row's block tables, and says what the lane computes. Behind the choice it advances the row, and writes
-its lane of the rings. Two lanes may name one row only where that is the padding row, which is not live: nothing of it is
-written.
+its lane of the rings. Two lanes may name one row only where that is the padding row, which is not live: nothing is
+written to it.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.triton_common import Threads
 
+FEW = FewRows()
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -27,7 +29,8 @@ class Configuration:
     decode: DecodeShape
     prefill: PrefillShape
     experts: ProductTile
-    few: FewRows = FewRows()
+    few: FewRows = FEW
+    """Products of few rows."""
     joined: bool = True
     """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
     measured: str = ""

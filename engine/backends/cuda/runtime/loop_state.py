@@ -32,7 +32,7 @@ class LoopState:
     firsts: Tensor
     """First entry in a row of each table."""
     stamps: Tensor
-    """Of all blocks."""
+    """Stamps of all blocks."""
     ring: Tensor
     """``(steps, lanes)``: tokens."""
     reports: Tensor

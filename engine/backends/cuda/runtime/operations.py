@@ -177,7 +177,7 @@ class Operations(Protocol):
         ...
 
     def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation, /) -> Tensor:
-        """The same through a gated MLP's first map, and its activation."""
+        """Rows, normalised unless there is no norm, through a gated MLP's first map and its activation."""
         ...
 
     def project_onto(self, x: Tensor, linear: Linear, stream: Tensor, /) -> None:
@@ -190,8 +190,8 @@ class Operations(Protocol):
         ...
 
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...], /) -> Attend:
-        """Attention of one token a row: ``lengths`` int64 or int32 ``(rows,)``, 0 for none; ``tables`` by each of the layout's
-        tables, int64 ``(rows, width)``. Rows of no length get zeros."""
+        """Attention of one token a row: ``lengths`` int64 or int32 ``(rows,)``, 0 for none; ``tables`` by each of the
+        layout's tables, int64 ``(rows, width)``. Rows of no length get zeros."""
         ...
 
     def prefilling(self, chunks: Chunks, /) -> Attend:

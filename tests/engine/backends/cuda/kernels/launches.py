@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,15 +21,19 @@ from engine.backends.cuda.kernels import (
     rope,
     routing,
     sampler,
+    steps,
     tile_map,
 )
 from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.tile_sizes import configuration
-from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, SamplingColumns
-from engine.backends.cuda.runtime.rows import NUM_FIELDS
-from engine.core.kv.layout import FULL, Reach
+from engine.backends.cuda.runtime.loop_state import LoopState
+from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, Sampled, SamplingColumns
+from engine.backends.cuda.runtime.rows import NUM_FIELDS, RowLayout
+from engine.backends.cuda.runtime.tables import Tables
+from engine.core.kv.layout import FULL, KvGroup, Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.rotary import RopeScaling, Rotary
 from engine.model.layers.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
@@ -174,6 +179,32 @@ def guards() -> None:
     blocks.compare_stamps(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
 
 
+def steps_around() -> None:
+    """The beginning and the end of a step with three tables a row, and rotations."""
+    groups = (KvGroup(FULL, 16), KvGroup(Reach("window", 128), 16), KvGroup(Reach("chunk", 64), 32))
+    tables = Tables(groups, (512,) * 3, 512)
+    layout = RowLayout(ROWS, ROWS, 4, tables.width)
+    lines, long = layout.lines, torch.int64
+    state = LoopState(
+        layout=layout,
+        tables=tables,
+        fields=tensor(NUM_FIELDS, lines, dtype=long),
+        stops=tensor(lines, 4, dtype=long),
+        entries=tensor(lines, tables.width, dtype=long),
+        expected=tensor(lines, tables.width, dtype=long),
+        lanes=tensor(ROWS, dtype=long),
+        firsts=tensor(3, dtype=long),
+        stamps=tensor(BLOCKS, dtype=long),
+        ring=tensor(64, ROWS, dtype=long),
+        reports=whole(64, ROWS, 41),
+        turn=tensor(1, dtype=long),
+    )
+    begun = steps.begin_step(state, ROWS)
+    chosen = Sampled(tensor(ROWS, dtype=long), tensor(ROWS, dtype=torch.float32), whole(ROWS, 20), whole(ROWS, 20))
+    steps.end_step(state, begun, replace(chosen, top_logprobs=tensor(ROWS, 20, dtype=torch.float32)))
+    rope.rotations(Rotary(RopeScaling(), 128, META), tensor(ROWS, dtype=long), BF16)
+
+
 def device() -> None:
     """A decoding step and a prompt of Llama 3.1 8B as the device backend launches them: its rows are 64-bit words."""
     run = KernelOperations((32, 8), VOCAB, configuration(ARCHITECTURE, 128), PROCESSORS)
@@ -263,6 +294,7 @@ LAUNCHES = {
     "experts": experts,
     "sampling": sampling,
     "guards": guards,
+    "steps": steps_around,
     "device": device,
     "device windows": device_windows,
     "device latent": device_latent,

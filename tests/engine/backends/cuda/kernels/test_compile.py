@@ -20,6 +20,7 @@ LAUNCHES = (
     "experts",
     "sampling",
     "guards",
+    "steps",
     "device",
     "device windows",
     "device latent",
