@@ -53,6 +53,17 @@ def lock_down(calls: Sequence[Call]) -> None:
             privileges".
     """
     program = compiled(calls)
+    prepare()
+    narrow(program)
+
+
+def prepare() -> None:
+    """Bring the process into the state in which it takes a filter: no warnings, no handlers that a filter could meet,
+    no new privileges.
+
+    Raises:
+        LockdownError: the kernel keeps new privileges possible.
+    """
     warnings.simplefilter("ignore")
     # No handler, so no return from one: a program that forges such a return could hide SIGSYS and outlive it.
     for number in (signal.SIGINT, signal.SIGSYS):
@@ -60,7 +71,6 @@ def lock_down(calls: Sequence[Call]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGSYS})
     if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise LockdownError(f"the kernel refuses to forgo new privileges: {os.strerror(ctypes.get_errno())}")
-    narrow(program)
 
 
 def compiled(calls: Sequence[Call]) -> CompiledFilter:
