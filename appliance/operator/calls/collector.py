@@ -28,7 +28,7 @@ from typing import Any
 from appliance.operator.calls import notifications
 from appliance.operator.calls.call_list import CallList, Entry, decode
 from appliance.operator.calls.call_names import name_of
-from appliance.operator.calls.describing import describe, process_of, thread_name
+from appliance.operator.calls.describing import describe, files_of, process_of, thread_name, threads_of
 from isolation.errors import ProcessError
 from isolation.host.process import Child, start
 
@@ -78,6 +78,10 @@ class Seen:
     complete: bool
     """Whether every call was reported, those on the list too."""
     processes: set[int] = field(default_factory=set)
+    threads: Counter[str] = field(default_factory=Counter)
+    """Threads at lock-down, by name."""
+    files: Counter[str] = field(default_factory=Counter)
+    """What descriptors were then."""
     used: Counter[str] = field(default_factory=Counter)
     outside: dict[tuple[str, str], Outside] = field(default_factory=dict)
 
@@ -91,6 +95,8 @@ class Seen:
         return {
             "program": program,
             "processes": len(self.processes),
+            "threads": dict(self.threads.most_common()),
+            "files": dict(self.files.most_common()),
             "used": dict(self.used.most_common()) if self.complete else None,
             "outside": rows,
             "unused": unused,
@@ -131,6 +137,8 @@ class Collector:
             return  # It has ended, and says why itself.
         lists = [self._of(one, everything=bool(told["everything"])) for one in decode(told["lists"])]
         lists[0].processes.add(pid)
+        lists[0].threads.update(threads_of(pid))
+        lists[0].files.update(files_of(pid))
         self._processes[pid] = pid
         self.sources[fd] = Source(fd, pid, lists[0], lists[-1])
 

@@ -127,6 +127,22 @@ def thread_name(thread: int) -> str:
         return ""
 
 
+def threads_of(pid: int) -> list[str]:
+    """Names of a process's threads; nothing of one that has ended."""
+    try:
+        return [thread_name(int(name)) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def files_of(pid: int) -> list[str]:
+    """What a process's descriptors are; nothing of one that has ended."""
+    try:
+        return [_descriptor(pid, int(name)) for name in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return []
+
+
 def process_of(thread: int) -> int:
     """The process that a thread is of; 0 when it has ended."""
     try:

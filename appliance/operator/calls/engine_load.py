@@ -43,6 +43,9 @@ LEAST_DEADLINE_US = 500
 
 WORD_BITS = 32
 
+SETTLE_S = 30.0
+"""Seconds for what is under way when nothing is added any more."""
+
 PHASE_S = 0.5
 """Seconds with the same number of requests."""
 
@@ -81,11 +84,13 @@ class EngineLoad:
         """Put load on for so long, then let all of it end and drain the engine.
 
         Raises:
+            TimeoutError: requests do not end.
             PeerGoneError: the engine has ended.
             ProtocolError: it broke the protocol.
         """
         rand = self._random
         until = time.monotonic() + seconds
+        last = until + SETTLE_S
         wanted, change = self._most, 0.0
         while (now := time.monotonic()) < until or self._live or self._outbox:
             self._take(channel)
@@ -101,6 +106,8 @@ class EngineLoad:
             else:
                 channel.wait(WAIT_S)
             self._flush(channel)
+            if now > last:
+                raise TimeoutError(f"requests did not end within {SETTLE_S:g} s")
         self._outbox.append(Drain())
         while not self._flush(channel):
             self._take(channel)

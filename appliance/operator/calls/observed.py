@@ -32,7 +32,7 @@ from appliance.operator.calls.widening import widened
 from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import Argument, Call
 from engine.sandbox.filter import MACHINES, TRAP, Instruction, compile_filter
-from engine.sandbox.lockdown import CompiledFilter, lock_down, prepare
+from engine.sandbox.lockdown import CompiledFilter, leave, lock_down, prepare
 
 EXIT_USAGE = 2
 
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
         module = importlib.import_module("engine.text.__main__")
         _replace_text(module, make)
     status: int = module.main([path])
+    if program == "engine":
+        leave(status)
     return status
 
 

@@ -45,6 +45,10 @@ ROOT = Path(__file__).resolve().parents[3]
 OBSERVED = ("-m", "appliance.operator.calls.observed")
 
 TAIL_CHARS = 2_000
+"""Characters of what a program printed that are kept: the last."""
+
+REPORT_S = 12.0
+"""Seconds for a collector to end what it looks at and to write its report."""
 
 
 class Mode(StrEnum):
@@ -71,6 +75,7 @@ class Trial:
     """What the program's own environment is put on."""
     observed: Sequence[str] = OBSERVED
     """Arguments of Python before those of ``appliance.operator.calls.observed``."""
+    ready_timeout_s: float = READY_TIMEOUT_S
     seed: int = 0
 
 
@@ -159,7 +164,7 @@ def _serve(trial: Trial, channel: Channel, outcome: Outcome, began: float) -> No
     """
     assert isinstance(_next(channel, ATTACH_TIMEOUT_S), Hello)
     channel.send(Configure(trial.config.to_json()))
-    ready = _next(channel, READY_TIMEOUT_S)
+    ready = _next(channel, trial.ready_timeout_s)
     outcome.ready_s = time.monotonic() - began
     load = _load(trial, ready)
     served = time.monotonic()
@@ -221,8 +226,7 @@ def _packages() -> Iterable[str]:
 
 
 def _end(child: Child) -> None:
-    """End the program and the processes behind it, which are one group."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.end(grace_s=0)
+    """End the program and the processes behind it, which are one group. A collector writes its report first."""
+    child.end(grace_s=REPORT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)

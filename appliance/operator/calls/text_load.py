@@ -40,6 +40,9 @@ MOST_IDS = 4_096
 
 WORD_BITS = 32
 
+SETTLE_S = 30.0
+"""Seconds for what is under way when nothing is added any more."""
+
 GRAMMARS = (
     (GrammarKind.REGEX, "[ab]{0,9}c"),
     (GrammarKind.REGEX, "("),
@@ -80,10 +83,12 @@ class TextLoad:
         """Put load on for so long, then let all of it end and drain the worker.
 
         Raises:
+            TimeoutError: requests do not end.
             PeerGoneError: the worker has ended.
             ProtocolError: it broke the protocol.
         """
         until = time.monotonic() + seconds
+        last = until + SETTLE_S
         while (now := time.monotonic()) < until or self._open or self._grammars or self._outbox:
             for message in channel.receive():
                 self._take(message)
@@ -92,6 +97,8 @@ class TextLoad:
             else:
                 channel.wait(WAIT_S)
             self._flush(channel)
+            if now > last:
+                raise TimeoutError(f"requests did not end within {SETTLE_S:g} s")
         self._outbox.append(Drain())
         while not self._flush(channel):
             channel.receive()
