@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from appliance.operator.calls.report import lines, table
-from appliance.operator.calls.session import Mode, Outcome, Trial, run
+from appliance.operator.calls.session import Mode, Trial, TrialOutcome, run
 from bench.gpu_engines import EIGHT_B, TINY, build_model, save
 from engine.config import EngineConfig
 from isolation.gpu.bundle_additions import ENVIRONMENT
@@ -100,12 +100,12 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def trials(options: argparse.Namespace, config: EngineConfig, deadline: float) -> dict[str, Outcome]:
+def trials(options: argparse.Namespace, config: EngineConfig, deadline: float) -> dict[str, TrialOutcome]:
     """One engine after the other, each told as soon as it has ended."""
     # A bundle's environment; the libraries of this machine stay where they are.
     environment = {**os.environ, **{name: value for name, value in ENVIRONMENT if "PATH" not in name}}
     modes = {"collect": Mode.OUTSIDE, "enforced and more": Mode.ENFORCE, "enforced": Mode.ENFORCE, "used": Mode.COLLECT}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, TrialOutcome] = {}
     for name in options.only:
         left = deadline - time.monotonic()
         if left < (0 if options.rehearse else LEAST_S):
@@ -130,7 +130,7 @@ def trials(options: argparse.Namespace, config: EngineConfig, deadline: float) -
     return outcomes
 
 
-def _threads(outcome: Outcome) -> list[str]:
+def _threads(outcome: TrialOutcome) -> list[str]:
     """Threads and open files at lock-down."""
     result = []
     for program in outcome.programs:

@@ -23,7 +23,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedCall:
     """One entry of a list, with its number on this machine."""
 
     name: str
@@ -42,9 +42,9 @@ class CallList:
     """The list of one program."""
 
     program: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ListedCall, ...]
 
-    def by_number(self) -> dict[int, Entry]:
+    def by_number(self) -> dict[int, ListedCall]:
         """Entries by their number."""
         return {one.number: one for one in self.entries}
 
@@ -59,6 +59,6 @@ def decode(values: Iterable[Mapping[str, Any]]) -> list[CallList]:
     return [CallList(str(one["program"]), tuple(map(_entry, one["entries"]))) for one in values]
 
 
-def _entry(value: Mapping[str, Any]) -> Entry:
+def _entry(value: Mapping[str, Any]) -> ListedCall:
     conditions = tuple(Condition(one["index"], tuple(one["values"]), one["mask"]) for one in value["conditions"])
-    return Entry(value["name"], value["number"], conditions, value["answer"])
+    return ListedCall(value["name"], value["number"], conditions, value["answer"])

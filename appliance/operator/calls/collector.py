@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.operator.calls import notifications
-from appliance.operator.calls.call_list import CallList, Entry, decode
+from appliance.operator.calls.call_list import CallList, ListedCall, decode
 from appliance.operator.calls.call_names import name_of
 from appliance.operator.calls.describing import describe, files_of, process_of, thread_name, threads_of
 from isolation.errors import ProcessError
@@ -74,7 +74,7 @@ class Outside:
 class Seen:
     """What the processes of one program did after lock-down."""
 
-    entries: dict[int, Entry]
+    entries: dict[int, ListedCall]
     complete: bool
     """Whether every call was reported, those on the list too."""
     processes: set[int] = field(default_factory=set)
@@ -104,7 +104,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReportSource:
     """One listener: the process that made it, and the lists of that process and of those that it forks."""
 
     fd: int
@@ -115,12 +115,12 @@ class Source:
     """Forked processes that have asked for their own filter: from there on their list is ``forked``."""
 
 
-class Collector:
+class CallCollector:
     """Everything that was seen, by program, and the listeners that go on telling."""
 
     def __init__(self, machine: str) -> None:
         self.seen: dict[str, Seen] = {}
-        self.sources: dict[int, Source] = {}
+        self.sources: dict[int, ReportSource] = {}
         self._machine = machine
         self._processes: dict[int, int] = {}
 
@@ -140,7 +140,7 @@ class Collector:
         lists[0].threads.update(threads_of(pid))
         lists[0].files.update(files_of(pid))
         self._processes[pid] = pid
-        self.sources[fd] = Source(fd, pid, lists[0], lists[-1])
+        self.sources[fd] = ReportSource(fd, pid, lists[0], lists[-1])
 
     def _of(self, calls: CallList, *, everything: bool) -> Seen:
         """The account of a program; descriptors in its list are those of its latest process."""
@@ -148,7 +148,7 @@ class Collector:
         seen.entries = calls.by_number()
         return seen
 
-    def serve(self, source: Source) -> None:
+    def serve(self, source: ReportSource) -> None:
         """Take one report, note it and answer it."""
         report = notifications.receive(source.fd)
         if report is None:
@@ -169,7 +169,7 @@ class Collector:
             self._note(seen, report)
         notifications.let_through(source.fd, report)
 
-    def _narrow(self, source: Source, process: int) -> int:
+    def _narrow(self, source: ReportSource, process: int) -> int:
         """A forked process puts its own filter on top: it seems to succeed, and its list is judged by here, because the
         kernel gives a process one listener."""
         source.narrowed.add(process)
@@ -239,11 +239,11 @@ def _reap() -> None:
             pass
 
 
-def _collect(collector: Collector, listener: socket.socket, child: Child, pidfd: int) -> None:
+def _collect(collector: CallCollector, listener: socket.socket, child: Child, pidfd: int) -> None:
     """Answer reports until the command and all that it left behind have ended.
 
     Raises:
-        OSError, TimeoutError: as ``Collector.admit``.
+        OSError, TimeoutError: as ``CallCollector.admit``.
     """
     poll = select.poll()
     poll.register(listener, select.POLLIN)
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("usage: collector REPORT PLACE COMMAND...\n")
         return EXIT_USAGE
     report, place, *command = arguments
-    collector = Collector(os.uname().machine)
+    collector = CallCollector(os.uname().machine)
     notifications.adopt_orphans()
     with _listening(place) as listener:
         try:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from appliance.operator.calls.call_list import CallList, Condition, Entry, encode
+from appliance.operator.calls.call_list import CallList, Condition, ListedCall, encode
 from appliance.operator.calls.notifications import TAKEN_MARK
 from appliance.operator.calls.widening import widened
 from engine.errors import LockdownError
@@ -168,7 +168,7 @@ def _listed(program: str, calls: Sequence[Call], machine: str) -> CallList:
     for call in calls:
         number = call.x86_64 if machine == "x86_64" else call.aarch64
         if number is not None:
-            entries.append(Entry(call.name, number, tuple(map(_condition, call.arguments)), call.answer))
+            entries.append(ListedCall(call.name, number, tuple(map(_condition, call.arguments)), call.answer))
     return CallList(program, tuple(entries))
 
 

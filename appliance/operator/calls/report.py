@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from appliance.operator.calls.session import Mode, Outcome
+from appliance.operator.calls.session import Mode, TrialOutcome
 from isolation.errors import describe_status
 
 MOST_ARGUMENT = 96
 """Characters of a call's arguments in a table."""
 
 
-def lines(outcome: Outcome, mode: Mode) -> list[str]:
+def lines(outcome: TrialOutcome, mode: Mode) -> list[str]:
     """The verdict, the load, and of a collection each program with what is outside of its list and what is unused."""
     ended = ", ".join(f"{count} {name}" for name, count in sorted(outcome.ended.items())) or "none"
     result = [
@@ -26,7 +26,7 @@ def lines(outcome: Outcome, mode: Mode) -> list[str]:
     return result
 
 
-def verdict(outcome: Outcome, mode: Mode) -> str:
+def verdict(outcome: TrialOutcome, mode: Mode) -> str:
     """One line: whether it lived, and whether its calls are those of its lists."""
     if outcome.killed:
         return "ended by its lock-down: it made a call beyond its list"

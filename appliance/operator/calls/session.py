@@ -80,7 +80,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TrialOutcome:
     """What came of it."""
 
     status: int | None = None
@@ -115,7 +115,7 @@ class Outcome:
         return {one["program"]: one["outside"] for one in self.programs if one["outside"]}
 
 
-def run(trial: Trial) -> Outcome:
+def run(trial: Trial) -> TrialOutcome:
     """Start the program, put load on it, drain it, and say what came of it."""
     with tempfile.TemporaryDirectory(prefix="athanor-calls-") as name:
         folder = Path(name)
@@ -130,8 +130,8 @@ def run(trial: Trial) -> Outcome:
     return outcome
 
 
-def _run(trial: Trial, folder: Path, said: int) -> Outcome:
-    outcome = Outcome()
+def _run(trial: Trial, folder: Path, said: int) -> TrialOutcome:
+    outcome = TrialOutcome()
     path = folder / "host.sock"
     role = Role.ENGINE if isinstance(trial.config, EngineConfig) else Role.TEXT
     with Listener(str(path)) as listener:
@@ -154,7 +154,7 @@ def _run(trial: Trial, folder: Path, said: int) -> Outcome:
     return outcome
 
 
-def _serve(trial: Trial, channel: Channel, outcome: Outcome, began: float) -> None:
+def _serve(trial: Trial, channel: Channel, outcome: TrialOutcome, began: float) -> None:
     """Bring the program to its readiness and put the load on.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from appliance.operator.cli import exits
 from appliance.operator.cli.long_work import LongWork
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
-
-if TYPE_CHECKING:
-    from engine.config import EngineConfig, TextConfig
 
 CALLS_EXAMPLES = """
 athanor sandbox calls --collect --model /srv/llama | engine and text worker on this machine
@@ -57,7 +54,6 @@ def calls(  # noqa: PLR0913 - a parameter is an option
     dtype: Annotated[str, typer.Option(help="As in the model's configuration.")] = "auto",
     kernels: Annotated[Path | None, typer.Option(metavar="DIR", help="Compiled kernels for the processor.")] = None,
     gpu_kernels: Annotated[Path | None, typer.Option(metavar="DIR", help="Compiled kernels for the GPU.")] = None,
-    kv_mib: Annotated[int, typer.Option(min=1, help="MiB of the engine's KV cache.")] = 256,
     max_num_seqs: Annotated[int, typer.Option(min=1, max=4096, help="As in the model's configuration.")] = 32,
     max_context: Annotated[int, typer.Option(min=2, help="As in the model's configuration.")] = 1024,
     output_format: Output = Format.TABLE,
@@ -77,27 +73,24 @@ def calls(  # noqa: PLR0913 - a parameter is an option
     folder = model.absolute()
     if not folder.is_dir():
         fail(exits.REFUSED, f"{model} is no folder")
-    configs: dict[str, EngineConfig | TextConfig] = {}
-    if program is not Program.TEXT:
-        configs["engine"] = EngineConfig(
-            model_dir=str(folder),
-            model_digest="00",
-            backend=backend.value,
-            threads=threads,
-            dtype=dtype,
-            kernels="" if kernels is None else str(kernels.absolute()),
-            gpu_kernels="" if gpu_kernels is None else str(gpu_kernels.absolute()),
-            kv_bytes=kv_mib << 20,
-            max_num_seqs=max_num_seqs,
-            max_context=max_context,
-        )
-    if program is not Program.ENGINE:
-        configs["text"] = TextConfig(model_dir=str(folder))
+    engine = EngineConfig(
+        model_dir=str(folder),
+        model_digest="00",
+        backend=backend.value,
+        threads=threads,
+        dtype=dtype,
+        kernels="" if kernels is None else str(kernels.absolute()),
+        gpu_kernels="" if gpu_kernels is None else str(gpu_kernels.absolute()),
+        max_num_seqs=max_num_seqs,
+        max_context=max_context,
+    )
+    configs: dict[str, EngineConfig | TextConfig] = {"engine": engine, "text": TextConfig(model_dir=str(folder))}
     mode = (Mode.OUTSIDE if quick else Mode.COLLECT) if collect else Mode.ENFORCE
     outcomes = {}
     for name, config in configs.items():
-        with LongWork(f"{name} under load"):
-            outcomes[name] = run(Trial(config=config, mode=mode, seconds=seconds))
+        if program.value in (name, Program.BOTH.value):
+            with LongWork(f"{name} under load"):
+                outcomes[name] = run(Trial(config=config, mode=mode, seconds=seconds))
     document = {name: {**asdict(one), "lived": one.lived} for name, one in outcomes.items()}
     if not print_data(document, output_format):
         for name, one in outcomes.items():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from appliance.operator.calls.call_list import CallList, Condition, Entry, decode, encode
+from appliance.operator.calls.call_list import CallList, Condition, ListedCall, decode, encode
 from appliance.operator.calls.call_names import NAMES, name_of
 from appliance.operator.calls.describing import request
 from appliance.operator.calls.observed import NOTIFY, reporting
 from appliance.operator.calls.report import lines
-from appliance.operator.calls.session import Mode, Outcome, Trial, run
+from appliance.operator.calls.session import Mode, Trial, TrialOutcome, run
 from appliance.operator.calls.widening import widened
 from engine.config import EngineConfig, TextConfig
 from engine.sandbox.allowed_calls import Bells, Call, engine_calls
@@ -95,7 +95,7 @@ def text_config(root: Path) -> TextConfig:
     return TextConfig(model_dir=str(model))
 
 
-def outside(outcome: Outcome) -> dict[str, set[str]]:
+def outside(outcome: TrialOutcome) -> dict[str, set[str]]:
     """Names of the calls outside of each list."""
     return {program: {one["name"] for one in rows} for program, rows in outcome.outside.items()}
 
@@ -117,8 +117,8 @@ def test_a_report_stands_where_an_end_stood(name: str, machine: str) -> None:
 
 def test_lists_travel_and_judge_as_the_filter_does() -> None:
     """A list is the same after JSON, and its entries look at the low word under the mask alone."""
-    entry = Entry("mmap", 9, (Condition(2, (0,), 4), Condition(3, (0x22,), 0x23)), None)
-    lists = [CallList("engine", (entry, Entry("clone3", 435, (), 38)))]
+    entry = ListedCall("mmap", 9, (Condition(2, (0,), 4), Condition(3, (0x22,), 0x23)), None)
+    lists = [CallList("engine", (entry, ListedCall("clone3", 435, (), 38)))]
     assert decode(encode(lists)) == lists
     assert entry.allows((0, 4096, 3, 0x4022, 0, 0))
     assert entry.allows((0, 4096, 1 << 34, 0x22, 0, 0))
