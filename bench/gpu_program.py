@@ -9,10 +9,11 @@ up to four times:
 * ``enforced``: the kill filter as it is served: does the engine live?
 * ``used``: every call is reported, in a short run: which entries of the list are used.
 
-The model is a tiny Llama with random weights, or ``--model``; ``--eight`` writes one of 8B's shape to memory's file
-system. With ``--kernels`` the engine has kernels that were compiled ahead for this model and these rows; without,
-Triton compiles what warm-up meets, and a form that warm-up did not meet shows as files that are opened. ``--rehearse``
-runs all of it on a CPU.
+The model is a tiny Llama with random weights, or ``--model``; ``--eight`` makes one of 8B's shape, in memory's file
+system unless ``--model`` names a folder for it. ``--only`` without a name writes the model and ends, so that kernels can
+be compiled for it. With ``--kernels`` the engine has kernels that were compiled ahead for this model and these rows;
+without, Triton compiles what warm-up meets, and a form that warm-up did not meet shows as files that are opened.
+``--rehearse`` runs all of it on a CPU.
 
 Exit status 0: nothing was outside of the list and the engine lived under it.
 """
@@ -64,6 +65,8 @@ def main() -> int:
     deadline = time.monotonic() + options.budget
     _put(options.out, "machine", torch=torch.__version__, kernel=os.uname().release, card=_card(options.rehearse))
     with _model(options) as folder:
+        if not options.only:
+            return 0
         outcomes = trials(options, _config(options, folder), deadline)
     found = outcomes["collect"].outside if "collect" in outcomes else {"engine": []}
     lived = "enforced" in outcomes and outcomes["enforced"].lived
@@ -77,7 +80,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, in seconds")
     parser.add_argument("--out", type=Path, default=Path("gpu-program.jsonl"))
-    parser.add_argument("--model", type=Path, help="a checkpoint instead of random weights")
+    parser.add_argument(
+        "--model", type=Path, help="a checkpoint; where there is none, random weights are written there and kept"
+    )
     parser.add_argument("--eight", action="store_true", help="random weights of an 8B model's shape")
     parser.add_argument("--kernels", type=Path, help="kernels that were compiled ahead for this model and these rows")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -103,7 +108,9 @@ def _options() -> argparse.Namespace:
 def trials(options: argparse.Namespace, config: EngineConfig, deadline: float) -> dict[str, TrialOutcome]:
     """One engine after the other, each told as soon as it has ended."""
     # A bundle's environment; the libraries of this machine stay where they are.
-    environment = {**os.environ, **{name: value for name, value in ENVIRONMENT if "PATH" not in name}}
+    # Kernels that Triton compiled for other stages are found: a sandbox's home is elsewhere.
+    compiled = {"TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
+    environment = {**compiled, **os.environ, **{name: value for name, value in ENVIRONMENT if "PATH" not in name}}
     modes = {"collect": Mode.OUTSIDE, "enforced and more": Mode.ENFORCE, "enforced": Mode.ENFORCE, "used": Mode.COLLECT}
     outcomes: dict[str, TrialOutcome] = {}
     for name in options.only:
@@ -158,12 +165,17 @@ def _config(options: argparse.Namespace, folder: Path) -> EngineConfig:
 @contextlib.contextmanager
 def _model(options: argparse.Namespace) -> Iterator[Path]:
     """The checkpoint: the given one, or random weights for as long as the block runs."""
-    if options.model is not None:
+    if options.model is not None and (options.model / "config.json").exists():
         yield options.model.resolve()
         return
     device = torch.device("cpu" if options.rehearse else "cuda")
     dtype = torch.float32 if options.rehearse else getattr(torch, options.dtype)
     sizes = EIGHT_B if options.eight else TINY | ({} if options.rehearse else TINY_HEADS)
+    if options.model is not None:
+        options.model.mkdir(parents=True, exist_ok=True)
+        save(build_model(sizes, device, dtype), sizes, options.model)
+        yield options.model.resolve()
+        return
     shared = Path("/dev/shm")
     place = shared if shared.is_dir() and shutil.disk_usage(shared).free > (20 << 30) else None
     with tempfile.TemporaryDirectory(prefix="gpu-program-", dir=place) as name:

@@ -28,7 +28,7 @@ from typing import Any
 from appliance.operator.calls import notifications
 from appliance.operator.calls.call_list import CallList, ListedCall, decode
 from appliance.operator.calls.call_names import name_of
-from appliance.operator.calls.describing import describe, files_of, process_of, thread_name, threads_of
+from appliance.operator.calls.describing import describe, files_of, libraries_near, process_of, thread_name, threads_of
 from isolation.errors import ProcessError
 from isolation.host.process import Child, start
 
@@ -66,6 +66,8 @@ class Outside:
     """Calls of one kind that a list does not have."""
 
     number: int
+    near: list[str]
+    """Libraries that the first of them came through, as far as its stack tells."""
     count: int = 0
     threads: Counter[str] = field(default_factory=Counter)
 
@@ -88,7 +90,14 @@ class Seen:
     def to_json(self, program: str) -> dict[str, Any]:
         """As the report holds it."""
         rows = [
-            {"name": name, "number": one.number, "arguments": detail, "count": one.count, "threads": dict(one.threads)}
+            {
+                "name": name,
+                "number": one.number,
+                "arguments": detail,
+                "count": one.count,
+                "threads": dict(one.threads),
+                "near": one.near,
+            }
             for (name, detail), one in sorted(self.outside.items())
         ]
         unused = [one.name for one in self.entries.values() if one.name not in self.used] if self.complete else None
@@ -189,7 +198,9 @@ class CallCollector:
         key = (name, describe(report.thread, name, report.arguments))
         if key not in seen.outside and len(seen.outside) >= MAX_KINDS:
             key = (name, OVERFLOW)
-        one = seen.outside.setdefault(key, Outside(report.number))
+        if key not in seen.outside:
+            seen.outside[key] = Outside(report.number, libraries_near(report.thread))
+        one = seen.outside[key]
         one.count += 1
         one.threads[thread_name(report.thread)] += 1
 

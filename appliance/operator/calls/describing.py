@@ -6,12 +6,21 @@ and lengths are left out, so that a thousand maps are one line.
 
 from __future__ import annotations
 
+import bisect
 import os
 import re
+import struct
 from collections.abc import Sequence
 
 MOST_PATH_BYTES = 256
 """Bytes of a path that are read from the process and shown."""
+
+STACK_BYTES = 2_048
+"""Bytes of a stack that are looked at: some ten frames."""
+
+MOST_NEAR = 3
+
+_EVERYWHERE = ("libc.so", "libc-", "libpthread", "ld-linux")
 
 _PAGE_BYTES = 4_096
 _NO_DESCRIPTOR = 0xFFFF_FFFF
@@ -116,6 +125,37 @@ def describe(thread: int, name: str, arguments: Sequence[int]) -> str:
         text = _text(thread, kind, arguments[place])
         words.append(f"{word} {text}" if word else text)
     return ", ".join(words)
+
+
+def libraries_near(thread: int) -> list[str]:
+    """Files that a waiting thread has probably come through, the nearest first: those that words on its stack point
+    into as code. A hint: an older call's words may lie there too. The C library, by which all calls go, is left out."""
+    try:
+        with open(f"/proc/{thread}/syscall", encoding="ascii") as file:
+            stack = int(file.read().split()[-2], 16)
+        code = _code_of(thread)
+        with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+            data = os.pread(memory.fileno(), STACK_BYTES, stack)
+    except (OSError, ValueError, IndexError, OverflowError):
+        return []
+    found: list[str] = []
+    for (word,) in struct.iter_unpack("=Q", data[: len(data) // 8 * 8]):
+        place = bisect.bisect_right(code, (word, chr(0x10FFFF), 0)) - 1
+        if place >= 0 and word < code[place][2] and code[place][1] not in found:
+            found.append(code[place][1])
+    return [name for name in found if not name.startswith(_EVERYWHERE)][:MOST_NEAR]
+
+
+def _code_of(thread: int) -> list[tuple[int, str, int]]:
+    """Begin, file and end of the mapped code, sorted."""
+    code = []
+    with open(f"/proc/{thread}/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            addresses, rights, _offset, _device, _inode, *path = line.split(None, 5)
+            if "x" in rights and path and path[0].startswith("/"):
+                begin, _, end = addresses.partition("-")
+                code.append((int(begin, 16), os.path.basename(path[0].strip()), int(end, 16)))
+    return sorted(code)
 
 
 def thread_name(thread: int) -> str:

@@ -57,12 +57,13 @@ def _program(program: Mapping[str, Any]) -> list[str]:
                 one["name"],
                 str(one["count"]),
                 ", ".join(one["threads"]),
+                ", ".join(one["near"]) or "-",
                 one["arguments"][:MOST_ARGUMENT] or "any arguments",
             )
             for one in sorted(program["outside"], key=lambda one: -one["count"])
         ]
         result += ["  outside of its list:"]
-        result += [f"    {line}" for line in table(("call", "times", "threads", "arguments"), rows)]
+        result += [f"    {line}" for line in table(("call", "times", "threads", "near", "arguments"), rows)]
     if program["used"] is not None:
         used = ", ".join(f"{name} {count:,}" for name, count in program["used"].items())
         result.append(f"  on its list: {used or 'none'}")

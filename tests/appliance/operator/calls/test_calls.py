@@ -166,6 +166,7 @@ def test_an_engine_is_within_its_list_and_what_is_not_is_told(engine_config: Eng
         ("getuid", ""): 1,
         ("newfstatat", "/nowhere/to/be/found"): 1,
     }
+    assert all(any("python" in name for name in one["near"]) for one in program["outside"])
     assert program["used"]["futex"] > 10
     assert "tgkill" in program["unused"]
     assert outcome.tokens > 0
