@@ -10,8 +10,8 @@ up to four times:
 * ``used``: every call is reported, in a short run: which entries of the list are used.
 
 The model is a tiny Llama with random weights, or ``--model``; ``--eight`` makes one of 8B's shape, in memory's file
-system unless ``--model`` names a folder for it. ``--only`` without a name writes the model and ends, so that kernels can
-be compiled for it. With ``--kernels`` the engine has kernels that were compiled ahead for this model and these rows;
+system unless ``--model`` names a folder for it. ``--only`` without a name writes the model and ends, so that kernels
+can be compiled for it. With ``--kernels`` the engine has kernels that were compiled ahead for this model and these rows;
 without, Triton compiles what warm-up meets, and a form that warm-up did not meet shows as files that are opened.
 ``--rehearse`` runs all of it on a CPU.
 
