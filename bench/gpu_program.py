@@ -11,8 +11,8 @@ up to four times:
 
 The model is a tiny Llama with random weights, or ``--model``; ``--eight`` makes one of 8B's shape, in memory's file
 system unless ``--model`` names a folder for it. ``--only`` without a name writes the model and ends, so that kernels
-can be compiled for it. With ``--kernels`` the engine has kernels that were compiled ahead for this model and these rows;
-without, Triton compiles what warm-up meets, and a form that warm-up did not meet shows as files that are opened.
+can be compiled for it. With ``--kernels`` the engine has kernels that were compiled ahead for this model and these
+rows; without, Triton compiles what warm-up meets, and a form that warm-up did not meet shows as files that are opened.
 ``--rehearse`` runs all of it on a CPU.
 
 Exit status 0: nothing was outside of the list and the engine lived under it.
@@ -25,6 +25,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -46,6 +47,9 @@ from isolation.gpu.bundle_additions import ENVIRONMENT
 BUDGET_S = 115.0
 """Seconds of a call; what does not fit in is left out and told."""
 
+LATE_S = 5.0
+"""Seconds after the budget when whatever still runs is ended."""
+
 LEAST_S = 20.0
 """Seconds below which no further engine is started."""
 
@@ -63,6 +67,9 @@ def main() -> int:
     if not options.rehearse and not torch.cuda.is_available():
         sys.exit("torch sees no GPU; --rehearse runs everything on the CPU")
     deadline = time.monotonic() + options.budget
+    # An engine that stands still is ended by this, and told: runs look at the time themselves.
+    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, options.budget + LATE_S)
     _put(options.out, "machine", torch=torch.__version__, kernel=os.uname().release, card=_card(options.rehearse))
     with _model(options) as folder:
         if not options.only:
@@ -74,6 +81,10 @@ def main() -> int:
     _put(options.out, "verdict", **verdict, runs=list(outcomes))
     print(f"verdict: {verdict}")
     return 0 if lived and not found and outcomes["collect"].lived else 1
+
+
+def _out_of_time(*_: object) -> None:
+    raise TimeoutError("the time of the whole call is over")
 
 
 def _options() -> argparse.Namespace:
@@ -168,7 +179,8 @@ def _model(options: argparse.Namespace) -> Iterator[Path]:
     if options.model is not None and (options.model / "config.json").exists():
         yield options.model.resolve()
         return
-    device = torch.device("cpu" if options.rehearse else "cuda")
+    # Tiny weights are made on the CPU, so that this process holds nothing of the card.
+    device = torch.device("cuda" if options.eight and not options.rehearse else "cpu")
     dtype = torch.float32 if options.rehearse else getattr(torch, options.dtype)
     sizes = EIGHT_B if options.eight else TINY | ({} if options.rehearse else TINY_HEADS)
     if options.model is not None:

@@ -2,7 +2,7 @@
 
 Drawn from a seed, bounded by what the engine says that it takes: prompts of every length up to the longest, all numbers
 of a draw, masks, biases, log-probabilities of outputs and prompts, several choices, stop ids, deadlines, aborts,
-probes, prompts that share a prefix, and as many rows as fit.
+probes, quotas, prompts that share a prefix, public or not, and as many rows as fit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Masks, MaskState
+from isolation.ipc.kv import WHOLE_POOL, KvQuota, KvQuotas
 from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.messages import MAX_TOP_LOGPROBS, NAMESPACE_KEY_BYTES, EngineReady, Finish, Priority
 from isolation.ipc.ping import Ping
+from isolation.ipc.public import PublicPrefix, PublicPrefixes
 from isolation.ipc.sampling import Sampling
 
 NAMESPACES = 3
 """Tenants of the load."""
+
+PUBLIC = 100
+"""First number from which keys of public prefixes are made."""
 
 MOST_OUTPUT = 48
 """Output tokens of a request, at most: requests come and go, and rows are taken again."""
@@ -75,7 +80,7 @@ class EngineLoad:
         self._live: dict[int, int] = {}
         """Output tokens so far of each live request."""
         self._masked: set[int] = set()
-        self._outbox: deque[Submit | Abort | Masks | Ping | Drain] = deque()
+        self._outbox: deque[Submit | Abort | Masks | Ping | KvQuotas | PublicPrefixes | Drain] = deque()
         """What the ring has no room for yet; as much as the live requests give rise to."""
         self._lengths: list[int] = []
         self._shared = [self._ids(min(256, ready.max_context // 2)) for _ in range(NAMESPACES)]
@@ -103,6 +108,8 @@ class EngineLoad:
                 self._outbox.append(Abort(rand.choice(tuple(self._live))))
             elif rand.random() < 0.02:
                 self._outbox.append(Ping(self._next))
+            elif now < until and rand.random() < 0.02:
+                self._outbox.append(self._table())
             else:
                 channel.wait(WAIT_S)
             self._flush(channel)
@@ -123,6 +130,15 @@ class EngineLoad:
             if request.structured:
                 self._masked.add(number)
                 self._mask(number)
+
+    def _table(self) -> KvQuotas | PublicPrefixes:
+        """A new table of quotas, or of public prefixes where the engine keeps some."""
+        if self._ready.publishes and self._random.random() < 0.5:
+            count = self._random.randint(0, NAMESPACES)
+            pairs = [(bytes([PUBLIC + number]) * NAMESPACE_KEY_BYTES, self._shared[number]) for number in range(count)]
+            return PublicPrefixes(tuple(PublicPrefix(key, ids) for key, ids in pairs))
+        cap = self._random.choice((WHOLE_POOL // 2, WHOLE_POOL))
+        return KvQuotas((KvQuota(bytes(NAMESPACE_KEY_BYTES), WHOLE_POOL // 10, cap),))
 
     def _draw(self) -> Submit:
         rand, ready = self._random, self._ready
@@ -145,6 +161,8 @@ class EngineLoad:
             options["deadline_us"] = LEAST_DEADLINE_US
         if ready.deterministic and not structured and rand.random() < 0.1:
             options["deterministic"] = True
+        if ready.publishes and "prompt_logprobs" not in options and rand.random() < 0.2:
+            options["public"] = bytes([PUBLIC + tenant]) * NAMESPACE_KEY_BYTES
         return Submit(
             self._next,
             bytes([tenant]) * NAMESPACE_KEY_BYTES,

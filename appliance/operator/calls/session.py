@@ -170,9 +170,11 @@ def _serve(trial: Trial, channel: Channel, outcome: TrialOutcome, began: float) 
     served = time.monotonic()
     try:
         load.play(channel, trial.seconds)
-        while True:
+        last = time.monotonic() + END_TIMEOUT_S
+        while time.monotonic() < last:
             channel.receive()
-            channel.wait(END_TIMEOUT_S)
+            channel.wait(1.0)
+        raise TimeoutError(f"it was drained and did not end within {END_TIMEOUT_S:g} s")
     except PeerGoneError:
         if not load.drained:
             raise

@@ -32,8 +32,10 @@ LISTS = {
 }
 
 ENGINE_SLIPS = """
-import os, sys, threading
+import atexit, os, sys, threading
 import engine.__main__ as program
+
+atexit.register(os.listdir, "/")
 
 serve, go = program.serve, threading.Event()
 
@@ -53,7 +55,35 @@ program.serve = slipping
 from appliance.operator.calls import observed
 sys.exit(observed.main(sys.argv[1:]))
 """
-"""The engine's program with three calls beyond its list after lock-down, one by a thread that was there before."""
+"""The engine's program with three calls beyond its list after lock-down, one by a thread that was there before; and
+with one more that a library would make at the end of the process, as torch's compiler does."""
+
+GPU_SLIPS = """
+import os, sys
+from dataclasses import replace
+from types import SimpleNamespace
+import engine.__main__ as program
+from engine.sandbox.allowed_calls_gpu import Descriptors
+
+node, other = os.memfd_create("node"), os.memfd_create("other")
+lock, serve = program._lock_down, program.serve
+
+def with_gpu(engine, *rest):
+    capabilities = replace(engine.runner.capabilities, gpu=True)
+    lock(SimpleNamespace(runner=SimpleNamespace(capabilities=capabilities)), *rest)
+
+def slipping(*arguments):
+    os.isatty(node)
+    os.isatty(other)
+    os.isatty(other)
+    serve(*arguments)
+
+program._lock_down, program.serve = with_gpu, slipping
+program.find_descriptors = lambda links, ours: Descriptors((node,), ())
+from appliance.operator.calls import observed
+sys.exit(observed.main(sys.argv[1:]))
+"""
+"""The engine's program under a GPU's list, with a file for the driver's node: one ioctl on that, two on another."""
 
 TEXT_SLIPS = """
 import os, sys
@@ -155,7 +185,8 @@ def test_commands_of_the_driver_have_names() -> None:
 
 def test_an_engine_is_within_its_list_and_what_is_not_is_told(engine_config: EngineConfig) -> None:
     """Under load the real engine makes no call beyond its list but those that were put in, which are told with their
-    threads and paths, and it goes on; listed calls are counted and unused entries named."""
+    threads and paths, and it goes on; what libraries do at the end of a process is not done; listed calls are counted
+    and unused entries named."""
     trial = Trial(config=engine_config, mode=Mode.COLLECT, seconds=1.0, observed=("-c", ENGINE_SLIPS))
     outcome = run(trial)
     assert outcome.lived, lines(outcome, trial.mode)
@@ -181,6 +212,21 @@ def test_the_same_call_ends_an_engine_under_its_list(engine_config: EngineConfig
     outcome = run(replace(trial, added={"engine": rows}) if added else trial)
     assert outcome.lived == added, lines(outcome, trial.mode)
     assert added or (outcome.killed and outcome.status == -signal.SIGSYS)
+
+
+@pytest.mark.full
+def test_a_gpu_engine_is_told_by_the_files_of_its_driver(engine_config: EngineConfig) -> None:
+    """The device backend under the GPU's list: an ioctl on the driver's node is on it, the same on another file is told
+    with that file's name."""
+    config = replace(engine_config, backend="device", max_num_seqs=4)
+    trial = Trial(config=config, mode=Mode.COLLECT, seconds=1.0, observed=("-c", GPU_SLIPS))
+    outcome = run(trial)
+    assert outcome.lived, lines(outcome, trial.mode)
+    (program,) = outcome.programs
+    assert program["used"]["ioctl"] == 1
+    (found,) = program["outside"]
+    assert (found["name"], found["count"]) == ("ioctl", 2)
+    assert found["arguments"].startswith("/memfd:other (deleted), 0x5401")
 
 
 SLIPS = ("getppid", "getuid", "stat", "newfstatat")
