@@ -36,6 +36,9 @@ MOST_OUTPUT = 48
 
 MOST_CHOICES = 3
 
+ABORTED = 0.15
+"""Share of requests that are aborted."""
+
 MOST_STOP_IDS = 4
 
 MOST_BIASES = 8
@@ -51,7 +54,7 @@ WORD_BITS = 32
 SETTLE_S = 30.0
 """Seconds for what is under way when nothing is added any more."""
 
-PHASE_S = 0.5
+PHASE_S = 0.25
 """Seconds with the same number of requests."""
 
 WAIT_S = 0.02
@@ -80,6 +83,8 @@ class EngineLoad:
         self._live: dict[int, int] = {}
         """Output tokens so far of each live request."""
         self._masked: set[int] = set()
+        self._aborted: dict[int, int] = {}
+        """Output tokens after which a request is aborted, where it is."""
         self._outbox: deque[Submit | Abort | Masks | Ping | KvQuotas | PublicPrefixes | Drain] = deque()
         """What the ring has no room for yet; as much as the live requests give rise to."""
         self._lengths: list[int] = []
@@ -102,14 +107,9 @@ class EngineLoad:
             if now >= change:
                 # Few rows and many in turn: steps of every size.
                 wanted, change = rand.choice((1, 2, self._most // 4 + 1, self._most, self._most)), now + PHASE_S
+                self._outbox.append(Ping(self._next) if rand.random() < 0.5 else self._table())
             if now < until and len(self._live) < wanted:
                 self._submit()
-            elif now < until and rand.random() < 0.05 and self._live:
-                self._outbox.append(Abort(rand.choice(tuple(self._live))))
-            elif rand.random() < 0.02:
-                self._outbox.append(Ping(self._next))
-            elif now < until and rand.random() < 0.02:
-                self._outbox.append(self._table())
             else:
                 channel.wait(WAIT_S)
             self._flush(channel)
@@ -127,6 +127,10 @@ class EngineLoad:
         self._next += request.choices
         for number in range(request.request, request.request + request.choices):
             self._live[number] = 0
+            if self._random.random() < ABORTED:
+                self._aborted[number] = self._random.randrange(request.max_tokens)
+                if not self._aborted[number]:
+                    self._outbox.append(Abort(number))
             if request.structured:
                 self._masked.add(number)
                 self._mask(number)
@@ -228,6 +232,8 @@ class EngineLoad:
             self._live[request] += 1
             if finish != Finish.NONE:
                 self._end(request, Finish(finish).name.lower())
+            elif self._live[request] == self._aborted.get(request):
+                self._outbox.append(Abort(request))
             elif request in self._masked:
                 self._mask(request)
         for failure in output.failures:
@@ -237,6 +243,7 @@ class EngineLoad:
         if self._live.pop(request, None) is not None:
             self.ended[how] += 1
         self._masked.discard(request)
+        self._aborted.pop(request, None)
 
     def _flush(self, channel: Channel) -> bool:
         """Send what is due; False when the ring is full before all of it is in."""

@@ -187,7 +187,7 @@ def test_an_engine_is_within_its_list_and_what_is_not_is_told(engine_config: Eng
     """Under load the real engine makes no call beyond its list but those that were put in, which are told with their
     threads and paths, and it goes on; what libraries do at the end of a process is not done; listed calls are counted
     and unused entries named."""
-    trial = Trial(config=engine_config, mode=Mode.COLLECT, seconds=1.0, observed=("-c", ENGINE_SLIPS))
+    trial = Trial(config=engine_config, mode=Mode.COLLECT, seconds=0.5, observed=("-c", ENGINE_SLIPS))
     outcome = run(trial)
     assert outcome.lived, lines(outcome, trial.mode)
     (program,) = outcome.programs
