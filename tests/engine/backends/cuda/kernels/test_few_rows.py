@@ -13,7 +13,9 @@ from torch import Tensor
 from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.gemv import FewRows, Map, Scratch
-from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, assert_close, for_each, noise, poisoned
+from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, assert_close, for_each, noise, poisoned
+
+pytestmark = pytest.mark.usefixtures("place")
 
 BF16 = torch.bfloat16
 EPS = 1e-5
@@ -57,7 +59,7 @@ class Case:
     def scratch(self) -> Scratch:
         """Sums that were never written are no numbers."""
         needed = gemv.numbers_needed(self.shape, self.outputs, self.size, gate=bool(self.gate))
-        scratch = Scratch.empty(needed, CPU)
+        scratch = Scratch.empty(needed, PLACE)
         scratch.sums.fill_(torch.nan)
         return scratch
 

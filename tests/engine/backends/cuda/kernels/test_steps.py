@@ -20,7 +20,9 @@ from engine.core.kv.layout import FULL, KvGroup, Reach
 from engine.core.scheduler.plan import FAILED
 from engine.model.layers.rotary import RopeScaling, Rotary
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
-from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, for_each
+from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, for_each
+
+pytestmark = pytest.mark.usefixtures("place")
 
 GROUPS = (KvGroup(FULL, 4), KvGroup(Reach("window", 6), 8), KvGroup(Reach("chunk", 5), 4))
 ROWS, LANES, STOPS, BLOCKS, VOCAB = 6, 5, 3, 40, 50
@@ -120,7 +122,7 @@ def test_rotations_are_the_model_s(dtype: torch.dtype) -> None:
     the model computes."""
     positions = torch.tensor([0, 1, 77, 4_095, 131_071])
     for scaling in (RopeScaling(theta=500_000.0), RopeScaling(partial=0.5, attention_factor=1.3)):
-        rotary = Rotary(scaling, 24, CPU)
+        rotary = Rotary(scaling, 24, PLACE)
         for found, table in zip(rope.rotations(rotary, positions, dtype), rotary.tables(positions, dtype), strict=True):
             bound = 1e-6 if dtype == torch.float32 else 2.0**-7
             torch.testing.assert_close(found.float(), table.float(), rtol=0, atol=bound)
