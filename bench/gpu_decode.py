@@ -43,7 +43,7 @@ from engine.backends.cuda.kernels.ahead import compiling_only
 from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.operations import KernelOperations, kernel_operations
 from engine.backends.cuda.kernels.tile_map import DecodeShape
-from engine.backends.cuda.kernels.tile_sizes import configuration
+from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import Threads
 from engine.backends.cuda.load import make_device_runner, without_spares
 from engine.backends.cuda.runtime.operations import KvLayer
@@ -346,14 +346,31 @@ def steps(figures: Figures, bandwidth: float) -> None:
     sizes, dtype = (TINY, torch.float32) if REHEARSE else (EIGHT_B, BF16)
     model = build_model(sizes, DEVICE, dtype)
     weights = sum(one.nbytes for one in _tensors(model)) - model.embedding.weight.nbytes
-    for separate, rows in itertools.product((False, True), (1, 8)):
-        kind = "separate" if separate else "fused"
-        tried(
-            lambda rows=rows, kind=kind, separate=separate: stepped(
-                figures, bandwidth, make_engine(model, rows, separate=separate), weights, rows, kind
-            ),
-            f"step {kind} x {rows}",
-        )
+    for (kind, change), rows in itertools.product(WAYS.items(), (1, 8)):
+        if rows == 1 or kind in ("fused", "early", "separate"):
+            tried(
+                lambda rows=rows, kind=kind, change=change: stepped(
+                    figures, bandwidth, make_engine(model, rows, change), weights, rows, kind
+                ),
+                f"step {kind} x {rows}",
+            )
+
+
+def early(chosen: Configuration, ahead: int, splits: DecodeShape | None = None) -> Configuration:
+    """Launches that begin before the one in front of them is over."""
+    found = replace(chosen, few=replace(chosen.few, early=True, ahead=ahead))
+    return found if splits is None else replace(found, decode=splits)
+
+
+WAYS: dict[str, Callable[[Configuration], Configuration]] = {
+    "fused": lambda chosen: replace(chosen, few=replace(chosen.few, early=False)),
+    "early": lambda chosen: early(chosen, 1_024),
+    "early, 256": lambda chosen: early(chosen, 256),
+    "early, 2048": lambda chosen: early(chosen, 2_048),
+    "early, short splits": lambda chosen: early(chosen, 1_024, DecodeShape(64, 2, 32, Threads(4, 2))),
+    "separate": lambda chosen: replace(chosen, few=replace(chosen.few, most=0), joined=False),
+}
+"""Ways to compute a step."""
 
 
 def _tensors(model: Any) -> Iterable[Tensor]:
@@ -366,7 +383,7 @@ def _tensors(model: Any) -> Iterable[Tensor]:
                 yield linear.weight
 
 
-def make_engine(model: Any, rows: int, *, separate: bool) -> Engine:
+def make_engine(model: Any, rows: int, change: Callable[[Configuration], Configuration]) -> Engine:
     """The real scheduler around the device's runner."""
     config = EngineConfig(
         model_dir="",
@@ -383,9 +400,9 @@ def make_engine(model: Any, rows: int, *, separate: bool) -> Engine:
     shape = model.config
     operations = None
     if not REHEARSE:
-        operations = kernel_operations(
-            (shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, DEVICE, separate=separate
-        )
+        heads = shape.num_heads, shape.num_kv_heads
+        operations = kernel_operations(heads, shape.head_dim, shape.vocab_size, DEVICE)
+        operations._chosen = change(operations._chosen)
     runner = make_device_runner(config, model, layout, limits, operations)
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=layout.root("00"), block_size=BLOCK, caching=True)

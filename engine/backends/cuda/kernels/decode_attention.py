@@ -17,11 +17,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.kernels.attention_tile import CachedLayer, Seen, attend, cached_layer, layer_form, load_query
 from engine.backends.cuda.kernels.tile_map import DecodeMap, DecodeShape, row_tiles
 from engine.backends.cuda.kernels.triton_common import (
+    EMULATED,
     LEAST_DOT,
     LOG2_E,
     ceil_div,
@@ -203,9 +205,13 @@ def _decode_joined(
     SHAPE: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """A program for each split that a row may have: few rows need no map, and the program that finishes a row's last
     split combines them all."""
+    if EARLY:
+        # The product behind this may fetch its matrix meanwhile; it waits for the end of this launch.
+        gdc_launch_dependents()
     row = (tl.program_id(0) // SHAPE.splits).to(tl.int64)
     split = tl.program_id(0) % SHAPE.splits
     kv_head = tl.program_id(1) // PARTS
@@ -270,6 +276,8 @@ def decode_attention(
     mapped: tuple[DecodeMap | None, DecodeShape, Partials],
     rule: AttentionRule,
     out: Tensor,
+    *,
+    early: bool = False,
 ) -> None:
     """Attend with one token a row.
 
@@ -281,6 +289,7 @@ def decode_attention(
             splits are combined in the same launch, as ``joins`` allows.
         rule: how the layer weighs.
         out: ``(rows, heads, value_dim)``, contiguous; rows of no length become zeros.
+        early: whether the launch behind this one may begin before its end (programmatic dependent launch, sm_90).
     """
     (tables, lengths), (dealt, shape, partials) = rows, mapped
     heads, form = q.shape[1], layer_form(layer, q.shape[1], rule)
@@ -290,7 +299,8 @@ def decode_attention(
     placed = tables, tables.stride(0), lengths
     fixed = {"FORM": form, "SHAPE": shape, "HEADS": together, "PARTS": parts, **shape.launch.options}
     if dealt is None:
-        _decode_joined[(len(q) * shape.splits, layer.heads * parts)](*given, *placed, out, heads, **fixed)
+        grid = len(q) * shape.splits, layer.heads * parts
+        _decode_joined[grid](*given, *placed, out, heads, EARLY=early and not EMULATED.value, **fixed)
         return
     _decode[(len(dealt.begins) - 1, layer.heads * parts)](*given, dealt, *placed, heads, **fixed)
     _combine[(len(q), heads)](partials, lengths, rule.sinks, out, heads, FORM=form, SHAPE=shape)

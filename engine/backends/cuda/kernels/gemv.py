@@ -39,6 +39,9 @@ LEAST_STEPS = 4
 
 NO_GATE = -1
 
+CACHE_LINE = tl.constexpr(128)
+"""Bytes."""
+
 WIDE_LAUNCH = Threads(4, 4)
 
 
@@ -60,6 +63,9 @@ class FewRows:
     early: bool = False
     """Whether a program may begin before the launch in front of it is over (programmatic dependent launch, sm_90): it
     waits for that before it reads anything that was written."""
+    ahead: int = 1_024
+    """Bytes of each line of the matrix that an early program asks for while it waits, a power of two: memory has
+    something to do while one launch ends and the next begins."""
 
     def parts(self, outputs: int, size: int, depth: int) -> int:
         """Programs that share a tile of this matrix's outputs, a power of two."""
@@ -111,6 +117,8 @@ class _Form:
     gate: int
     adds: bool
     early: bool
+    ahead: int
+    """128-byte pieces of a line that are asked for early."""
 
 
 @triton.jit
@@ -128,6 +136,15 @@ def _tile(lines: tl.tensor, place: tl.tensor, FORM: tl.constexpr) -> tl.tensor:
             lines + place[None, :], mask=(place < FORM.size)[None, :], other=0.0, eviction_policy="evict_first"
         )
     return tile
+
+
+@triton.jit
+def _prefetch(lines: tl.tensor, FORM: tl.constexpr) -> None:
+    """Have the second-level cache fetch the first pieces of lines."""
+    place = lines[:, None] + tl.arange(0, FORM.ahead)[None, :] * (CACHE_LINE // 2)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -218,9 +235,6 @@ def _few_rows(
     outputs: tl.tensor,
     FORM: tl.constexpr,
 ) -> None:
-    if FORM.early:
-        gdc_launch_dependents()
-        gdc_wait()
     WIDE: tl.constexpr = FORM.outputs
     DEPTH: tl.constexpr = FORM.depth
     tile = tl.program_id(0)
@@ -232,6 +246,13 @@ def _few_rows(
     more = lines
     if FORM.gate >= 0:
         more = lines + outputs.to(tl.int64) * FORM.size
+    if FORM.early:
+        gdc_launch_dependents()
+        # The matrix is nobody's result: what is needed first of it is fetched before the wait.
+        _prefetch(lines + part * FORM.share, FORM)
+        if FORM.gate >= 0:
+            _prefetch(more + part * FORM.share, FORM)
+        gdc_wait()
     inputs = x + row[:, None] * x_row
     total = tl.zeros([WIDE, ROWS], tl.float32)
     second = tl.zeros([WIDE, ROWS], tl.float32)
@@ -312,6 +333,7 @@ def few_rows(
         gate=NO_GATE if gate is None else KINDS[gate.kind],
         adds=adds,
         early=shape.early and not EMULATED.value,
+        ahead=max(1, min(shape.ahead, share * x.element_size()) // CACHE_LINE.value),
     )
     options: dict[str, object] = dict(shape.launch.options)
     if form.early:

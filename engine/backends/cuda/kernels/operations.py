@@ -213,7 +213,7 @@ class _Decoding:
     def __init__(
         self, chosen: Configuration, programs: int, lengths: Tensor, tables: tuple[Tensor, ...], arrived: Tensor
     ) -> None:
-        self._shape, self._join = chosen.decode, chosen.joined
+        self._shape, self._join, self._early = chosen.decode, chosen.joined, chosen.few.early
         self._programs = programs
         self._lengths = lengths
         self._tables = tables
@@ -234,7 +234,7 @@ class _Decoding:
             self._partials = Partials.empty(rows, heads, width, self._shape, device, self._arrived)
         out = q.new_empty(rows, heads, width)
         placed = self._tables[layer.table], self._lengths
-        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out)
+        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out, early=self._early)
         return out.flatten(1)
 
 
