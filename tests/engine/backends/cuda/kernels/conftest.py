@@ -22,6 +22,9 @@ MODULES = (
     "rope",
     "routing",
     "sampler",
+    "sampling_cut",
+    "sampling_figures",
+    "sampling_row",
     "tile_map",
 )
 

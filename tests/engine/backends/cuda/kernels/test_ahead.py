@@ -116,6 +116,7 @@ def test_an_engine_without_compilers_finds_every_kernel(
         "_decode",
         "_combine",
         "_activate",
+        "_sketch",
         "_prepare",
         "_choose",
         "_report",
