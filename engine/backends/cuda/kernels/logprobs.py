@@ -41,9 +41,15 @@ class MaskedLine(NamedTuple):
 
 
 @triton.jit
-def masked(line: MaskedLine, token: tl.tensor) -> tl.tensor:
-    """Logits in float32, minus infinity for what the row's mask forbids and behind the vocabulary."""
-    raw = tl.load(line.logits + token, mask=token < line.size, other=-float("inf")).to(tl.float32)
+def logits_of(line: MaskedLine, token: tl.tensor) -> tl.tensor:
+    """Logits as they lie, minus infinity behind the vocabulary."""
+    return tl.load(line.logits + token, mask=token < line.size, other=-float("inf"))
+
+
+@triton.jit
+def masked(line: MaskedLine, token: tl.tensor, logits: tl.tensor) -> tl.tensor:
+    """These ids' logits in float32, minus infinity for what the row's mask forbids."""
+    raw = logits.to(tl.float32)
     if line.mask >= 0:
         known = token < line.width * 32
         word = tl.load(line.words + line.mask.to(tl.int64) * line.width + token // 32, mask=known, other=0)
@@ -83,7 +89,7 @@ def _alternatives(
         if best > -float("inf"):
             here = stretch == tl.min(tl.where(peaks == best, stretch, SPAN - 1), 0)
             token = tl.sum(tl.where(here, stretch, 0), 0) * BLOCK + tl.arange(0, BLOCK)
-            raw = masked(line, token)
+            raw = masked(line, token, logits_of(line, token))
             before = tl.max(tl.where(here, last, -float("inf")), 0)
             value, found = _first_after(raw, token, before, tl.max(tl.where(here, last_id, -1), 0))
             tl.store(top_ids + place, found)

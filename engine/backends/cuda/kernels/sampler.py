@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.backends.cuda.kernels.logprobs import NO_TOKEN, MaskedLine, report
+from engine.backends.cuda.kernels.logprobs import NO_TOKEN, MaskedLine, logits_of, report
 from engine.backends.cuda.kernels.sampling_cut import (
     SAMPLE_PIECE,
     SAMPLE_PIECES,
@@ -50,10 +50,12 @@ from engine.backends.cuda.kernels.sampling_row import (
     MASK_LINE,
     PENALTY_LINE,
     SEED,
+    TYPICAL_P,
     RowWords,
     Wishes,
     integer,
     is_cut,
+    number,
     over_temperature,
     scores_of,
     temperature_of,
@@ -68,7 +70,7 @@ STRETCH = 2_048
 """Scores that are looked at together."""
 
 TOGETHER = 8_192
-"""Scores of a list that one program holds in registers: 64 a thread, key and weight."""
+"""Scores of a list that one program holds in registers, as key and weight."""
 
 LEAST_WIDTH = 16
 """Of them, of one stretch, in the widest vocabulary."""
@@ -76,8 +78,16 @@ LEAST_WIDTH = 16
 STEADY = Threads(4, 1)
 """Threads of a program that reads one stretch."""
 
-WIDE = Threads(8, 1)
+STEADY_REGISTERS = 80
+"""Of one of these threads: so many programs are on a processor at once that memory is never waited for; some addresses
+are computed again for it."""
+
+WIDE = Threads(16, 1)
 """Threads of a program that looks at one row."""
+
+PROGRAMS = 4_096
+"""Programs that read logits at the least, if there are so many stretches: some for each place that a GPU has for them.
+A program of several stretches fetches one while it looks at the one before."""
 
 NO_CHOICE = tl.constexpr(FAILED)
 
@@ -160,16 +170,36 @@ def _prepare(
     scores: tl.tensor,
     figures: tl.tensor,
     size: tl.tensor,
+    stretches: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    line, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    stretches = tl.num_programs(1)
+    line, stretch, step = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     row = RowWords(words, lines, tl.load(rows + line))
-    first = stretch * BLOCK
     own = MaskedLine(logits + line * logits_row, size, masks, integer(row, MASK_LINE), mask_width)
-    token = first + tl.arange(0, BLOCK)
-    raw, score = scores_of(own, row, Wishes(counts, bias_ids, biases), token, first, first + BLOCK)
-    out = figures + line * stretches * FIGURES + stretch
+    wishes = Wishes(counts, bias_ids, biases)
+    out = figures + line * stretches * FIGURES
+    target = scores + line * stretches * BLOCK
+    place = tl.arange(0, BLOCK)
+    following = logits_of(own, stretch * BLOCK + place)
+    for here in range(stretch, stretches, step):
+        # The next stretch is on its way while this one is looked at.
+        given, first = following, here * BLOCK
+        following = logits_of(own, (here + step) * BLOCK + place)
+        raw, score = scores_of(own, row, wishes, first + place, given, first, first + BLOCK)
+        describe(row, raw, score, out + here, stretches, target + first, limits + line)
+
+
+@triton.jit
+def describe(
+    row: RowWords,
+    raw: tl.tensor,
+    score: tl.tensor,
+    out: tl.tensor,
+    stretches: tl.tensor,
+    target: tl.tensor,
+    limit: tl.tensor,
+) -> None:
+    """Store the figures of a stretch, as far as its row asks for them, and its part of the row's list."""
     raw_peak = tl.max(tl.where(raw == raw, raw, -float("inf")), 0)
     broken = tl.sum((raw != raw).to(tl.int32), 0) > 0
     tl.store(out + RAW_PEAK * stretches, tl.where(broken, float("nan"), raw_peak))
@@ -185,10 +215,11 @@ def _prepare(
         weight = tl.exp(value)
         tl.store(out + SUM * stretches, tl.sum(weight, 0))
         if is_cut(row):
-            moment = tl.sum(tl.where(weight > 0, weight * value, 0.0), 0)
-            tl.store(out + MOMENT * stretches, moment)
-            target = scores + (line * stretches + stretch) * BLOCK
-            listed = list_part(target, score, tl.load(limits + line), float("inf"))
+            if number(row, TYPICAL_P) < 1:
+                tl.store(out + MOMENT * stretches, tl.sum(tl.where(weight > 0, weight * value, 0.0), 0))
+            else:
+                tl.store(out + MOMENT * stretches, 0.0)
+            listed = list_part(target, score, tl.load(limit), float("inf"))
             tl.store(out + LISTED * stretches, listed.to(tl.float32))
             tl.store(out + MORE * stretches, 0.0)
             tl.store(out + MORE_WEIGHT * stretches, 0.0)
@@ -221,7 +252,7 @@ def settle(
         first = tl.min(tl.where(peaks == list_.peak, stretch, list_.stretches - 1), 0)
     begin = first * BLOCK
     token = begin + tl.arange(0, BLOCK)
-    _, score = scores_of(line, row, wishes, token, begin, begin + BLOCK)
+    _, score = scores_of(line, row, wishes, token, logits_of(line, token), begin, begin + BLOCK)
     if greedy:
         found = tl.min(tl.where(score == tl.max(score, 0), token, NO_TOKEN), 0)
     else:
@@ -312,8 +343,8 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
     source = (logits, logits.stride(0), rows, words, words.shape[1], masks, masks.shape[1])
     wishes = (columns.counts, columns.bias_ids, columns.biases)
     _sketch[(lines,)](*source, *wishes, out.limits, size, stride, **WIDE.options)
-    _prepare[(lines, stretches)](
-        *source, *wishes, out.limits, out.scores, out.figures, size, BLOCK=block, **STEADY.options
+    _prepare[(lines, min(stretches, ceil_div(PROGRAMS, lines)))](
+        *source, *wishes, out.limits, out.scores, out.figures, size, stretches, BLOCK=block, maxnreg=STEADY_REGISTERS, **STEADY.options
     )
     _choose[(lines,)](
         *source,

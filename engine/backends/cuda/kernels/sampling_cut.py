@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.backends.cuda.kernels.logprobs import MaskedLine
+from engine.backends.cuda.kernels.logprobs import MaskedLine, logits_of
 from engine.backends.cuda.kernels.sampling_figures import LISTED, MOMENT, MORE, MORE_WEIGHT, PEAK, SUM
 from engine.backends.cuda.kernels.sampling_row import (
     MIN_P,
@@ -37,9 +37,15 @@ BY_WEIGHT = tl.constexpr(1)
 BY_DISTANCE = tl.constexpr(2)
 """Stages of a cut: top-k, top-p, typical-p."""
 
-REACH = tl.constexpr(28.0)
-"""A score so far below the largest, after the temperature, has less than 1e-12 of its weight."""
 NEGLIGIBLE = tl.constexpr(-28.0)
+"""A score so far below the largest, after the temperature, has less than 1e-12 of its weight."""
+
+LOGIT_SPAN = tl.constexpr(40.0)
+"""Scores so far below a sample's largest are of no use in a list."""
+
+LEAST_SAMPLED = tl.constexpr(256.0)
+"""Ids of a sample, at the least, above a limit: one likely id that a sample met by chance says little about a row, and
+so few in a list cost nothing."""
 
 SAMPLE_PIECES = tl.constexpr(64)
 SAMPLE_PIECE = tl.constexpr(128)
@@ -198,7 +204,8 @@ def make_list(
     place = tl.arange(0, BLOCK)
     for stretch in range(list_.stretches):
         first = stretch * BLOCK
-        _, score = scores_of(line, row, wishes, first + place, first, first + BLOCK)
+        token = first + place
+        _, score = scores_of(line, row, wishes, token, logits_of(line, token), first, first + BLOCK)
         weight = tl.exp(over_temperature(score, list_.peak, list_.temperature))
         higher = score >= high
         count = list_part(list_.scores + first, score, low, high)
@@ -228,7 +235,7 @@ def sampled(
     """Scaled scores of a sample, less the largest of them, which is given too."""
     place = tl.arange(0, SAMPLE_PIECE)
     token = (tl.arange(0, SAMPLE_PIECES) * stride)[:, None] + place[None, :]
-    _, score = scores_of(line, row, wishes, token, 0, line.size)
+    _, score = scores_of(line, row, wishes, token, logits_of(line, token), 0, line.size)
     peak = tl.max(tl.max(score, 1), 0)
     # A sample without a score: whatever comes of it, the row has few.
     peak = tl.where(peak > -float("inf"), peak, 0.0)
@@ -237,10 +244,17 @@ def sampled(
 
 @triton.jit
 def level(
-    value: tl.tensor, weight: tl.tensor, mass: tl.tensor, count: tl.tensor, most: tl.tensor, STEPS: tl.constexpr
+    value: tl.tensor,
+    weight: tl.tensor,
+    lowest: tl.tensor,
+    mass: tl.tensor,
+    count: tl.tensor,
+    most: tl.tensor,
+    STEPS: tl.constexpr,
 ) -> tl.tensor:
-    """About the greatest level above which a sample has ``mass`` and ``count``, or else ``most``; of scaled scores."""
-    low, high = tl.cast(NEGLIGIBLE, tl.float32), tl.cast(0.0, tl.float32)
+    """About the greatest level above which a sample has ``mass`` and ``count``, or else ``most``; of scaled scores, and
+    ``lowest`` where there is none."""
+    low, high = lowest, lowest * 0.0
     for _ in range(STEPS):
         middle = (low + high) * 0.5
         above = value >= middle
@@ -250,6 +264,14 @@ def level(
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
     return low
+
+
+@triton.jit
+def lowest_level(value: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    """The least scaled score of a sample that a level is looked for at."""
+    least = tl.min(tl.min(tl.where(value > -float("inf"), value, 0.0), 1), 0)
+    span = tl.cast(LOGIT_SPAN, tl.float32) / temperature
+    return tl.maximum(least, tl.minimum(-span, NEGLIGIBLE))
 
 
 @triton.jit
@@ -265,23 +287,23 @@ def suggested_limit(
     most = integer(row, TOP_K).to(tl.float32)
     share, typical = number(row, TOP_P).to(tl.float32), number(row, TYPICAL_P).to(tl.float32)
     least = number(row, MIN_P).to(tl.float32)
-    mass, count = whole * 0.0, tl.cast(32.0, tl.float32)
+    mass, count = whole * 0.0, tl.cast(LEAST_SAMPLED, tl.float32)
     only_least = (most == 0) & (share >= 1) & (least > 0)
     if most > 0:
         part = most * (SAMPLE_PIECES * SAMPLE_PIECE) / tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE)
-        count = part * 1.25 + 4 * tl.sqrt(part) + 8
+        count = tl.maximum(part * 1.25 + 4 * tl.sqrt(part) + 8, LEAST_SAMPLED)
     elif share < 1:
         mass = whole * (0.75 * share + 0.25)
     elif only_least:
         count = tl.cast(float("inf"), tl.float32)
     else:
         mass = whole * (0.125 * typical + 0.875)
-    limit = level(value, weight, mass, count, tl.maximum(size / 8, 256.0), 10)
+    lowest = lowest_level(value, temperature)
+    limit = level(value, weight, lowest, mass, count, tl.maximum(size / 8, LEAST_SAMPLED), 10)
     if only_least:
         # The row's largest score is no smaller than the sample's.
         limit = tl.maximum(tl.log(least) - 0.001, limit)
-    below = (size < 1_024) | (limit <= NEGLIGIBLE)
-    return tl.where(below, -float("inf"), peak + limit * temperature)
+    return tl.where((size < 1_024) | (limit <= lowest), -float("inf"), peak + limit * temperature)
 
 
 @triton.jit
@@ -307,9 +329,10 @@ def around(
     error = 6 * tl.sqrt(share * (1 - share) / tl.maximum(evenness, 1.0)) + 1e-3
     never = tl.cast(float("inf"), tl.float32)
     one = tl.cast(1.0, tl.float32)
-    low = level(value, weight, whole * tl.minimum(share + error, 1.0), one, never, 14)
-    high = level(value, weight, whole * tl.maximum(share - error, 0.0), one, never, 14)
-    low = tl.where((share + error >= 1) | (low <= NEGLIGIBLE), -float("inf"), peak + low * temperature)
+    lowest = tl.where(stage == BY_COUNT, lowest_level(value, temperature), NEGLIGIBLE)
+    low = level(value, weight, lowest, whole * tl.minimum(share + error, 1.0), one, never, 14)
+    high = level(value, weight, lowest, whole * tl.maximum(share - error, 0.0), one, never, 14)
+    low = tl.where((share + error >= 1) | (low <= lowest), -float("inf"), peak + low * temperature)
     return low, tl.where(share <= error, float("inf"), peak + high * temperature)
 
 
@@ -363,7 +386,8 @@ def cut_row(
                 if attempt > 0:
                     begin, end = -infinity, infinity
                     if (attempt == 1) & (stage < BY_DISTANCE):
-                        part = tl.where(stage == BY_COUNT, most, share).to(tl.float32)
+                        every, _ = figures_whole(list_, SPAN)
+                        part = tl.where(stage == BY_COUNT, most, wanted / tl.sum(every, 0)).to(tl.float32)
                         begin, end = around(line, row, wishes, stage, part, stride, list_.temperature)
                     longest = make_list(list_, line, row, wishes, begin, end, BLOCK)
                     low = over_temperature(begin, list_.peak, list_.temperature)

@@ -103,10 +103,16 @@ def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scores_of(
-    line: MaskedLine, row: RowWords, wishes: Wishes, token: tl.tensor, first: tl.tensor, last: tl.tensor
+    line: MaskedLine,
+    row: RowWords,
+    wishes: Wishes,
+    token: tl.tensor,
+    logits: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
 ) -> tuple[tl.tensor, ...]:
     """Logits within the mask of these ids, and their scores; biases count for ids from ``first`` to before ``last``."""
-    raw = masked(line, token)
+    raw = masked(line, token, logits)
     score = raw
     for entry in range(integer(row, BIASES).to(tl.int32)):
         own = row.row.to(tl.int64) * BIAS_ROOM + entry
