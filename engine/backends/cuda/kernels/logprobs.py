@@ -59,8 +59,8 @@ def masked(line: MaskedLine, token: tl.tensor, logits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _first_after(raw: tl.tensor, token: tl.tensor, last: tl.tensor, last_id: tl.tensor) -> tuple[tl.tensor, ...]:
-    """First logit that comes after ``last`` (falling, equal ones by rising id), and its id; minus infinity where nothing
-    comes."""
+    """First logit that comes after ``last`` (falling, equal ones by rising id), and its id; minus infinity where there
+    is none."""
     after = (raw < last) | ((raw == last) & (token > last_id))
     peak = tl.max(tl.where(after, raw, -float("inf")), 0)
     return peak, tl.min(tl.where((raw == peak) & after, token, NO_TOKEN), 0)
@@ -79,7 +79,7 @@ def _alternatives(
     BLOCK: tl.constexpr,
 ) -> None:
     """Store the best ids of a row, as many as it asked for, and their log-probabilities. ``peaks``: largest logit of
-    each stretch; ``peak``: of all; ``log_whole``: logarithm of the sum of their exponentials, less the largest."""
+    each stretch; ``peak``: of all; ``log_whole``: logarithm of the sum of all exponentials, less that of ``peak``."""
     stretch = tl.arange(0, SPAN)
     # By stretch what was taken from it last. Of equal logits the one in the first stretch has the least id.
     last = tl.full([SPAN], float("inf"), tl.float32)
@@ -142,8 +142,6 @@ def _report(
         tl.store(logprobs + line, tl.maximum(raw - peak - log_whole, LOWEST))
         asked = tl.minimum(count, alternatives)
         ids, values = top_ids + line * alternatives, top_logprobs + line * alternatives
-        # What stood there before is written over by the same threads or by later ones.
-        tl.debug_barrier()
         _alternatives(own, peaks, peak, log_whole, asked, ids, values, SPAN, BLOCK)
 
 

@@ -1,10 +1,10 @@
 """Chooses the next token of every row on the device: the order and formulas of ``docs/sampling.md``.
 
 Four launches. ``_sketch`` (rows): a sample of the scores of rows that draw under a cut, and a limit above which
-everything that is kept lies, as far as the sample tells. ``_prepare`` (rows times stretches of the vocabulary) reads all
-logits once: the figures of each stretch, and the list of its scores above the limit. ``_choose`` (rows): the maximum, or
-a draw by the request's own counter generator, from figures and list; then the count of the chosen token. ``_report``
-(rows): log-probabilities of rows that asked.
+everything that is kept lies, as far as the sample tells. ``_prepare`` (rows times programs) reads all logits once: the
+figures of each stretch, and the list of its scores above the limit. ``_choose`` (rows): the maximum, or a draw by the
+request's own counter generator, from figures and list; then the count of the chosen token. ``_report`` (rows):
+log-probabilities of rows that asked.
 
 So a row is read once, and a few scores of it several times; where a limit was wrong, once or twice more
 (``engine.backends.cuda.kernels.sampling_cut``). A row is computed by one order of roundings, whatever is beside it.
@@ -344,7 +344,16 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
     wishes = (columns.counts, columns.bias_ids, columns.biases)
     _sketch[(lines,)](*source, *wishes, out.limits, size, stride, **WIDE.options)
     _prepare[(lines, min(stretches, ceil_div(PROGRAMS, lines)))](
-        *source, *wishes, out.limits, out.scores, out.figures, size, stretches, BLOCK=block, maxnreg=STEADY_REGISTERS, **STEADY.options
+        *source,
+        *wishes,
+        out.limits,
+        out.scores,
+        out.figures,
+        size,
+        stretches,
+        BLOCK=block,
+        maxnreg=STEADY_REGISTERS,
+        **STEADY.options,
     )
     _choose[(lines,)](
         *source,

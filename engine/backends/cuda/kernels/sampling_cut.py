@@ -191,17 +191,13 @@ def search(
 
 @triton.jit
 def make_list(
-    list_: List,
-    line: MaskedLine,
-    row: RowWords,
-    wishes: Wishes,
-    low: tl.tensor,
-    high: tl.tensor,
-    BLOCK: tl.constexpr,
+    list_: List, line: MaskedLine, row: RowWords, wishes: Wishes, low: tl.tensor, high: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """List the row's scores from ``low`` to below ``high``, in one pass; gives the longest stretch of the list."""
     longest = tl.cast(0, tl.int32)
     place = tl.arange(0, BLOCK)
+    # The list before is read to its end.
+    tl.debug_barrier()
     for stretch in range(list_.stretches):
         first = stretch * BLOCK
         token = first + place
@@ -356,6 +352,31 @@ def is_exact(cut: Cut, low: tl.tensor, high: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def next_list(
+    list_: List,
+    line: MaskedLine,
+    row: RowWords,
+    wishes: Wishes,
+    stage: tl.tensor,
+    wanted: tl.tensor,
+    near: tl.tensor,
+    stride: tl.tensor,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """Another list, in place of one that was too short: of scores near the floor that is sought, or of all. Gives its
+    longest stretch, and its limits as scaled scores."""
+    begin, end = tl.cast(-float("inf"), tl.float32), tl.cast(float("inf"), tl.float32)
+    if near:
+        every, _moments = figures_whole(list_, SPAN)
+        part = tl.where(stage == BY_COUNT, wanted, wanted / tl.sum(every, 0)).to(tl.float32)
+        begin, end = around(line, row, wishes, stage, part, stride, list_.temperature)
+    longest = make_list(list_, line, row, wishes, begin, end, BLOCK)
+    low = over_temperature(begin, list_.peak, list_.temperature)
+    return longest, low, over_temperature(end, list_.peak, list_.temperature)
+
+
+@triton.jit
 def cut_row(
     list_: List,
     line: MaskedLine,
@@ -371,7 +392,8 @@ def cut_row(
 
     The last stage searches for nothing, and makes a list that all that is kept can be added up by."""
     infinity = tl.cast(float("inf"), tl.float32)
-    floor, least, centre, reach, high = -infinity, tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32), infinity, infinity
+    floor, reach, high = -infinity, infinity, infinity
+    least, centre = tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
     longest, wanted = list_.longest, tl.cast(0.0, tl.float64)
     parts = tl.zeros([SPAN], tl.float64)
     most, share, typical = integer(row, TOP_K).to(tl.float64), number(row, TOP_P), number(row, TYPICAL_P)
@@ -384,14 +406,8 @@ def cut_row(
         for attempt in range(3):
             if done == 0:
                 if attempt > 0:
-                    begin, end = -infinity, infinity
-                    if (attempt == 1) & (stage < BY_DISTANCE):
-                        every, _ = figures_whole(list_, SPAN)
-                        part = tl.where(stage == BY_COUNT, most, wanted / tl.sum(every, 0)).to(tl.float32)
-                        begin, end = around(line, row, wishes, stage, part, stride, list_.temperature)
-                    longest = make_list(list_, line, row, wishes, begin, end, BLOCK)
-                    low = over_temperature(begin, list_.peak, list_.temperature)
-                    high = over_temperature(end, list_.peak, list_.temperature)
+                    near = (attempt == 1) & (stage < BY_DISTANCE)
+                    longest, low, high = next_list(list_, line, row, wishes, stage, wanted, near, stride, SPAN, BLOCK)
                 own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
                 cut = Cut(floor, least, centre, reach)
                 exact = is_exact(cut, low, high)

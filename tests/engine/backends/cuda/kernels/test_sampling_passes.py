@@ -80,9 +80,7 @@ def test_cuts_are_exact_whatever_a_sample_says(shape: Callable[[torch.Generator]
     out = sampled(logits, list(CUTS), state_of(list(CUTS), VOCAB, generator))
     for line, row in enumerate(CUTS):
         point = uniforms(np.array([row.seed], np.uint64), np.array([row.position]))[0]
-        found = draw(
-            logits[line].double(), row.temperature, (row.top_k, row.top_p, row.min_p, row.typical_p), point
-        )
+        found = draw(logits[line].double(), row.temperature, (row.top_k, row.top_p, row.min_p, row.typical_p), point)
         assert int(out.tokens[line]) == found.token or found.margin < SURE
 
 
