@@ -4,12 +4,14 @@ Each case is recorded as a graph of several input sets and replayed; the median 
 logits over it. Tokens are compared with ``PlainOperations``, and where they differ, with a draw in float64: a token is
 wrong if it is not that of the specification although the point is further than rounding from a border. One line of JSON
 a case, then a table; a case that fails tells its error in full. The same file runs in an older checkout, to compare.
-``--toy`` runs it on a CPU under Triton's interpreter (``TRITON_INTERPRET=1``).
+``--toy`` runs it on a CPU under Triton's interpreter (``TRITON_INTERPRET=1``). ``--tune`` tries other registers,
+stretches and numbers of programs instead, for greedy and top-p over 256 rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -27,6 +29,7 @@ import triton
 from torch import Tensor
 
 from engine.backends.common.rng import uniforms
+from engine.backends.cuda.kernels import sampler
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import NO_LINE, NUM_FIELDS, Field, words_of
@@ -198,12 +201,35 @@ def case(kind: Kind, rows: int, vocab: int, dtype: torch.dtype, device: torch.de
     return result
 
 
+def tune(end: float) -> None:
+    """Times of other sizes of the program that reads logits; what is in the sampler comes first."""
+    names = "STEADY_REGISTERS", "STRETCH", "PROGRAMS"
+    own = tuple(getattr(sampler, name) for name in names)
+    others = itertools.product((80, 96, 64, 128), (2_048, 4_096), (4_096, 1_024))
+    for sizes in dict.fromkeys((own, *others)):
+        for name, size in zip(names, sizes, strict=True):
+            setattr(sampler, name, size)
+        for kind in (KINDS[0], KINDS[3]):
+            if time.monotonic() > end:
+                return
+            try:
+                found = case(kind, 256, VOCAB, torch.bfloat16, torch.device("cuda"))
+            except (RuntimeError, ValueError, triton.TritonError):
+                print(f"{sizes}\n{traceback.format_exc()}", flush=True)
+                continue
+            print(json.dumps({**dict(zip(names, sizes, strict=True)), **found}), flush=True)
+
+
 def main() -> None:
     """All cases, the rows and kinds of the bars first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--toy", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--seconds", type=float, default=40.0, help="no case begins later than this")
+    parser.add_argument("--tune", action="store_true", help="other sizes instead of all cases")
     given = parser.parse_args()
+    if given.tune:
+        tune(time.monotonic() + given.seconds)
+        return
     device = torch.device("cpu" if given.toy else "cuda")
     vocab, many, end = (9_000, 2, 1e9) if given.toy else (VOCAB, 256, time.monotonic() + given.seconds)
     name = "cpu" if given.toy else torch.cuda.get_device_name()

@@ -73,14 +73,14 @@ TOGETHER = 8_192
 """Scores of a list that one program holds in registers, as key and weight."""
 
 LEAST_WIDTH = 16
-"""Of them, of one stretch, in the widest vocabulary."""
+"""Scores of one stretch among them, in the widest vocabulary."""
 
 STEADY = Threads(4, 1)
 """Threads of a program that reads one stretch."""
 
 STEADY_REGISTERS = 80
-"""Of one of these threads: so many programs are on a processor at once that memory is never waited for; some addresses
-are computed again for it."""
+"""Registers of one of these threads, at the most: so many programs are on a processor at once that memory is never
+waited for; some addresses are computed again for it."""
 
 WIDE = Threads(16, 1)
 """Threads of a program that looks at one row."""
