@@ -56,7 +56,7 @@ def falling(generator: torch.Generator) -> Tensor:
 
 def even(generator: torch.Generator) -> Tensor:
     """Equal scores."""
-    return torch.full((VOCAB,), float(noise(generator, 1)))
+    return torch.full((VOCAB,), float(noise(generator, 1)), device=CPU)
 
 
 SHAPES = (spread, flat, spiky, falling, even)
@@ -95,7 +95,8 @@ def test_a_row_has_its_bits_in_any_batch() -> None:
         alone = Chosen.empty(1, VOCAB, ALTERNATIVES, CPU)
         alone.scores.fill_(torch.nan)
         alone.figures.fill_(torch.nan)
-        lines, positions = torch.tensor([line], dtype=torch.int32), torch.tensor([row.position])
+        lines = torch.tensor([line], dtype=torch.int32, device=CPU)
+        positions = torch.tensor([row.position], device=CPU)
         sample(logits[line : line + 1], lines, positions, state, alone)
         assert torch.equal(alone.tokens, together.tokens[line : line + 1])
         for one, other in ((alone.scores, together.scores), (alone.figures, together.figures)):
@@ -168,7 +169,7 @@ def test_alternatives_go_by_falling_logit_and_rising_id() -> None:
     generator = torch.Generator().manual_seed(7)
     vocab = 2 * STRETCH + 700
     rows = [Row(0.0, 0, 1.0, 0.0, None, False, ALTERNATIVES, 1, 0)] * 4
-    logits = torch.randint(0, 4, (4, vocab), generator=generator).float()
+    logits = torch.randint(0, 4, (4, vocab), generator=generator).float().to(CPU)
     logits[1] = 0.0
     logits[1, [5, 2_100, 4_500]] = 1.0
     logits[2, 4_000:] = 9.0
