@@ -26,6 +26,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +123,7 @@ def _run_section(report: Report, name: str, run: Callable[[], object]) -> None:
         report.failures[name] = f"its {budget:.0f} s were over"
     except Exception as error:  # noqa: BLE001 - the border of a section: it is told, and the next one runs
         report.failures[name] = f"{type(error).__name__}: {str(error)[:300]}"
+        traceback.print_exc()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.native import ON_CARD, OPTION
 from tests.parts import check_names, keep_part
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,8 @@ the processor that they wait for, and a test on two threads then takes ten times
 def _load_interpreter() -> None:
     """Triton decides at its import whether its kernels are interpreted, and torch imports it where it is installed: so
     it is done here, before anybody else."""
+    if ON_CARD:
+        return
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         importlib.import_module("triton")
@@ -53,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", default="1/1", metavar="K/N", help="run every Nth file, from the Kth on (tests/parts.py)"
     )
+    parser.addoption(OPTION, action="store_true", help="run GPU kernels on this machine's GPU, not interpreted")
 
 
 def pytest_configure(config: pytest.Config) -> None:

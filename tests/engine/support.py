@@ -63,14 +63,19 @@ def model_config(**fields: object) -> ModelConfig:
 
 
 def random_model(
-    config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, packed: bool = True
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    packed: bool = True,
+    device: torch.device = torch.device("cpu"),
 ) -> Decoder:
     """A model with random weights, wide enough spread that greedy continuations wander."""
     generator = torch.Generator().manual_seed(seed)
-    model, checklist = build_model(config, dtype, torch.device("cpu"))
+    model, checklist = build_model(config, dtype, device)
     for name, target in targets(checklist.pieces.values()).items():
         scale = 1.0 if "embed" in name or "lm_head" in name else 0.3
-        values = torch.randn(target.shape, generator=generator) * scale
+        values = (torch.randn(target.shape, generator=generator) * scale).to(device)
         target.copy_(1 + 0.1 * values if "norm" in name else values)
     if packed:
         model.pack()

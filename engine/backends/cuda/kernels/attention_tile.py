@@ -19,7 +19,16 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule
-from engine.backends.cuda.kernels.triton_common import LEAST_DOT, LOG2_E, dot, load_lines, narrow, power_of_two, tanh
+from engine.backends.cuda.kernels.triton_common import (
+    LEAST_DOT,
+    LOG2_E,
+    dot,
+    fused,
+    load_lines,
+    narrow,
+    power_of_two,
+    tanh,
+)
 from engine.backends.cuda.runtime.operations import KvLayer
 from engine.core.kv.layout import Reach
 
@@ -97,20 +106,139 @@ def load_query(address: tl.tensor, live: tl.tensor, FORM: tl.constexpr) -> tuple
     return query, tail
 
 
+class Seen(NamedTuple):
+    """Which positions a tile of queries reads, and which of them each query sees."""
+
+    lowest: Tensor
+    """First position that is read."""
+    highest: Tensor
+    """Last one."""
+    firsts: Tensor
+    """First position that each query sees; one entry for each query or one for all."""
+    lasts: Tensor
+    """Last position that each query sees; shape as above."""
+
+
+class Sums(NamedTuple):
+    """A softmax over the tiles so far, one line for each query."""
+
+    largest: Tensor
+    """Largest score."""
+    weight: Tensor
+    """Sum of the weights relative to it."""
+    total: Tensor
+    """Weighted sum of values."""
+
+
+@triton.jit
+def no_sums(QUERIES: tl.constexpr, WIDTH: tl.constexpr) -> Sums:
+    """A softmax over no tile."""
+    return Sums(
+        tl.full([QUERIES], -float("inf"), tl.float32),
+        tl.zeros([QUERIES], tl.float32),
+        tl.zeros([QUERIES, WIDTH], tl.float32),
+    )
+
+
+@triton.jit
+def load_tile(
+    address: tl.tensor, present: tl.tensor, start: tl.tensor, WIDTH: tl.constexpr, SIZE: tl.constexpr, CUT: tl.constexpr
+) -> tl.tensor:
+    """Numbers ``start .. start + WIDTH`` of a tile's tokens, zeros from ``SIZE`` on; with ``CUT`` zeros for tokens that
+    are not present too. A load without a condition is the fastest, so there is none where none is needed."""
+    number = start + tl.arange(0, WIDTH)
+    place = address[:, None] + number[None, :]
+    if CUT:
+        lines = tl.load(place, mask=present[:, None] & (number[None, :] < SIZE), other=0.0)
+    elif start + WIDTH > SIZE:
+        lines = tl.load(place, mask=number[None, :] < SIZE, other=0.0)
+    else:
+        lines = tl.load(place)
+    return lines
+
+
 @triton.jit
 def _scores(
-    query: tl.tensor, query_tail: tl.tensor, keys: tl.tensor, present: tl.tensor, layer: CachedLayer, FORM: tl.constexpr
+    query: tl.tensor,
+    query_tail: tl.tensor,
+    keys: tl.tensor,
+    present: tl.tensor,
+    layer: CachedLayer,
+    FORM: tl.constexpr,
+    CUT: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """Scores of a tile's keys, and the first part of the keys, which a latent layer's values lie in."""
-    key = load_lines(keys, present, 0, FORM.main, FORM.key_dim)
+    key = load_tile(keys, present, 0, FORM.main, FORM.key_dim, CUT)
     score = dot(query, tl.trans(key), tl.zeros([query.shape[0], key.shape[0]], tl.float32))
     if FORM.tail > 0:
-        tail = load_lines(keys, present, FORM.main, FORM.tail, FORM.key_dim)
+        tail = load_tile(keys, present, FORM.main, FORM.tail, FORM.key_dim, CUT)
         score = dot(query_tail, tl.trans(tail), score)
-    score = score * layer.scale
     if FORM.capped:
-        score = layer.cap * tanh(score / layer.cap)
+        score = layer.cap * tanh(score * layer.scale / layer.cap)
     return score, key
+
+
+@triton.jit
+def score_unit(layer: CachedLayer, FORM: tl.constexpr) -> tl.tensor:
+    """What a score is multiplied by for an exponent of two."""
+    unit = tl.cast(layer.scale * LOG2_E, tl.float32)
+    if FORM.capped:
+        unit = tl.cast(LOG2_E, tl.float32)
+    return unit
+
+
+@triton.jit
+def _over_tiles(
+    sums: Sums,
+    query: tl.tensor,
+    query_tail: tl.tensor,
+    layer: CachedLayer,
+    table: tl.tensor,
+    kv_head: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    seen: Seen,
+    FORM: tl.constexpr,
+    TILE: tl.constexpr,
+    CUT: tl.constexpr,
+) -> Sums:
+    """The softmax over tiles ``start .. stop`` too. Without ``CUT`` every query sees all of them.
+
+    Both forms give the same bits where both can be used, so it does not matter which other queries a query has beside
+    it: products and sums that a compiler might round once or twice are written as one operation.
+    """
+    unit = score_unit(layer, FORM)
+    WIDTH: tl.constexpr = FORM.value_pad
+    largest, weight, total = sums.largest, sums.weight, sums.total
+    for tile in range(start, stop):
+        place = tile * TILE + tl.arange(0, TILE)
+        present = (place >= seen.lowest) & (place <= seen.highest)
+        if CUT:
+            block = tl.load(table + place // FORM.block_size, mask=present, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + place // FORM.block_size).to(tl.int64)
+        slot = place % FORM.block_size
+        keys = layer.key_memory + kv_head * FORM.key_dim + (block * layer.key_block + slot * layer.key_slot)
+        score, value = _scores(query, query_tail, keys, present, layer, FORM, CUT)
+        if CUT:
+            visible = (place[None, :] <= seen.lasts[:, None]) & (place[None, :] >= seen.firsts[:, None])
+            score = tl.where(visible, score, -float("inf"))
+        peak = tl.maximum(largest, tl.max(score, 1))
+        base = peak
+        if CUT:
+            base = tl.where(peak == -float("inf"), 0.0, peak)
+        lowered = -(base * unit)
+        share = tl.exp2(fused(score, unit, lowered[:, None]))
+        fade = tl.exp2((largest - base) * unit)
+        if not FORM.latent:
+            values = (
+                layer.value_memory + kv_head * FORM.value_dim + (block * layer.value_block + slot * layer.value_slot)
+            )
+            value = load_tile(values, present, 0, WIDTH, FORM.value_dim, CUT)
+        weight = fused(weight, fade, tl.sum(share, 1))
+        total = dot(narrow(share, value.dtype), value, total * fade[:, None])
+        largest = peak
+    return Sums(largest, weight, total)
 
 
 @triton.jit
@@ -122,41 +250,23 @@ def attend(
     kv_head: tl.tensor,
     start: tl.tensor,
     stop: tl.tensor,
-    lowest: tl.tensor,
-    highest: tl.tensor,
-    firsts: tl.tensor,
-    lasts: tl.tensor,
+    seen: Seen,
     FORM: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Attend to tiles ``start .. stop`` of a sequence: largest scores, sums of weights and sums of values.
+    """Attend to tiles ``start .. stop`` of a sequence: largest scores (as powers of two), sums of weights and sums of
+    values.
 
-    Of the tiles the positions ``lowest`` to ``highest`` are read. A query sees those from ``firsts`` to ``lasts``,
-    which have one entry for each query or one for all.
+    Most tiles are seen whole by every query; conditions are computed only for those at the ends.
     """
-    WIDTH: tl.constexpr = FORM.value_pad
-    largest = tl.full([query.shape[0]], -float("inf"), tl.float32)
-    weight = tl.zeros([query.shape[0]], tl.float32)
-    total = tl.zeros([query.shape[0], WIDTH], tl.float32)
-    for tile in range(start, stop):
-        place = tile * TILE + tl.arange(0, TILE)
-        present = (place >= lowest) & (place <= highest)
-        visible = (place[None, :] <= lasts[:, None]) & (place[None, :] >= firsts[:, None])
-        block = tl.load(table + place // FORM.block_size, mask=present, other=0).to(tl.int64)
-        slot = place % FORM.block_size
-        keys = layer.key_memory + kv_head * FORM.key_dim + (block * layer.key_block + slot * layer.key_slot)
-        score, value = _scores(query, query_tail, keys, present, layer, FORM)
-        score = tl.where(visible, score * LOG2_E, -float("inf"))
-        peak = tl.maximum(largest, tl.max(score, 1))
-        base = tl.where(peak == -float("inf"), 0.0, peak)
-        share = tl.exp2(score - base[:, None])
-        fade = tl.exp2(largest - base)
-        if not FORM.latent:
-            values = (
-                layer.value_memory + kv_head * FORM.value_dim + (block * layer.value_block + slot * layer.value_slot)
-            )
-            value = load_lines(values, present, 0, WIDTH, FORM.value_dim)
-        weight = weight * fade + tl.sum(share, 1)
-        total = dot(narrow(share, value.dtype), value, total * fade[:, None])
-        largest = peak
-    return largest, weight, total
+    REACH: tl.constexpr = FORM.reach
+    sums = no_sums(query.shape[0], FORM.value_pad)
+    # Tiles behind the last query's first position, and before the first query's last one, are seen whole.
+    whole = tl.minimum(tl.maximum((tl.min(seen.lasts, 0) + 1) // TILE, start), stop)
+    first = start
+    if REACH.kind != "full":
+        first = tl.minimum(tl.maximum((tl.max(seen.firsts, 0) + TILE - 1) // TILE, start), whole)
+        sums = _over_tiles(sums, query, query_tail, layer, table, kv_head, start, first, seen, FORM, TILE, True)
+    sums = _over_tiles(sums, query, query_tail, layer, table, kv_head, first, whole, seen, FORM, TILE, False)
+    sums = _over_tiles(sums, query, query_tail, layer, table, kv_head, whole, stop, seen, FORM, TILE, True)
+    return sums.largest * score_unit(layer, FORM), sums.weight, sums.total

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule
-from engine.backends.cuda.kernels.attention_tile import CachedLayer, attend, cached_layer, layer_form, load_query
+from engine.backends.cuda.kernels.attention_tile import CachedLayer, Seen, attend, cached_layer, layer_form, load_query
 from engine.backends.cuda.kernels.tile_map import ChunkMap
 from engine.backends.cuda.kernels.triton_common import (
     LOG2_E,
@@ -91,7 +91,8 @@ def _prefill(
         length = tl.load(chunks.lengths + chunk)
         live = (token < length) & (member < FORM.group)
         position = tl.load(chunks.starts + chunk) + tl.minimum(token, length - 1)
-        first = first_seen(position, FORM.reach)
+        REACH: tl.constexpr = FORM.reach
+        first = first_seen(position, REACH)
         head = kv_head * FORM.group + member
         index = (tl.load(chunks.begins + chunk) + token).to(tl.int64)
         query, query_tail = load_query(q + index * q_row + head * FORM.key_dim, live, FORM)
@@ -99,9 +100,8 @@ def _prefill(
         lowest, highest = tl.min(first, 0), tl.max(position, 0)
         start, stop = lowest // TILE, highest // TILE + 1
         table = chunks.tables + chunk.to(tl.int64) * table_row
-        largest, weight, total = attend(
-            query, query_tail, layer, table, kv_head, start, stop, lowest, highest, first, position, FORM, TILE
-        )
+        seen = Seen(lowest, highest, first, position)
+        largest, weight, total = attend(query, query_tail, layer, table, kv_head, start, stop, seen, FORM, TILE)
         if layer.sinks is not None:
             weight, total = _add_sinks(layer.sinks + head, live, largest, weight, total)
         store_lines(out + (index * heads + head) * FORM.value_dim, live, 0, total / weight[:, None], FORM.value_dim)

@@ -27,6 +27,7 @@ from engine.core.scheduler.plan import Chunk
 class Prefilled:
     """A step's chunks, on their way."""
 
+    chunks: list[Chunk]
     logits: Tensor
     """Logits of the last tokens of chunks that end their prompts, then of the tokens before scored ones."""
     verdicts: HostCopy
@@ -70,7 +71,7 @@ class Prefill:
             if any(chunk.last and self._host.asked[chunk.row] >= 0 for chunk in chunks):
                 reports = HostCopy(report_words(sampled))
         verdicts = HostCopy(torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN))))
-        return Prefilled(logits, verdicts, reports)
+        return Prefilled(chunks, logits, verdicts, reports)
 
     def _described(self, chunks: list[Chunk]) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
         """Arrays of all tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first token of

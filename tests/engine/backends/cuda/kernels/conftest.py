@@ -6,15 +6,19 @@ import importlib
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+
+from tests.native import ON_CARD
 
 MODULES = (
     "activation",
     "attention_tile",
     "blocks",
     "decode_attention",
+    "gemv",
     "grouped",
     "logprobs",
     "norm",
@@ -25,6 +29,7 @@ MODULES = (
     "sampling_cut",
     "sampling_figures",
     "sampling_row",
+    "steps",
     "tile_map",
 )
 
@@ -60,8 +65,9 @@ def _patch_once() -> None:
     interpreter._patch_lang = patch_new
 
 
-_import_interpreted()
-_patch_once()
+if not ON_CARD:
+    _import_interpreted()
+    _patch_once()
 
 
 @pytest.fixture(autouse=True)
@@ -69,4 +75,13 @@ def quiet_arithmetic() -> Iterator[None]:
     """The interpreter computes with numpy, which would warn of what a GPU does silently: infinities and no numbers."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+@pytest.fixture
+def place() -> Iterator[None]:
+    """Tensors of tests lie where kernels compute."""
+    # After the kernels, which it imports.
+    support = importlib.import_module("tests.engine.backends.cuda.kernels.support")
+    with support.OnCard() if ON_CARD else nullcontext():
         yield

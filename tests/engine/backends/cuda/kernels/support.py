@@ -4,23 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.runtime.operations import KvLayer
 from engine.core.kv.layout import FULL, Reach
+from tests.native import ON_CARD
 
 DTYPES = [torch.float32, torch.bfloat16]
 COUNTS = [2, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(1_200)])]
 """Drawn shapes of each kernel and dtype: two under the interpreter of `make test`, and the count of the bar."""
 
-CPU = torch.device("cpu")
+PLACE = torch.device("cuda" if ON_CARD else "cpu")
+"""Where kernels and their specifications compute."""
+
+
+class OnCard(TorchFunctionMode):
+    """Makes tensors on the GPU wherever a test names no device. Random ones are drawn on the CPU, so that a seed gives
+    the same numbers on both."""
+
+    def __torch_function__(self, func: Any, _types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func in FACTORIES and given.get("generator") is not None:
+            return func(*args, **given).to(PLACE)
+        if func in FACTORIES:
+            given.setdefault("device", PLACE)
+        return func(*args, **given)
+
+
+FACTORIES = {
+    torch.arange, torch.empty, torch.full, torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm,
+    torch.tensor, torch.zeros,
+}  # fmt: skip
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}
 """Relative error of one number: of bfloat16 half of the last of its 8 bits, once more than the sums in float32 have.

@@ -10,6 +10,8 @@ from engine.backends.cuda.kernels.blocks import compare_stamps, zero_blocks
 from tests.engine.backends.cuda.kernels import references
 from tests.engine.backends.cuda.kernels.support import COUNTS, DTYPES, for_each, poisoned
 
+pytestmark = pytest.mark.usefixtures("place")
+
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", COUNTS)

@@ -16,6 +16,7 @@ LAUNCHES = (
     "gpt-oss",
     "deepseek",
     "rows",
+    "few rows",
     "experts",
     "sampling",
     "guards",
@@ -30,7 +31,7 @@ technical specifications)."""
 SPILLED_BYTES = 1_024
 """Of a thread: more would say that a tile does not fit the registers at all."""
 
-PRODUCTS = {"_decode", "_prefill", "_product"}
+PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows"}
 """Kernels whose products have to run on tensor cores."""
 
 

@@ -26,10 +26,14 @@ from engine.model.checkpoint.registry import load_model_config
 from engine.model.checkpoint.weights import load_model
 from engine.model.layers.decoder import Decoder
 from isolation.ipc.sampling import Sampling
+from tests.engine.backends.cuda.kernels.support import PLACE
 from tests.engine.model.families.table import FAMILIES, save_reference
 from tests.engine.support import model_config, random_model, submit
 
-CPU = torch.device("cpu")
+
+def placed(numbers: list[int] | list[list[int]]) -> torch.Tensor:
+    """Numbers where kernels compute."""
+    return torch.tensor(numbers, device=PLACE)
 
 
 def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
@@ -48,7 +52,7 @@ def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
     shape = model.config
     operations = PlainOperations()
     if interpreted:
-        operations = kernel_operations((shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, CPU)
+        operations = kernel_operations((shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, PLACE)
     runner = make_device_runner(config, model, layout, limits, operations, eager=True, most_ahead=1)
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=layout.block_size, caching=True)
@@ -65,7 +69,7 @@ def test_an_engine_on_kernels_gives_the_tokens_of_plain_operations(architecture:
     ]
     answers = []
     for interpreted in (False, True):
-        model = random_model(model_config(architecture=architecture, num_layers=1), packed=False)
+        model = random_model(model_config(architecture=architecture, num_layers=1), packed=False, device=PLACE)
         found = generate(kernel_engine(model, interpreted=interpreted), asked)
         answers.append({number: (one.token_ids, one.finish, one.failure) for number, one in found.items()})
     assert answers[0] == answers[1]
@@ -77,19 +81,19 @@ def test_a_decoding_step_on_kernels(dtype: torch.dtype) -> None:
     bfloat16 within some roundings of a stream of two layers."""
     logits = []
     for interpreted in (False, True):
-        model = random_model(model_config(), dtype=dtype, packed=False)
+        model = random_model(model_config(), dtype=dtype, packed=False, device=PLACE)
         config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
         layout = layout_for(config, model.config, str(dtype).removeprefix("torch."))
-        run = kernel_operations((4, 2), 8, 97, CPU) if interpreted else PlainOperations()
-        storage = DeviceStorage(layout, 3, run, dtype, CPU)
+        run = kernel_operations((4, 2), 8, 97, PLACE) if interpreted else PlainOperations()
+        storage = DeviceStorage(layout, 3, run, dtype, PLACE)
         generator = torch.Generator().manual_seed(3)
         for memory in storage.memory:
             memory.copy_(torch.randn(memory.shape, generator=generator))
         device = DeviceModel(model, storage, run)
-        tables = torch.tensor([[3, 9, 4, 0], [0, 0, 0, 0], [7, 2, 0, 0]])
-        positions, lengths = torch.tensor([9, 0, 6]), torch.tensor([10, 0, 7])
-        slots = torch.tensor([4 * storage.stride + 1, -1, 2 * storage.stride + 2])
-        logits.append(device.decode(torch.tensor([5, 0, 50]), positions, (slots,), (tables,), lengths).double())
+        tables = placed([[3, 9, 4, 0], [0, 0, 0, 0], [7, 2, 0, 0]])
+        positions, lengths = placed([9, 0, 6]), placed([10, 0, 7])
+        slots = placed([4 * storage.stride + 1, -1, 2 * storage.stride + 2])
+        logits.append(device.decode(placed([5, 0, 50]), positions, (slots,), (tables,), lengths).double())
     error = (logits[0] - logits[1])[[0, 2]].abs().max() / logits[0].abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 2**-5)
 
@@ -115,34 +119,34 @@ def operations_for(model: Decoder, *, interpreted: bool) -> Operations:
     """Kernels for a model's heads, or plain operations."""
     layer = model.config.kv_layers[0]
     heads = model.config.num_heads, layer.heads
-    return kernel_operations(heads, layer.key_dim, model.config.vocab_size, CPU) if interpreted else PlainOperations()
+    return kernel_operations(heads, layer.key_dim, model.config.vocab_size, PLACE) if interpreted else PlainOperations()
 
 
 def both_steps(folder: Path, *, interpreted: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of two prompt chunks, of which the second continues a row, then of three lanes, one of them without a row,
     over memory and tables drawn at random."""
     model = load_model(
-        str(folder), load_model_config(str(folder)), dtype="float32", device=CPU, packed=False, headless=False
+        str(folder), load_model_config(str(folder)), dtype="float32", device=PLACE, packed=False, headless=False
     )
     config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
     layout = layout_for(config, model.config, "float32")
     run = operations_for(model, interpreted=interpreted)
-    storage = DeviceStorage(layout, 3, run, torch.float32, CPU)
+    storage = DeviceStorage(layout, 3, run, torch.float32, PLACE)
     generator = torch.Generator().manual_seed(3)
     for memory in storage.memory:
         memory.copy_(torch.randn(memory.shape, generator=generator))
     device = DeviceModel(model, storage, run)
     tables = Tables.of(layout, 64)
-    entries = torch.randperm(layout.num_blocks, generator=generator)[: 3 * tables.width].view(3, -1) + 1
-    numbers = torch.tensor([0] * 5 + [1] * 9)
-    starts, lengths = torch.tensor([0, 21]), torch.tensor([5, 9])
-    positions = torch.cat([start + torch.arange(size) for start, size in zip(starts, lengths, strict=True)])
-    ids = torch.randint(0, model.config.vocab_size, (14,), generator=generator)
-    slots = tables.slots(entries[:2], numbers, positions, torch.zeros(14, dtype=torch.bool))
-    chunks = Chunks(torch.tensor([0, 5]), lengths, starts, tables.split(entries[:2]), ((0, 5), (5, 9)))
-    prompts = device.prefill(ChunkTokens(ids, positions, slots), chunks, torch.tensor([4, 13]))
-    at, seen = torch.tensor([5, 30, 0]), torch.tensor([6, 31, 0])
-    slots = tables.slots(entries, torch.arange(3), at, seen == 0)
+    entries = torch.randperm(layout.num_blocks, generator=generator)[: 3 * tables.width].view(3, -1).to(PLACE) + 1
+    numbers = placed([0] * 5 + [1] * 9)
+    starts, lengths = placed([0, 21]), placed([5, 9])
+    positions = placed([*range(5), *range(21, 30)])
+    ids = torch.randint(0, model.config.vocab_size, (14,), generator=generator).to(PLACE)
+    slots = tables.slots(entries[:2], numbers, positions, numbers < 0)
+    chunks = Chunks(placed([0, 5]), lengths, starts, tables.split(entries[:2]), ((0, 5), (5, 9)))
+    prompts = device.prefill(ChunkTokens(ids, positions, slots), chunks, placed([4, 13]))
+    at, seen = placed([5, 30, 0]), placed([6, 31, 0])
+    slots = tables.slots(entries, placed([0, 1, 2]), at, seen == 0)
     return prompts, device.decode(ids[:3], at, slots, tables.split(entries), seen)[:2]
 
 

@@ -12,7 +12,9 @@ from engine.backends.cuda.kernels.grouped import Dealt, ExpertMap, ProductTile
 from engine.backends.cuda.kernels.routing import Routed
 from engine.model.layers.routing import GroupedSigmoid, SigmoidOfTop, Softmax, SoftmaxOfTop
 from tests.engine.backends.cuda.kernels import references
-from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, DTYPES, assert_close, for_each, noise, poisoned
+from tests.engine.backends.cuda.kernels.support import COUNTS, DTYPES, PLACE, assert_close, for_each, noise, poisoned
+
+pytestmark = pytest.mark.usefixtures("place")
 
 TILE = ProductTile(16, 16, 16)
 
@@ -53,7 +55,7 @@ def test_routing_chooses_what_the_model_does(count: int, dtype: torch.dtype) -> 
     def check(case: tuple[Tensor, routing.Rule]) -> None:
         logits, rule = case
         logits = logits.to(dtype)
-        out = routing.empty(len(logits), rule.top, CPU)
+        out = routing.empty(len(logits), rule.top, PLACE)
         out.weights.fill_(torch.nan)
         out.experts.fill_(-1)
         routing.route(logits, rule, out)
@@ -66,14 +68,14 @@ def test_routing_chooses_what_the_model_does(count: int, dtype: torch.dtype) -> 
 
 def test_among_equals_the_lower_expert_is_chosen() -> None:
     """Ties have an order, so that a token's experts never depend on its neighbours."""
-    out = routing.empty(1, 3, CPU)
+    out = routing.empty(1, 3, PLACE)
     routing.route(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), SoftmaxOfTop(3), out)
     assert out.experts.tolist() == [[1, 2, 0]]
 
 
 def test_a_broken_row_of_logits_stays_inside_the_experts() -> None:
     """Scores that are no numbers choose experts that exist, each once, with weights that are no numbers."""
-    out = routing.empty(1, 3, CPU)
+    out = routing.empty(1, 3, PLACE)
     routing.route(torch.full((1, 5), torch.nan), SoftmaxOfTop(3), out)
     assert sorted(out.experts[0].tolist()) == [0, 1, 2]
     assert out.weights.isnan().all()
@@ -113,7 +115,7 @@ def test_every_pair_meets_its_expert(count: int, dtype: torch.dtype) -> None:
         tokens, experts, top, inputs, outputs, weigh, by_pair, biased, seed = case
         generator = torch.Generator().manual_seed(seed)
         where = routed(generator, tokens, experts, top)
-        dealt = Dealt.empty(tokens, top, experts, TILE.rows, CPU)
+        dealt = Dealt.empty(tokens, top, experts, TILE.rows, PLACE)
         dealt.tile_experts.fill_(7_777)
         grouped.deal(where, TILE.rows, dealt)
         flat = where.experts.flatten()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+import triton
 import triton.language as tl
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,7 +24,12 @@ from engine.core.scheduler.plan import FAILED, Admission
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.sampling import Sampling
 from tests.engine.backends.cuda.kernels.sampling_reference import allowed, draw, logprobs, penalised
-from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, DTYPES, for_each, noise
+from tests.engine.backends.cuda.kernels.support import COUNTS, DTYPES, PLACE, for_each, noise
+from tests.native import ON_CARD
+
+pytestmark = pytest.mark.usefixtures("place")
+
+kernel = triton.jit if ON_CARD else InterpretedFunction
 
 ALTERNATIVES = 5
 SURE = 1e-5
@@ -115,7 +121,7 @@ def biased(raw: Tensor, state: SamplingColumns, line: int) -> Tensor:
 
 def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns) -> Chosen:
     """Sample one token a row; everything that is given back is poisoned before."""
-    out = Chosen.empty(len(rows), logits.shape[1], ALTERNATIVES, CPU)
+    out = Chosen.empty(len(rows), logits.shape[1], ALTERNATIVES, PLACE)
     for part in (out.tokens, out.top_ids):
         part.fill_(-7_777)
     for numbers in (out.logprobs, out.top_logprobs, out.scores, out.figures, out.limits):
@@ -125,7 +131,7 @@ def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns) -> Chosen:
     return out
 
 
-@InterpretedFunction
+@kernel
 def draws(seeds: tl.tensor, positions: tl.tensor, out: tl.tensor) -> None:
     """The uniform number of each seed and position."""
     place = tl.program_id(0)
@@ -139,8 +145,9 @@ def test_draws_are_those_of_the_cpu_bit_by_bit() -> None:
     positions = generator.integers(0, 2**40, 64)
     seeds[:3], positions[:3] = (0, 2**64 - 1, 2**63), (0, 2**32 - 1, 2**32)
     out = torch.zeros(64, dtype=torch.float64)
-    draws[(64,)](torch.from_numpy(seeds.view(np.int64)), torch.from_numpy(positions), out)
-    assert (out.numpy() == uniforms(seeds, positions)).all()
+    given = (torch.from_numpy(part).to(PLACE) for part in (seeds.view(np.int64), positions))
+    draws[(64,)](*given, out)
+    assert (out.cpu().numpy() == uniforms(seeds, positions)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,9 @@ from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
 from engine.model.layers.rotary import RopeScaling, Rotary, rotate
 from tests.engine.backends.cuda.kernels import references
-from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, DTYPES, assert_close, for_each, noise, poisoned
+from tests.engine.backends.cuda.kernels.support import COUNTS, DTYPES, PLACE, assert_close, for_each, noise, poisoned
+
+pytestmark = pytest.mark.usefixtures("place")
 
 EPS = 1e-5
 
@@ -82,11 +84,11 @@ def test_heads_are_normalised_rotated_and_written(count: int, dtype: torch.dtype
         tokens, heads, kv_heads, dim, turned, normed, offset, seed = case
         generator = torch.Generator().manual_seed(seed)
         qkv = noise(generator, tokens, heads + 2 * kv_heads, dim, dtype=dtype)
-        rotary = Rotary(RopeScaling(partial=turned / dim), dim, CPU)
+        rotary = Rotary(RopeScaling(partial=turned / dim), dim, PLACE)
         positions = torch.randint(0, 4_000, (tokens,), generator=generator)
         cos, sin = rotary.tables(positions, dtype)
         kind = OffsetRmsNorm if offset else RmsNorm
-        norms = kind(dim, EPS, Memory(dtype, CPU)), kind(dim, EPS, Memory(dtype, CPU))
+        norms = kind(dim, EPS, Memory(dtype, PLACE)), kind(dim, EPS, Memory(dtype, PLACE))
         for one, gain in zip(norms, noise(generator, 2, dim, dtype=dtype), strict=True):
             one.weight.copy_(gain)
         turn = RopeInputs(cos, sin, norms if normed else None)

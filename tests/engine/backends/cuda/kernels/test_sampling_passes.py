@@ -18,7 +18,7 @@ from engine.backends.common.rng import uniforms
 from engine.backends.cuda.kernels.sampler import STRETCH, Chosen, sample
 from engine.backends.cuda.kernels.triton_common import EMULATED
 from tests.engine.backends.cuda.kernels.sampling_reference import draw, logprobs
-from tests.engine.backends.cuda.kernels.support import CPU, noise
+from tests.engine.backends.cuda.kernels.support import PLACE, noise
 from tests.engine.backends.cuda.kernels.test_gpu_sampler import ALTERNATIVES, SURE, Row, sampled, state_of
 
 VOCAB = 20_000
@@ -56,7 +56,7 @@ def falling(generator: torch.Generator) -> Tensor:
 
 def even(generator: torch.Generator) -> Tensor:
     """Equal scores."""
-    return torch.full((VOCAB,), float(noise(generator, 1)), device=CPU)
+    return torch.full((VOCAB,), float(noise(generator, 1)), device=PLACE)
 
 
 SHAPES = (spread, flat, spiky, falling, even)
@@ -92,11 +92,11 @@ def test_a_row_has_its_bits_in_any_batch() -> None:
     state = state_of(rows, VOCAB, generator)
     together = sampled(logits, rows, state)
     for line, row in enumerate(rows):
-        alone = Chosen.empty(1, VOCAB, ALTERNATIVES, CPU)
+        alone = Chosen.empty(1, VOCAB, ALTERNATIVES, PLACE)
         alone.scores.fill_(torch.nan)
         alone.figures.fill_(torch.nan)
-        lines = torch.tensor([line], dtype=torch.int32, device=CPU)
-        positions = torch.tensor([row.position], device=CPU)
+        lines = torch.tensor([line], dtype=torch.int32, device=PLACE)
+        positions = torch.tensor([row.position], device=PLACE)
         sample(logits[line : line + 1], lines, positions, state, alone)
         assert torch.equal(alone.tokens, together.tokens[line : line + 1])
         for one, other in ((alone.scores, together.scores), (alone.figures, together.figures)):
@@ -137,7 +137,7 @@ def passes(shape: Callable[[torch.Generator], Tensor], row: Row) -> float:
     generator = torch.Generator().manual_seed(6)
     logits = shape(generator).unsqueeze(0)
     state = state_of([row], VOCAB, generator)
-    out = Chosen.empty(1, VOCAB, ALTERNATIVES, CPU)
+    out = Chosen.empty(1, VOCAB, ALTERNATIVES, PLACE)
     with counting(logits, out.scores) as counted:
         sample(logits, torch.zeros(1, dtype=torch.int32), torch.tensor([row.position]), state, out)
     return counted[0] / VOCAB
@@ -169,7 +169,7 @@ def test_alternatives_go_by_falling_logit_and_rising_id() -> None:
     generator = torch.Generator().manual_seed(7)
     vocab = 2 * STRETCH + 700
     rows = [Row(0.0, 0, 1.0, 0.0, None, False, ALTERNATIVES, 1, 0)] * 4
-    logits = torch.randint(0, 4, (4, vocab), generator=generator).float().to(CPU)
+    logits = torch.randint(0, 4, (4, vocab), generator=generator).float().to(PLACE)
     logits[1] = 0.0
     logits[1, [5, 2_100, 4_500]] = 1.0
     logits[2, 4_000:] = 9.0

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from engine.backends.cuda.kernels.tile_map import ChunkMap, DecodeMap, DecodeShape, map_chunks, map_decode
 from engine.core.kv.layout import FULL, Reach
 from tests.engine.backends.cuda.kernels.references import decode_units
-from tests.engine.backends.cuda.kernels.support import COUNTS, CPU, for_each
+from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, for_each
+
+pytestmark = pytest.mark.usefixtures("place")
 
 LENGTHS = st.lists(st.one_of(st.just(0), st.integers(1, 30), st.integers(1, 900)), min_size=1, max_size=9)
 Decode = tuple[list[int], Reach, DecodeShape, int]
@@ -24,7 +26,7 @@ def test_every_split_is_dealt_once_and_in_equal_shares(count: int) -> None:
 
     def check(case: Decode) -> None:
         lengths, reach, shape, programs = case
-        out = DecodeMap.empty(len(lengths), programs, shape, CPU)
+        out = DecodeMap.empty(len(lengths), programs, shape, PLACE)
         map_decode(torch.tensor(lengths, dtype=torch.int32), reach, shape, out)
         units = decode_units(lengths, reach, shape)
         begins = out.begins.tolist()
@@ -49,7 +51,7 @@ def test_every_tile_of_a_chunk_is_dealt_once(count: int) -> None:
 
     def check(case: tuple[list[int], int]) -> None:
         lengths, tile = case
-        out = ChunkMap.empty(sum(lengths), len(lengths), tile, CPU)
+        out = ChunkMap.empty(sum(lengths), len(lengths), tile, PLACE)
         map_chunks(torch.tensor(lengths, dtype=torch.int32), tile, out)
         wanted = [(chunk, first) for chunk, length in enumerate(lengths) for first in range(0, length, tile)]
         wanted += [(-1, 0)] * (len(out.tile_chunks) - len(wanted))
@@ -63,7 +65,7 @@ def test_a_map_made_for_another_step_is_no_use() -> None:
     shape = DecodeShape(4, 1, 4)
     maps = []
     for lengths in ([9, 40], [40, 9]):
-        out = DecodeMap.empty(2, 3, shape, CPU)
+        out = DecodeMap.empty(2, 3, shape, PLACE)
         map_decode(torch.tensor(lengths, dtype=torch.int32), FULL, shape, out)
         maps.append((out.unit_rows.tolist(), out.begins.tolist()))
     assert maps[0] != maps[1]

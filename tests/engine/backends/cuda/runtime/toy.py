@@ -84,6 +84,12 @@ def mask_of(request: int, position: int) -> RowMask:
     return RowMask(sum(1 << token for token in allowed).to_bytes(16, "little"), accepting=False)
 
 
+class ToyOperations(PlainOperations):
+    """Operations for whole numbers in float64: exact in any order."""
+
+    exact = True
+
+
 class ToyModel:
     """Keeps what tokens leave in the keys of all layers, as whole numbers in float64."""
 
@@ -163,9 +169,10 @@ def draw_sampling(draw: random.Random) -> Sampling:
     )
 
 
-def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
+def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: float = 0.0) -> Schedule:
     """Arrivals, lengths, stop ids, shared prefixes, tenants, aborts, the pool, and what requests ask of the choice of
-    their tokens, drawn at random."""
+    their tokens, drawn at random; ``exact``: how likely a request is of the deterministic class."""
+    classes = random.Random(seed + (1 << 33))
     draw, wishes = random.Random(seed), random.Random(seed + (1 << 32))
     more, budget = draw.randint(0, 18), draw.choice((ROWS, 8, 16, 64))
     tables = divide(toy_layers(reaches), BLOCK, CONTEXT) or (KvGroup(FULL, BLOCK),)
@@ -189,6 +196,7 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
                 retain=draw.random() < 0.8,
                 structured=wishes.random() < 0.2,
                 logprobs=wishes.choice((-1, -1, -1, 0, 4)),
+                deterministic=classes.random() < exact,
             )
         )
         if draw.random() < 0.15:
@@ -210,7 +218,7 @@ def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
         vocab_size=VOCAB,
         groups=groups,
     )
-    operations = PlainOperations()
+    operations = ToyOperations()
     storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU)
     runner = DeviceRunner(
         ToyModel(storage),
