@@ -26,6 +26,9 @@ MODULES = (
     "rope",
     "routing",
     "sampler",
+    "sampling_cut",
+    "sampling_figures",
+    "sampling_row",
     "steps",
     "tile_map",
 )

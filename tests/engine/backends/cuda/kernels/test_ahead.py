@@ -119,6 +119,7 @@ def test_an_engine_without_compilers_finds_every_kernel(
         "_rope",
         "_decode",
         "_activate",
+        "_sketch",
         "_prepare",
         "_choose",
         "_report",
