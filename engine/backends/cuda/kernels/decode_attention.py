@@ -46,7 +46,8 @@ class Partials(NamedTuple):
     def empty(cls, rows: int, heads: int, value_dim: int, shape: DecodeShape, device: torch.device) -> Partials:
         """Room for a bucket."""
         sizes = (rows, shape.splits, heads)
-        return cls(torch.zeros(*sizes, value_dim, device=device), torch.zeros(sizes, device=device))
+        # Not zeroed: a split that no program computes is not read.
+        return cls(torch.empty(*sizes, value_dim, device=device), torch.empty(sizes, device=device))
 
 
 @triton.jit(do_not_specialize=("table_row",))

@@ -81,14 +81,14 @@ class Chosen:
 
     @classmethod
     def empty(cls, rows: int, vocab: int, alternatives: int, device: torch.device) -> Chosen:
-        """Room for a bucket."""
+        """Room for a bucket. Not zeroed: everything is written before it is read."""
         return cls(
-            torch.zeros(rows, dtype=torch.int32, device=device),
-            torch.zeros(rows, device=device),
-            torch.zeros(rows, alternatives, dtype=torch.int32, device=device),
-            torch.zeros(rows, alternatives, device=device),
-            torch.zeros(rows, vocab, device=device),
-            torch.zeros(rows, ceil_div(vocab, STRETCH), 2, device=device),
+            torch.empty(rows, dtype=torch.int32, device=device),
+            torch.empty(rows, device=device),
+            torch.empty(rows, alternatives, dtype=torch.int32, device=device),
+            torch.empty(rows, alternatives, device=device),
+            torch.empty(rows, vocab, device=device),
+            torch.empty(rows, ceil_div(vocab, STRETCH), 2, device=device),
         )
 
 

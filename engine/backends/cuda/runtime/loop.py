@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.copying import CachedCopies, Copies
 from engine.backends.cuda.runtime.operations import Operations, SamplingColumns
 from engine.backends.cuda.runtime.rows import Deltas, Field, RowLayout
 from engine.backends.cuda.runtime.sampling_state import REPORT_WORDS, ChoiceMemory, report_words
@@ -30,6 +30,10 @@ FOREIGN = -3
 
 RING_STEPS = 64
 """Steps whose tokens the ring holds; the host is never so many behind."""
+
+MOST_CHANGES = 1 << 16
+"""Words of rows that change in one copy: a few hundred are usual, and a hundred rows with the longest block tables have
+a million. So no copy, and no memory on the device for it, is larger than 1 MiB."""
 
 
 class StepModel(Protocol):
@@ -61,14 +65,17 @@ class DeviceLoop:
         choices: ChoiceMemory,
         stamps: Tensor,
         tables: Tables,
+        copies: Copies | None = None,
     ) -> None:
-        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie."""
+        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie; ``copies``: None for torch's
+        own."""
         self.layout = layout
         self._model = model
         self._operations = operations
         self._stamps = stamps
         self.tables = tables
         device = stamps.device
+        self.copies = copies or CachedCopies(device)
         self._words = torch.from_numpy(layout.fresh()).to(device)
         self._fields = self._words[: layout.first_stop].view(-1, layout.lines)
         self._stops = self._words[layout.first_stop : layout.first_block].view(layout.lines, layout.stops)
@@ -82,10 +89,12 @@ class DeviceLoop:
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
 
     def announce(self, deltas: Deltas) -> None:
-        """Take over what changed, in one copy."""
+        """Take over what changed, in one copy unless there is more than ``MOST_CHANGES``."""
         if len(deltas):
-            addresses, values = upload(deltas.take(), self._words.device)
-            self._words.index_copy_(0, addresses, values)
+            changes = deltas.take()
+            for begin in range(0, changes.shape[1], MOST_CHANGES):
+                addresses, values = self.copies.upload(changes[:, begin : begin + MOST_CHANGES])
+                self._words.index_copy_(0, addresses, values)
 
     def reset(self) -> None:
         """Make all state what it was at first, in its place; no step may be under way that somebody waits for."""
