@@ -23,6 +23,7 @@ from engine.backends.cuda.runtime.copying import ArenaSizes, Copies, make_copies
 from engine.core.kv.tags import NO_STAMP
 from engine.core.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.core.scheduler.plan import Admission, Chunk, RowMask, StepPlan
+from engine.errors import ConfigurationError
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES, LogitBias
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
 from isolation.ipc.sampling import EXAMPLE
@@ -114,7 +115,21 @@ def make_resources(device: torch.device, sizes: ArenaSizes) -> Resources:
 
 def take_memory(memory: DeviceMemory, run_largest: Callable[[], None]) -> int:
     """Take what the largest steps need; gives how often they took memory from the driver all the same, in the last
-    attempt: 0, unless something takes another amount each time."""
+    attempt: 0, unless something takes another amount each time.
+
+    Raises:
+        ConfigurationError: the device has not so much.
+    """
+    try:
+        return _take_memory(memory, run_largest)
+    except torch.OutOfMemoryError as error:
+        raise ConfigurationError(
+            "the GPU has no room for the largest step beside weights and KV: lower max_num_batched_tokens or "
+            "max_num_seqs, give the model less kv_bytes, or put fewer models on the card"
+        ) from error
+
+
+def _take_memory(memory: DeviceMemory, run_largest: Callable[[], None]) -> int:
     # The first time libraries take workspaces, which they keep.
     run_largest()
     memory.begin()

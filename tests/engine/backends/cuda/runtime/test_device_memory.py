@@ -22,6 +22,7 @@ from engine.core.engine import Engine
 from engine.core.kv.layout import FULL, Reach
 from engine.core.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.core.scheduler.plan import StepPlan
+from engine.errors import ConfigurationError
 from engine.startup.warmup import warm_up
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 from tests.engine.backends.cuda.runtime.shadow import LateQueue, ShadowMemory, Watch
@@ -209,6 +210,16 @@ def test_a_largest_step_needs_no_more_the_second_time() -> None:
 
         assert (take_memory(memory, run) > 0) == grows
         assert len(runs) == 2 + (ATTEMPTS if grows else 1)
+
+
+def test_a_card_without_room_ends_the_start() -> None:
+    """Where the largest step finds no memory, the start ends with an error that says what to lower."""
+
+    def run() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ConfigurationError, match="no room for the largest step.*lower max_num_batched_tokens"):
+        take_memory(ShadowMemory(1), run)
 
 
 def test_the_model_of_the_allocator_splits_and_joins() -> None:
