@@ -19,7 +19,7 @@ RESERVE_BYTES = 1 << 30
 libraries."""
 
 LIBRARY_BYTES = 512 << 20
-"""Of that what libraries and recorded graphs take for themselves, and small tensors. An estimate, which no card has
+"""What of it libraries and recorded graphs take for themselves, and small tensors. An estimate, which no card has
 confirmed."""
 
 STREAM_COPIES = 6
@@ -58,7 +58,7 @@ class StepShape:
     tokens: int
     rows: int
     lines: int
-    """Of logits."""
+    """Lines of logits."""
     vocab: int
     item: int
     """Bytes of a number of the model."""

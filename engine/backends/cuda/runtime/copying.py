@@ -74,11 +74,11 @@ class ArenaSizes:
     """Bytes of the parts of an arena."""
 
     stretch: int
-    """Of the largest piece in which something goes to the device."""
+    """Size of the largest piece in which something goes to the device."""
     fetched: int
-    """Of the largest result that is fetched."""
+    """Size of the largest result that is fetched."""
     mirrored: int
-    """Of all mirrors together, each rounded up to ``ALIGNMENT``."""
+    """Size of all mirrors together, each rounded up to ``ALIGNMENT``."""
 
     @property
     def total(self) -> int:
@@ -249,7 +249,7 @@ class _Fetched:
 
 
 class CudaFence:
-    """An event of the current stream; whoever waits for it sleeps."""
+    """An event of the current stream; a thread that waits for it sleeps."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

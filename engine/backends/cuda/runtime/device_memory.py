@@ -36,7 +36,7 @@ LEAST_SMALL = 64
 small ones than the largest step."""
 
 MARGIN = 1.25
-"""Of the largest step's need: what is lost between two tensors in the piece that is kept."""
+"""Share of the largest step's need that is kept: some is lost between two tensors."""
 
 ATTEMPTS = 3
 """Times that the piece is taken, each time larger by ``MARGIN``, until the largest steps find all they need in it."""
