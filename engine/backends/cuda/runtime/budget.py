@@ -158,7 +158,8 @@ def cap_share(device: torch.device, card: CardMemory, share: int) -> None:
     """Let torch's allocator never hold more of a card than this engine may: what goes beyond is an error of this engine
     alone, and takes nothing from others on the card."""
     allowed = max(card.total * share // 100 - CONTEXT_BYTES, 0)
-    torch.cuda.set_per_process_memory_fraction(allowed / card.total, device)
+    # By number: a device without one is refused here, and none is the current one.
+    torch.cuda.set_per_process_memory_fraction(allowed / card.total, device.index)
 
 
 def read_card(device: torch.device) -> CardMemory:
