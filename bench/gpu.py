@@ -40,12 +40,12 @@ from bench.gpu_report import OutOfTimeError, Report
 BUDGETS = {
     "roofline": 15.0,
     "exactness": 60.0,
-    "memory": 15.0,
+    "memory": 25.0,
     "kernels": 45.0,
     "cold": 75.0,
     "closed": 130.0,
     "peer": 130.0,
-    "trace": 75.0,
+    "trace": 65.0,
     "isolation": 25.0,
 }
 """Seconds of each section: 570 of the 600 that a call has."""
