@@ -22,8 +22,8 @@ from engine.backends.cuda.runtime.arena import ALIGNMENT, Fence, StretchRing
 FENCES = 64
 """Copies to the device that can be under way: those of some ten steps."""
 
-FETCHES = 2
-"""Results of prompts that are on their way at once: a step's tokens and its reports."""
+FETCHES = 4
+"""Results that are on their way at once: tokens and reports, of ordinary prompts and of deterministic rows."""
 
 STRETCHES = 4
 """Largest copies that the arena has room for at once: of the step that is computed, of the next ones, and what is lost

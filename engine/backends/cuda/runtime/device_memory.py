@@ -146,9 +146,9 @@ def _take_memory(memory: DeviceMemory, run_largest: Callable[[], None]) -> int:
     return more
 
 
-def largest_plans(limits: SchedulerLimits, num_blocks: int) -> list[StepPlan]:
+def largest_plans(limits: SchedulerLimits, num_blocks: int, *, deterministic: bool = False) -> list[StepPlan]:
     """Plans that need as much as any: all tokens of a step in one prompt, and in as many as there are rows, each with
-    everything that a request may ask for. They may only be run while no request is live, and leave rows and blocks that
+    everything that a request may ask for; once more of deterministic rows, where there are some. They may only be run while no request is live, and leave rows and blocks that
     have to be made zero."""
     tokens, context = limits.max_num_batched_tokens, limits.max_context - 1
     rows = min(limits.max_num_seqs, tokens)
@@ -160,11 +160,13 @@ def largest_plans(limits: SchedulerLimits, num_blocks: int) -> list[StepPlan]:
         for row in range(count):
             lengths.append(max(1, min(context, left - (count - row - 1))))
             left -= lengths[-1]
-        plans.append(_plan(limits, lengths, num_blocks))
+        plans += [
+            _plan(limits, lengths, num_blocks, exact=exact) for exact in ((True, False) if deterministic else (False,))
+        ]
     return plans
 
 
-def _plan(limits: SchedulerLimits, lengths: list[int], num_blocks: int) -> StepPlan:
+def _plan(limits: SchedulerLimits, lengths: list[int], num_blocks: int, *, exact: bool) -> StepPlan:
     """Prompts of these lengths, all of which end."""
     vocab, scores = limits.vocab_size, SCORED_ROWS
     biased = range(min(MAX_LOGIT_BIASES, vocab))
@@ -182,6 +184,7 @@ def _plan(limits: SchedulerLimits, lengths: list[int], num_blocks: int) -> StepP
                 sampling=EXAMPLE,
                 logprobs=MAX_TOP_LOGPROBS,
                 blocks=(),
+                deterministic=exact,
                 prompt_logprobs=MAX_TOP_LOGPROBS,
                 # It ends with its first token, so that no step is run ahead for it.
                 limit=length + 1,

@@ -175,7 +175,9 @@ class DeviceRunner:
 
     def _run_largest(self) -> None:
         """Run steps that need as much memory as any; rows and blocks are to be made zero then."""
-        for plan in largest_plans(self.limits, self.storage.layout.num_blocks):
+        for plan in largest_plans(
+            self.limits, self.storage.layout.num_blocks, deterministic=self.capabilities.deterministic
+        ):
             self.execute(plan)
             self.storage.move_most()
             self.forget([admission.row for admission in plan.admissions])
@@ -336,7 +338,7 @@ def sizes_of(limits: SchedulerLimits) -> ArenaSizes:
     report = rows * REPORT_WORDS * 4
     return arena_sizes(
         largest_upload=max(masks, prompts, counts, 2 * MOST_CHANGES * word),
-        fetched=max(2 * rows * word, report),
+        fetched=max(3 * rows * word, report),
         mirrors=(RING_STEPS * rows * word, RING_STEPS * report),
     )
 

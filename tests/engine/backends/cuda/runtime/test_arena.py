@@ -96,12 +96,14 @@ def test_an_array_goes_in_one_copy_up_to_a_stretch() -> None:
 
 
 def test_results_come_back_when_they_are_there() -> None:
-    """Two are on their way at once and taken in any order, with what the tensors held when the copies were started;
-    rooms are given out again. Control: a third one is refused, and before the wait a room holds poison."""
+    """As many as there are rooms are on their way at once and taken in any order, with what the tensors held when the
+    copies were started; rooms are given out again. Control: one more is refused, and before the wait a room holds
+    poison."""
     queue = LateQueue(random.Random(5))
     copies = arena(queue)
     for turn in range(20):
-        sources = [torch.full((9,), turn), torch.full((4, 3), float(turn))]
+        sources = [torch.full((9,), turn), torch.full((4, 3), float(turn))] * (FETCHES // 2)
+        sources = [one.clone() for one in sources]
         results = [copies.fetch(one) for one in sources]
         with pytest.raises(AssertionError, match="never taken"):
             copies.fetch(sources[0])
