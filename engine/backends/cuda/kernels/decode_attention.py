@@ -72,6 +72,7 @@ class Partials(NamedTuple):
         sizes = (rows, shape.splits, heads)
         if arrived is None:
             arrived = counters(heads, device)
+        # Not zeroed: a split that no program computes is not read.
         return cls(torch.empty(*sizes, value_dim, device=device), torch.empty(sizes, device=device), arrived)
 
 

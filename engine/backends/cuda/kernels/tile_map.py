@@ -54,7 +54,7 @@ class DecodeMap(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, programs: int, shape: DecodeShape, device: torch.device) -> DecodeMap:
-        """Room for a bucket of so many rows."""
+        """Room for a bucket of so many rows. Not zeroed: units behind the last program's are not read."""
         units = rows * shape.splits
         return cls(*(torch.empty(size, dtype=torch.int32, device=device) for size in (units, units, programs + 1)))
 

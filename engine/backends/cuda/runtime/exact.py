@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.runtime.copying import HostCopy, upload
 from engine.backends.cuda.runtime.host_rows import HostRows, Ints
 from engine.backends.cuda.runtime.loop import FOREIGN, DeviceLoop
 from engine.backends.cuda.runtime.model import ChunkTokens, DeviceModel
@@ -115,7 +114,7 @@ class ExactPass:
     def run(self, rows: list[int], chunks: list[Chunk]) -> Prefilled:
         """Start a step of these decoding rows and prompts' chunks; what changed in tables was announced before. Its
         chunks are one of each row, then those given. The rows do not decode by themselves afterwards."""
-        host = self._host
+        host, copies = self._host, self._loop.copies
         own = [Chunk(row, int(host.position[row]), 1, True) for row in rows]
         tokens = [host.last[row : row + 1] for row in rows]
         tokens += [host.known[chunk.row][chunk.start : chunk.start + chunk.length] for chunk in chunks]
@@ -128,7 +127,7 @@ class ExactPass:
         where = [(chunk.row, chunk.start + chunk.length) for chunk in given if chunk.last]
         parts = [pieces, ending, [row for row, _ in where], [known for _, known in where], lines.order]
         told = np.array([one for part in parts for one in part], dtype=np.int64)
-        sent = torch.split(upload(told, self._device), [len(part) for part in parts])
+        sent = torch.split(copies.upload(told), [len(part) for part in parts])
         unsound = torch.cat([~sound for _, sound in found]).long()
         foreign = torch.zeros(len(given), dtype=torch.int64, device=self._device).index_add_(0, sent[0], unsound) > 0
         logits = torch.cat([part for part, _ in found])
@@ -139,10 +138,8 @@ class ExactPass:
             sampled = self._operations.sample(logits[: len(ending)], sent[2], sent[3], self._loop.columns)
             chosen = sampled.tokens.masked_fill(foreign[sent[1]], FOREIGN)
             if any(chunk.last and host.asked[chunk.row] >= 0 for chunk in given):
-                reports = HostCopy(report_words(sampled))
-        verdicts = HostCopy(
-            torch.cat((chosen, torch.zeros_like(foreign, dtype=torch.int64).masked_fill(foreign, FOREIGN)))
-        )
+                reports = copies.fetch(report_words(sampled))
+        verdicts = copies.fetch(torch.cat((chosen, foreign.long() * FOREIGN)))
         return Prefilled(given, logits, verdicts, reports)
 
     def _compute(self, tile: list[TilePiece]) -> tuple[Tensor, Tensor]:
@@ -163,7 +160,7 @@ class ExactPass:
             lengths,
             begins,
         ]
-        sent = torch.split(upload(np.concatenate(parts), self._device), [len(part) for part in parts])
+        sent = torch.split(self._loop.copies.upload(np.concatenate(parts)), [len(part) for part in parts])
         token_ids, positions, numbered, lines, rows, starts, sizes, firsts = sent
         tables = self._loop.tables
         entries, sound = self._loop.rows(rows, starts, starts + sizes)
@@ -190,8 +187,8 @@ class ExactPass:
         token_ids[place] = 1
         size, tables, device = self._size, self._loop.tables, self._device
         positions = np.full(size, PROBE_POSITION, dtype=np.int64)
-        sent = upload(np.array((token_ids, positions, np.arange(size)), dtype=np.int64), device)
-        placed = upload(np.array(((place,), (1,), (PROBE_POSITION,)), dtype=np.int64), device)
+        sent = self._loop.copies.upload(np.array((token_ids, positions, np.arange(size)), dtype=np.int64))
+        placed = self._loop.copies.upload(np.array(((place,), (1,), (PROBE_POSITION,)), dtype=np.int64))
         entries = torch.full((1, tables.width), PROBE_BLOCK, dtype=torch.int64, device=device)
         nowhere = torch.full((size,), -1, dtype=torch.int64, device=device)
         chunks = Chunks(placed[0], placed[1], placed[2], tables.split(entries), ((place, 1),))

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.copying import CachedCopies, Copies
 from engine.backends.cuda.runtime.loop_state import LoopState
 from engine.backends.cuda.runtime.operations import Operations, SamplingColumns
 from engine.backends.cuda.runtime.rows import Deltas, Field, RowLayout
@@ -31,6 +31,10 @@ FOREIGN = -3
 
 RING_STEPS = 64
 """Steps whose tokens the ring holds; the host is never so many behind."""
+
+MOST_CHANGES = 1 << 16
+"""Words of rows that change in one copy: a few hundred are usual, and a hundred rows with the longest block tables have
+a million. So no copy, and no memory on the device for it, is larger than 1 MiB."""
 
 
 class StepModel(Protocol):
@@ -62,13 +66,16 @@ class DeviceLoop:
         choices: ChoiceMemory,
         stamps: Tensor,
         tables: Tables,
+        copies: Copies | None = None,
     ) -> None:
-        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie."""
+        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie; ``copies``: None for torch's
+        own."""
         self.layout = layout
         self._model = model
         self._operations = operations
         self.tables = tables
         device = stamps.device
+        self.copies = copies or CachedCopies(device)
         self._words = torch.from_numpy(layout.fresh()).to(device)
         self._fields = self._words[: layout.first_stop].view(-1, layout.lines)
         self.columns = SamplingColumns(self._fields, choices.counts, choices.masks, choices.bias_ids, choices.biases)
@@ -92,10 +99,12 @@ class DeviceLoop:
         )
 
     def announce(self, deltas: Deltas) -> None:
-        """Take over what changed, in one copy."""
+        """Take over what changed, in one copy unless there is more than ``MOST_CHANGES``."""
         if len(deltas):
-            addresses, values = upload(deltas.take(), self._words.device)
-            self._words.index_copy_(0, addresses, values)
+            changes = deltas.take()
+            for begin in range(0, changes.shape[1], MOST_CHANGES):
+                addresses, values = self.copies.upload(changes[:, begin : begin + MOST_CHANGES])
+                self._words.index_copy_(0, addresses, values)
 
     def reset(self) -> None:
         """Make all state what it was at first, in its place; no step may be under way that somebody waits for."""

@@ -29,17 +29,18 @@ from engine.backends.common.masks import MaskedLogits
 from engine.backends.common.penalties import has_penalties
 from engine.backends.common.sampler import Sampler
 from engine.backends.common.sliced_sampling import Chooser
-from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.copying import ArenaSizes, arena_sizes
+from engine.backends.cuda.runtime.device_memory import Resources, largest_plans, make_resources, take_memory
 from engine.backends.cuda.runtime.exact import ExactPass
 from engine.backends.cuda.runtime.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamp
 from engine.backends.cuda.runtime.launches import NO_LANE, Launch, Launcher
-from engine.backends.cuda.runtime.loop import FOREIGN, NOTHING, DeviceLoop
+from engine.backends.cuda.runtime.loop import FOREIGN, MOST_CHANGES, NOTHING, RING_STEPS, DeviceLoop
 from engine.backends.cuda.runtime.model import DeviceModel
 from engine.backends.cuda.runtime.operations import Operations
 from engine.backends.cuda.runtime.prefill import Prefill, Prefilled
 from engine.backends.cuda.runtime.replay import make_replayer
 from engine.backends.cuda.runtime.rows import Deltas, RowLayout
-from engine.backends.cuda.runtime.sampling_state import ChoiceMemory, entries
+from engine.backends.cuda.runtime.sampling_state import REPORT_WORDS, WORD_BITS, ChoiceMemory, entries
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.backends.cuda.runtime.tables import Tables
 from engine.core.backend import Capabilities, Samples
@@ -70,9 +71,19 @@ class DeviceRunner:
         *,
         eager: bool = False,
         most_ahead: int = MOST_AHEAD,
+        resources: Resources | None = None,
     ) -> None:
-        """``eager``: compute every step anew instead of replaying a recording. ``most_ahead``: 0 for a device that
-        waits for every plan."""
+        """Take the memory of all rows.
+
+        Args:
+            model: what computes.
+            storage: its KV.
+            limits: of steps.
+            operations: of the device.
+            eager: compute every step anew instead of replaying a recording.
+            most_ahead: steps that are run ahead at once; 0 for a device that waits for every plan.
+            resources: None: those that fit the device, which are taken here.
+        """
         self.model = model
         self.limits = limits
         # Blocks stay on the device; kernels are compiled before it serves, or come from a cache.
@@ -86,9 +97,12 @@ class DeviceRunner:
         self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
         spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
         stamps = [spare_stamp(storage.number(spare)) for spare in spares]
-        self._stamps.index_copy_(0, *upload(np.array((spares, stamps), dtype=np.int64), self._device))
-        self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device)
-        loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables)
+        resources = resources or make_resources(self._device, sizes_of(limits))
+        copies, self._memory = resources.copies, resources.memory
+        self._copies = copies
+        self._stamps.index_copy_(0, *copies.upload(np.array((spares, stamps), dtype=np.int64)))
+        self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device, copies)
+        loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables, copies)
         self._deltas = Deltas(layout)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -108,6 +122,7 @@ class DeviceRunner:
         if self._stream is not None:
             # Weights and state were written on another stream, for which this one does not wait by itself.
             torch.cuda.synchronize(self._device)
+        self._taken = 0
         self.num_ahead = 0
         """Rows' tokens that were there before their plan came."""
 
@@ -119,7 +134,7 @@ class DeviceRunner:
     def adopt(self, blocks: list[int], stamps: list[int]) -> None:
         """Record that blocks were filled from outside, for the holders of these stamps."""
         with self._queue():
-            ids, given = upload(np.array((blocks, stamps), dtype=np.int64), self._device)
+            ids, given = self._copies.upload(np.array((blocks, stamps), dtype=np.int64))
             self._stamps.index_copy_(0, ids, given)
 
     def record(self, enough: Callable[[], bool]) -> None:
@@ -137,21 +152,42 @@ class DeviceRunner:
         return self._launcher.recorded
 
     def prove(self) -> None:
-        """Load all code, record the steps of all buckets that are not recorded yet, and try the deterministic class;
-        where it fails, no deterministic request is served."""
+        """Load all code, record the steps of all buckets that are not recorded yet, try the deterministic class (where
+        it fails, no deterministic request is served), and take the memory that steps will need."""
         with self._queue(), torch.inference_mode():
             self._launcher.warm()
             if self.capabilities.deterministic:
                 found = self._exact.is_exact(self.limits.vocab_size)
                 self.capabilities = replace(self.capabilities, deterministic=found)
+            if self._memory is not None:
+                take_memory(self._memory, self._run_largest)
+                self.touch()
 
     def touch(self) -> None:
-        """Write every page of its KV memory once more; only while no request is live."""
+        """Write every page of its KV memory once more; only while no request is live. What is taken of the driver's
+        memory is counted from the last time on."""
         with self._queue(), torch.inference_mode():
             self._pending.clear()
             self.storage.touch()
             self._choices.touch()
             self._rows.clear()
+        if self._memory is not None:
+            self._taken = self._memory.taken()
+
+    @property
+    def num_taken(self) -> int:
+        """How often memory of the device, or page-locked memory, was taken from the driver since the last ``touch``: 0
+        in an engine that serves."""
+        return 0 if self._memory is None else self._memory.taken() - self._taken
+
+    def _run_largest(self) -> None:
+        """Run steps that need as much memory as any; rows and blocks are to be made zero then."""
+        for plan in largest_plans(
+            self.limits, self.storage.layout.num_blocks, deterministic=self.capabilities.deterministic
+        ):
+            self.execute(plan)
+            self.storage.move_most()
+            self.forget([admission.row for admission in plan.admissions])
 
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
@@ -196,7 +232,7 @@ class DeviceRunner:
             return
         count, stamped = len(zeroed), len(stamps)
         told: Ints = np.array(zeroed + spares + stamps, dtype=np.int64)
-        sent = upload(np.concatenate((told, *(slots for move in moves for slots in move))), self._device)
+        sent = self._copies.upload(np.concatenate((told, *(slots for move in moves for slots in move))))
         if count or spares:
             self.storage.zero(sent[: count + len(spares)])
         if stamped:
@@ -317,6 +353,21 @@ class DeviceRunner:
                 self._decode_rows = self._decode_rows[self._places]
             self._all = np.ones(len(self._decode_rows), dtype=np.bool_)
         return self._decode_rows
+
+
+def sizes_of(limits: SchedulerLimits) -> ArenaSizes:
+    """Sizes of the arena of an engine: its largest copies are masks of all rows, a step's prompts, the counts of one
+    prompt's ids, and changes of rows."""
+    rows, tokens, word = limits.max_num_seqs, limits.max_num_batched_tokens, 8
+    masks = rows * -(-limits.vocab_size // WORD_BITS) * 4
+    prompts = (3 * tokens + 6 * rows + limits.max_logit_lines) * word
+    counts = 2 * min(limits.max_context, limits.vocab_size) * word
+    report = rows * REPORT_WORDS * 4
+    return arena_sizes(
+        largest_upload=max(masks, prompts, counts, 2 * MOST_CHANGES * word),
+        fetched=max(3 * rows * word, report),
+        mirrors=(RING_STEPS * rows * word, RING_STEPS * report),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.backends.common.masks import MaskedLogits
 from engine.backends.common.sampler import Sampler
+from engine.backends.cuda.runtime.device_memory import Resources
 from engine.backends.cuda.runtime.model import ChunkTokens
 from engine.backends.cuda.runtime.operations import Chunks
 from engine.backends.cuda.runtime.runner import DeviceRunner
@@ -204,7 +205,7 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: flo
     return schedule
 
 
-def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
+def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int, resources: Resources | None = None) -> Engine:
     """The real scheduler around the device's runner with the toy model."""
     layers = toy_layers(schedule.reaches)
     groups = divide(layers, BLOCK, CONTEXT)
@@ -221,12 +222,13 @@ def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
     operations = ToyOperations()
     storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU)
     runner = DeviceRunner(
-        ToyModel(storage),
+        ToyModel(storage),  # type: ignore[arg-type]
         storage,
         limits,
         operations,
         eager=eager,
-        most_ahead=most_ahead,  # type: ignore[arg-type]
+        most_ahead=most_ahead,
+        resources=resources,
     )
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK, caching=True, groups=groups)
