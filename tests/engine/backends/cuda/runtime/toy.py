@@ -108,7 +108,8 @@ class ToyModel:
         """Logits of the wanted tokens."""
         self._write(tokens.token_ids, tokens.positions, tokens.slots)
         begins, lengths = chunks.begins.tolist(), [length for _, length in chunks.spans]
-        owner = [next(i for i, b in enumerate(begins) if b <= at < b + lengths[i]) for at in wanted.tolist()]
+        # A token of no chunk pads a tile: what its logits are matters to nobody.
+        owner = [next((i for i, b in enumerate(begins) if b <= at < b + lengths[i]), 0) for at in wanted.tolist()]
         live = chunks.lengths[owner] > 0
         tables = tuple(table[owner] for table in chunks.tables)
         return self._choose(tables, torch.where(live, tokens.positions[wanted] + 1, 0))
