@@ -138,17 +138,14 @@ def _compile_kernels(asked: dict[str, Any], scratch: Path, number: int) -> list[
 def _compile_modules(folder: Path, scratch: Path) -> None:
     """Compile the sources in C that Triton's compilers have left, each to a module beside it."""
     triton, compiler = find_package("triton", sys.path), find_compiler()
-    assert triton is not None and compiler is not None, "the launcher was compiled with both"
-    sources = sorted(folder.rglob("*.c"))
+    assert triton is not None, "the launcher was compiled from its sources"
+    assert compiler is not None, "the launcher was compiled with it"
+
+    def compile_one(source: Path) -> None:
+        _compile_module(compiler, source, _module_in(source.parent, source.stem), (scratch, triton))
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(
-            pool.map(
-                lambda source: _compile_module(
-                    compiler, source, _module_in(source.parent, source.stem), scratch, triton
-                ),
-                sources,
-            )
-        )
+        list(pool.map(compile_one, sorted(folder.rglob("*.c"))))
 
 
 def compile_launcher(scratch: Path) -> Path:
@@ -164,7 +161,7 @@ def compile_launcher(scratch: Path) -> Path:
     triton = find_package("triton", sys.path)
     if triton is None:
         raise ConfigError("triton is not installed here; it comes with torch for GPUs, and with `make install`")
-    headers = Path(sysconfig.get_paths()["include"])
+    headers = _headers()
     if not (headers / "Python.h").is_file():
         raise ConfigError(f"Python's headers are not in {headers}; install the package that has them (python3-dev)")
     target = _module_in(scratch)
@@ -177,22 +174,29 @@ def compile_launcher(scratch: Path) -> Path:
             env={**MINIMAL_ENVIRONMENT, "TMPDIR": str(scratch)},
         )
     except ProcessError as error:
-        raise ConfigError(f"the module by which Triton reaches the driver cannot be compiled: {error}") from error
-    _compile_module(compiler, triton / "backends" / "nvidia" / "driver.c", target, scratch, triton)
+        raise ConfigError(f"a module by which Triton reaches the driver cannot be compiled: {error}") from error
+    _compile_module(compiler, triton / "backends" / "nvidia" / "driver.c", target, (scratch, triton))
     return target
+
+
+def _headers() -> Path:
+    """Where Python's own headers are: not where Debian would put those of packages."""
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"])
 
 
 def _module_in(place: Path, name: str = MODULE) -> Path:
     return place / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
-def _compile_module(compiler: str, source: Path, target: Path, scratch: Path, triton: Path) -> None:
-    """Compile one of Triton's modules in C; ``scratch`` holds a stand-in for the driver's library.
+def _compile_module(compiler: str, source: Path, target: Path, places: tuple[Path, Path]) -> None:
+    """Compile one of Triton's modules in C; ``places``: a stand-in for the driver's library, and Triton.
 
     Raises:
         ConfigError: the compiler objects.
     """
-    backend, headers = triton / "backends" / "nvidia", Path(sysconfig.get_paths()["include"])
+    scratch, triton = places
+    backend, headers = triton / "backends" / "nvidia", _headers()
     try:
         run(
             [
@@ -213,4 +217,4 @@ def _compile_module(compiler: str, source: Path, target: Path, scratch: Path, tr
             env={**MINIMAL_ENVIRONMENT, "TMPDIR": str(scratch)},
         )
     except ProcessError as error:
-        raise ConfigError(f"the module by which Triton reaches the driver cannot be compiled: {error}") from error
+        raise ConfigError(f"a module by which Triton reaches the driver cannot be compiled: {error}") from error

@@ -76,7 +76,9 @@ class DeviceRunner:
         self.limits = limits
         # Libraries choose a product's kernel by its rows, so no row is deterministic; blocks stay on the device;
         # kernels are compiled before it serves, or come from a cache.
-        self.capabilities = Capabilities(publish=True, gpu=storage.device.type == "cuda")
+        # Prompts have rooms of powers of two, each with kernels of its own.
+        rooms = tuple(1 << place for place in range(limits.max_num_seqs.bit_length()))
+        self.capabilities = Capabilities(publish=True, gpu=storage.device.type == "cuda", warm_rows=rooms)
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)
