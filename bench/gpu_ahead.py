@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from appliance.operator.gpu_kernels import GpuKernels, build
+from appliance.operator.kernels import find_compiler
 from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model, published, save
 from engine.config import EngineConfig
 from engine.core.engine import Engine
@@ -232,9 +233,15 @@ def architecture() -> str:
 
 def versions() -> None:
     """What runs."""
-    triton = importlib.import_module("triton")
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    tell("versions", python=sys.version.split()[0], torch=torch.__version__, triton=triton.__version__, card=card)
+    tell(
+        "versions",
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        triton=importlib.import_module("triton").__version__,
+        card=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        compiler=find_compiler(),
+        processors=len(os.sched_getaffinity(0)),
+    )
 
 
 def main() -> int:
@@ -301,7 +308,7 @@ def run_child(place: Path) -> None:
     """An engine's process without a compiler; its output is shown as it comes."""
     empty = place / "empty"
     empty.mkdir()
-    kept = {name: value for name, value in os.environ.items() if name.startswith(("LD_", "CUDA_", "NVIDIA_"))}
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("LD_", "CUDA_", "NVIDIA_", "PYTHON"))}
     environment = {**kept, "PATH": str(empty), "HOME": str(empty), "TMPDIR": str(empty), "LANG": "C.UTF-8"}
     began = time.monotonic()
     done = subprocess.run(

@@ -85,7 +85,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LaunchForm:
     """A kernel in one form that a launch has."""
 
     kernel: str
@@ -115,7 +115,7 @@ class AbsentGpu:
 
 
 @contextmanager
-def meeting_forms(architecture: str, meet: Callable[[Form], None]) -> Iterator[None]:
+def meeting_forms(architecture: str, meet: Callable[[LaunchForm], None]) -> Iterator[None]:
     """Whatever is launched inside is looked at for that architecture and not started; ``meet`` gets each form once."""
     run, do_compile = JITFunction.run, JITFunction._do_compile
     seen: dict[int, JITFunction] = {}
@@ -127,7 +127,7 @@ def meeting_forms(architecture: str, meet: Callable[[Form], None]) -> Iterator[N
         # Triton finds something for this form from now on.
         self.device_caches[device][0][key] = key
         seen[id(self)] = self
-        meet(Form(self.fn.__name__, key, partial(do_compile, self, key, signature, device, *others)))
+        meet(LaunchForm(self.fn.__name__, key, partial(do_compile, self, key, signature, device, *others)))
 
     triton.runtime.driver.set_active(AbsentGpu(architecture))
     JITFunction.run, JITFunction._do_compile = look_at, note
@@ -151,8 +151,8 @@ def _filling(folder: Path) -> Iterator[None]:
         yield
 
 
-def _claim(claims: Path, form: Form) -> bool:
-    """Whether this process is the first that wants to compile the form."""
+def _claim(claims: Path, form: LaunchForm) -> bool:
+    """Whether this process is the first to ask for the form."""
     name = hashlib.sha256(f"{form.kernel} {form.key}".encode()).hexdigest()
     try:
         os.close(os.open(claims / name, os.O_CREAT | os.O_EXCL, 0o600))
@@ -206,7 +206,7 @@ def build(request: CompileRequest, launches: Launches) -> Compiled:
     folder, claims = Path(request.into), Path(request.claims)
     compiled = 0
 
-    def meet(form: Form) -> None:
+    def meet(form: LaunchForm) -> None:
         nonlocal compiled
         if _claim(claims, form):
             _leave_launcher(form.compile(), folder)

@@ -22,7 +22,7 @@ import triton
 from triton import language as tl
 
 from engine.backends.common.loading import layout_for, limits_for
-from engine.backends.cuda.kernels.ahead import Form, absent_operations, meeting_forms
+from engine.backends.cuda.kernels.ahead import LaunchForm, absent_operations, meeting_forms
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.load import make_device_runner, without_spares
 from engine.backends.cuda.runtime.launches import buckets
@@ -102,7 +102,7 @@ def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype) -> 
     met: set[tuple[str, str]] = set()
     launches = rehearsed
 
-    def meet(form: Form) -> None:
+    def meet(form: LaunchForm) -> None:
         launches.add((form.kernel, form.key))
 
     with meeting_forms(ARCHITECTURE, meet):
