@@ -4,7 +4,7 @@ Run from the repository's root on a machine with a GPU: ``python bench/gpu_ahead
 headers for the first part. Two models with random weights: a tiny one, and one of the shape of Llama 3.1 8B with fewer
 layers (``--layers``; no form depends on their number). For each:
 
-* ``build``: ``athanor kernels gpu``, both models at once, in as many processes as there are processors;
+* ``build``: ``athanor kernels gpu``, both models at once, a process each;
 * ``serve``: a process of its own with an empty ``PATH``, in which no program can be started, loads the engine with
   ``gpu_kernels`` set, warms it, and serves requests of every kind and prompts of many lengths.
 
@@ -269,7 +269,7 @@ def main() -> int:
             (place / "kernels").mkdir(parents=True)
             (place / "config.json").write_text(json.dumps(published(models[name])))
         with ThreadPoolExecutor(len(models)) as pool:
-            builds = {name: pool.submit(build_one, place, len(models)) for name, place in places.items()}
+            builds = {name: pool.submit(build_one, place) for name, place in places.items()}
             for name, sizes in models.items():
                 with stages.stage(f"weights {name}"):
                     make_weights(sizes, places[name])
@@ -282,16 +282,15 @@ def main() -> int:
     return 1 if stages.failed else 0
 
 
-def build_one(place: Path, beside: int) -> None:
+def build_one(place: Path) -> None:
     """Compile a model's kernels."""
     began = time.monotonic()
     wanted = GpuKernels(
         architecture=architecture(), model=place, dtype="bfloat16", block_size=BLOCK, max_num_seqs=min(ROWS, BUDGET)
     )
-    compilers = max(1, len(os.sched_getaffinity(0)) // beside)
-    built = build(place / "kernels", wanted, compilers)
+    built = build(place / "kernels", wanted)
     seconds = round(time.monotonic() - began, 2)
-    tell("built", folder=built.folder.name, kernels=built.kernels, compilers=compilers, seconds=seconds)
+    tell("built", folder=built.folder.name, kernels=built.kernels, seconds=seconds)
 
 
 def make_weights(sizes: dict[str, Any], place: Path) -> None:

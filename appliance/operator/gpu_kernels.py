@@ -72,21 +72,21 @@ class BuiltKernels:
     """Digest of all files."""
 
 
-def build(directory: Path, wanted: GpuKernels, compilers: int | None = None) -> BuiltKernels:
+def build(directory: Path, wanted: GpuKernels, compilers: int = 1) -> BuiltKernels:
     """Compile into a folder of its own below a directory; one of that name is replaced at once or not at all.
 
     Args:
         directory: of all such folders.
         wanted: what to compile.
-        compilers: processes that compile kernels at the same time; None: one for each processor, ``MOST_COMPILERS`` at
-            the most.
+        compilers: processes that compile kernels at the same time, ``MOST_COMPILERS`` at the most. More than one gives
+            names that an engine does not find: Triton's name of a kernel depends on which were named before it.
 
     Raises:
         ConfigError: a compiler is missing or objects, or the device backend does not serve such a model.
     """
     directory.mkdir(parents=True, exist_ok=True)
     os.chmod(directory, 0o755)  # noqa: S103 - read by the sandbox, whose user owns nothing
-    number = compilers or min(len(os.sched_getaffinity(0)), MOST_COMPILERS)
+    number = min(compilers, MOST_COMPILERS)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=directory) as temporary:
         scratch = Path(temporary)
         folder, claims = scratch / "kernels", scratch / "claims"
