@@ -35,6 +35,7 @@ from engine.backends.cuda.kernels.cache import (
     known_here,
     mark_launches,
     module_key,
+    name_kernels,
 )
 from engine.backends.cuda.kernels.folder import Asked, description_digest
 from engine.backends.cuda.kernels.operations import kernel_operations
@@ -148,6 +149,7 @@ def _filling(folder: Path) -> Iterator[None]:
         triton.knobs.cache.dir = str(folder)
         triton.knobs.compilation.store_binary_only = True
         mark_launches()
+        name_kernels()
         yield
 
 

@@ -14,6 +14,7 @@ it.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import triton
 from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.runtime import build
 from triton.runtime.cache import FileCacheManager, _base32
+from triton.runtime.jit import JITFunction
 
 from engine.backends.cuda.kernels import folder
 from engine.backends.cuda.kernels.folder import sources_digest
@@ -64,6 +66,17 @@ def mark_launches() -> None:
     """Have kernels named as those that are compiled ahead: without lines of the source in their machine code, which
     would name the folder of the sources. To be called before anything is compiled or looked for."""
     triton.knobs.compilation.disable_line_info = True
+
+
+def name_kernels() -> None:
+    """Have Triton name all kernels and device functions in one order: a name depends on which were named before it, and
+    an engine launches them in another order than what compiled them."""
+    for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
+        if path.stem not in ("ahead", "cache", "folder"):
+            module = importlib.import_module(f"{__package__}.{path.stem}")
+            for _, function in sorted(vars(module).items(), key=lambda one: one[0]):
+                if isinstance(function, JITFunction):
+                    assert function.cache_key, "it is asked for its name, which it keeps"
 
 
 def module_key(source: str) -> str:
@@ -113,6 +126,7 @@ def open_cache(root: Path, architecture: str, configuration: str) -> Path:
     triton.knobs.build.impl = _refuse
     build.platform_key = lambda: PLATFORM
     get_ptxas_version.cache_clear()
+    name_kernels()
     return place
 
 
