@@ -86,9 +86,11 @@ class DeviceRunner:
         """
         self.model = model
         self.limits = limits
-        # Blocks stay on the device; kernels are compiled before it serves, or come from a cache.
+        # Blocks stay on the device; kernels are compiled before it serves, or come from a cache. Prompts have rooms of
+        # powers of two, each with kernels of its own.
+        rooms = tuple(1 << place for place in range(limits.max_num_seqs.bit_length()))
         gpu = storage.device.type == "cuda"
-        self.capabilities = Capabilities(publish=True, gpu=gpu, deterministic=operations.exact)
+        self.capabilities = Capabilities(publish=True, gpu=gpu, deterministic=operations.exact, warm_rows=rooms)
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)

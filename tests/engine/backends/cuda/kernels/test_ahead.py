@@ -188,14 +188,13 @@ def test_what_cannot_be_compiled_is_said(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="config.json"):
         build(kernels, replace(asked(model), model=tmp_path))
     request = ahead.CompileRequest(
-        root=str(kernels),
+        into=str(kernels),
+        claims=str(kernels),
         model_dir=str(model),
         architecture="sm_90",
         dtype="bfloat16",
         block_size=BLOCK_SIZE,
         max_num_seqs=ROWS,
-        launcher="",
-        launcher_name="",
     )
     for wrong, said in (
         (replace(request, architecture="sm90"), "no architecture of a GPU"),
