@@ -148,8 +148,8 @@ def _take_memory(memory: DeviceMemory, run_largest: Callable[[], None]) -> int:
 
 def largest_plans(limits: SchedulerLimits, num_blocks: int, *, deterministic: bool = False) -> list[StepPlan]:
     """Plans that need as much as any: all tokens of a step in one prompt, and in as many as there are rows, each with
-    everything that a request may ask for; of deterministic rows too, where there are some. They may only be run while
-    no request is live, and leave rows and blocks that have to be made zero."""
+    everything that a request may ask for; once more of deterministic rows, where there are some. They may only be run
+    while no request is live, and leave rows and blocks that have to be made zero."""
     tokens, context = limits.max_num_batched_tokens, limits.max_context - 1
     rows = min(limits.max_num_seqs, tokens)
     plans = []

@@ -151,6 +151,7 @@ def warm(served: EngineConfig, description: ModelConfig, dtype: torch.dtype) -> 
     heads, width = (description.num_heads, layer.heads), max(layer.key_dim, layer.value_dim)
     found = kernel_operations(heads, width, description.vocab_size, torch.device("cpu"), ARCHITECTURE)
     runner = make_device_runner(small, model, layout, limits, found, eager=True)
+    runner._loop.ring.zero_()  # as if every row had got a token
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK_SIZE, caching=True)
     warm_up(Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), runner))

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 MOST_OF_A_LAYER, MOST_OUTSIDE = 6, 12
-FILLS_OF_THE_SAMPLER = 6
-"""The sampler clears its room with each step; what is counted beside it is not the sampler's."""
 
 
 @pytest.mark.timeout(120)
@@ -31,10 +29,9 @@ def test_a_decoding_step_starts_few_launches(root: Path) -> None:
     assert done.returncode == 0, done.stderr[-3_000:]
     found = json.loads(done.stdout.splitlines()[-1])
     fused, many, separate = found["fused"], found["many rows"], found["separate"]
-    assert fused["of_layer"] == {"_few_rows": 4, "_rope": 1, "_decode": 1}
+    assert fused["of_layer"] == {"_few_rows": 4, "_rope": 1, "_decode_joined": 1}
     assert fused["layer"] <= MOST_OF_A_LAYER
-    fills = fused["of_step"].get("zeros", 0)
-    assert fills <= FILLS_OF_THE_SAMPLER
-    assert fused["outside"] - fills <= MOST_OUTSIDE
-    assert many["layer"] == separate["layer"] == 10 and many["outside"] - fills <= MOST_OUTSIDE
+    assert "zeros" not in fused["of_step"], "nothing is cleared with each step"
+    assert fused["outside"] <= MOST_OUTSIDE
+    assert many["layer"] == separate["layer"] == 10 and many["outside"] <= MOST_OUTSIDE
     assert separate["outside"] > 60
