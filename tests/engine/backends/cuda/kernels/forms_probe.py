@@ -147,6 +147,7 @@ def warm(served: EngineConfig, description: ModelConfig, dtype: torch.dtype) -> 
     layout = without_spares(layout_for(small, description, small.dtype), ROWS)
     limits = limits_for(small, description, layout)
     model, _ = build_model(description, dtype, torch.device("cpu"))
+    model.packed = True  # as on a card, where matrices stay as they are published
     layer = description.kv_layers[0]
     heads, width = (description.num_heads, layer.heads), max(layer.key_dim, layer.value_dim)
     found = kernel_operations(heads, width, description.vocab_size, torch.device("cpu"), ARCHITECTURE)
