@@ -39,7 +39,8 @@ from engine.backends.attention import AttentionRule
 from engine.backends.common.loading import layout_for, limits_for
 from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
-from engine.backends.cuda.kernels.ahead import compiling_only
+from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
+from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.operations import KernelOperations, kernel_operations
 from engine.backends.cuda.kernels.tile_map import DecodeShape
@@ -463,8 +464,14 @@ def profile(figures: Figures, engine: Engine, rows: int, kind: str) -> None:
     figures.put("launches", kind=kind, batch=rows, in_all=sum(event.count for event in events), tokens=24)
 
 
+def compile_form(form: LaunchForm) -> None:
+    """Compile a form into Triton's cache."""
+    form.compile()
+
+
 def compile_product(given: tuple[str, FewRows]) -> None:
     """Compile one product into Triton's cache, without the card."""
+    name_kernels()
     name, cut = given
     outputs, size, normed, kind = PRODUCTS[name]
 
@@ -473,19 +480,20 @@ def compile_product(given: tuple[str, FewRows]) -> None:
 
     scratch = gemv.Scratch(empty(1 << 20, dtype=torch.float32), empty(gemv.MOST_COUNTERS, dtype=torch.int32))
     mapped = gemv.Map(empty(outputs * (2 if kind else 1), size), None, empty(size) if normed else None, 1e-5)
-    with compiling_only(f"sm_{ARCHITECTURE}"):
+    with meeting_forms(f"sm_{ARCHITECTURE}", compile_form):
         gemv.few_rows(empty(8, size), mapped, empty(8, outputs), scratch, cut, gate=Gate(kind) if kind else None)
 
 
 def compile_attention(given: tuple[DecodeShape, int]) -> None:
     """Compile attention of a shape and a number of rows into Triton's cache."""
+    name_kernels()
     shape, rows = given
     memory = torch.empty(100, 32 * BLOCK, KV_HEADS, DIM, dtype=BF16, device=META)
     layer = KvLayer(memory[:, :BLOCK], memory[:, :BLOCK])
     sizes = torch.empty(rows, dtype=torch.int32, device=META)
     tables = torch.empty(rows, 64, dtype=torch.int64, device=META)
     chosen = replace(configuration("sm_90", DIM), decode=shape)
-    with compiling_only(f"sm_{ARCHITECTURE}"):
+    with meeting_forms(f"sm_{ARCHITECTURE}", compile_form):
         run = KernelOperations((KV_HEADS * GROUP, KV_HEADS), 1, chosen, 132)
         q = torch.empty(rows, KV_HEADS * GROUP, DIM, dtype=BF16, device=META)
         run.decoding(sizes, (tables,))(q, layer, AttentionRule(DIM**-0.5))
@@ -510,6 +518,7 @@ def compile_all(figures: Figures) -> None:
 
 def main() -> None:
     """Run the sections."""
+    name_kernels()  # one order everywhere, so that what was compiled beside is found
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--only", choices=("compile", "products", "attention", "steps"))

@@ -259,4 +259,5 @@ def main() -> None:
     print(json.dumps({"failed": failed, "wrong": sum(int(str(one["wrong"])) for one in lines), "top_p_bar": bar}))
 
 
-main()
+if __name__ == "__main__":
+    main()
