@@ -92,7 +92,9 @@ def _faults(
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
     """Copy the entries of one table that are read, and count those that are another's."""
-    begin = (first + first_seen(position, TABLE.reach) // TABLE.block_size).to(tl.int32)
+    # By a name: Triton before 3.7 passes on no object that is a field of another.
+    REACH: tl.constexpr = TABLE.reach
+    begin = (first + first_seen(position, REACH) // TABLE.block_size).to(tl.int32)
     end = (first + (length + TABLE.block_size - 1) // TABLE.block_size).to(tl.int32)
     wrong = tl.zeros([WIDTH], tl.int32)
     for start in range(begin, end, WIDTH):
