@@ -525,7 +525,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     figures = Figures()
-    if not REHEARSE:
+    if not REHEARSE and options.only != "steps":
         tried(lambda: compile_all(figures), "compile")
     if options.only == "compile":
         return
