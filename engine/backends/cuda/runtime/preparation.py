@@ -105,14 +105,15 @@ class WeightMemory:
                     raise MovedWeightsError(f"{piece.name} is filled in memory that no step reads")
 
     def check(self) -> None:
-        """Check that it reads the same memory still.
+        """Check that it reads all of that memory still. It may read more by now: operations take scratch with their
+        first step.
 
         Raises:
             MovedWeightsError: it does not.
         """
-        moved = len(self._before ^ memory_of(self._root))
+        moved = len(self._before - memory_of(self._root))
         if moved:
-            raise MovedWeightsError(f"{moved} pieces of memory were replaced after steps had been recorded on them")
+            raise MovedWeightsError(f"of the memory that steps were recorded on, {moved} of the pieces were replaced since")
 
 
 def memory_of(root: object) -> frozenset[int]:

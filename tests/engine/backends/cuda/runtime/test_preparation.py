@@ -177,7 +177,7 @@ def test_weights_that_are_replaced_after_recording_are_noticed(tmp_path: Path) -
     memory.check()
     sound, replaced = tokens(engine), model.norm.weight
     model.norm.weight = -replaced
-    with pytest.raises(MovedWeightsError, match="2 pieces of memory were replaced"):
+    with pytest.raises(MovedWeightsError, match="of the pieces were replaced"):
         memory.check()
     with torch.inference_mode():
         runner._launcher._replayer.run(2)
