@@ -187,7 +187,7 @@ def test_weights_that_are_replaced_after_recording_are_noticed(tmp_path: Path) -
     runner._launcher.reset()
     assert tokens(engine) == sound
     model.pack()
-    with pytest.raises(MovedWeightsError, match="were replaced after steps had been recorded"):
+    with pytest.raises(MovedWeightsError, match="were replaced since"):
         memory.check()
 
 
