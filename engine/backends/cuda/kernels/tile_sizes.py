@@ -57,7 +57,10 @@ TABLE = {
     "sm_100": DEFAULT,
     "sm_90": {
         128: Configuration(
-            DecodeShape(128, 2, 32, Threads(4, 2)), PrefillShape(64, 32, Threads(4, 2)), EXPERTS, measured="NVIDIA H200"
+            DecodeShape(128, 2, 32, Threads(4, 2), resident=3),
+            PrefillShape(64, 32, Threads(4, 2)),
+            EXPERTS,
+            measured="NVIDIA H200",
         ),
         256: Configuration(DecodeShape(32, 8, 32, Threads(4, 3)), PrefillShape(64, 64, Threads(8, 2)), EXPERTS),
         1 << 30: Configuration(DecodeShape(32, 8, 32, Threads(8, 2)), PrefillShape(64, 32, Threads(8, 2)), EXPERTS),

@@ -113,7 +113,9 @@ class WeightMemory:
         """
         moved = len(self._before - memory_of(self._root))
         if moved:
-            raise MovedWeightsError(f"of the memory that steps were recorded on, {moved} of the pieces were replaced since")
+            raise MovedWeightsError(
+                f"of the memory that steps were recorded on, {moved} of the pieces were replaced since"
+            )
 
 
 def memory_of(root: object) -> frozenset[int]:
