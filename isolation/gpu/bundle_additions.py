@@ -41,13 +41,16 @@ NVIDIA_VISIBLE_DEVICES is absent: it would make runsc look for the toolkit's hoo
 determine the cards."""
 
 
-def gpu_access(facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int) -> GpuAccess | None:
+def gpu_access(
+    facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int, listed: tuple[str, ...] = ()
+) -> GpuAccess | None:
     """Compute what a sandbox gets for the requested cards.
 
     Args:
         facts: what ``look_at_gpus`` found on the machine.
         wanted: ``auto`` for all cards of the machine (possibly none), or indices.
         runsc: release date as a number.
+        listed: drivers that this runsc lists itself (``isolation.gpu.listed_drivers``); empty: the table counts.
 
     Returns:
         None: for ``auto`` on a machine without a driver or a card.
@@ -59,7 +62,7 @@ def gpu_access(facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int) -> Gp
         return None
     if not facts.driver:
         raise GpuError("no driver of NVIDIA's is loaded", hint="install it, then: modprobe nvidia")
-    check_driver(facts.driver, runsc)
+    check_driver(facts.driver, runsc, listed)
     cards = facts.cards if isinstance(wanted, str) else tuple(sorted(set(wanted)))
     if not cards:
         raise GpuError("there is no /dev/nvidia0: the driver has made no card's node", hint="nvidia-modprobe -u -c=0")

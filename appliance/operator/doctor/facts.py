@@ -18,6 +18,8 @@ class Gpu:
     """Version of the driver; empty without one."""
     known: tuple[str, ...] = ()
     """Driver versions that this runsc can pass through, by its own word; empty when it says nothing."""
+    list_problem: str = ""
+    """Why its answer cannot be read; empty where it can, or where it knows no such question."""
     found: GpuFacts = field(default_factory=GpuFacts)
     """Nodes, libraries, and how cards are shared."""
 

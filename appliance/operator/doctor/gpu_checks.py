@@ -14,7 +14,7 @@ from appliance.common.figures import counted
 from appliance.operator.doctor.facts import Gpu, GpuKernelFacts
 from appliance.operator.doctor.finding import Area, Finding, Subject
 from isolation.gpu.bundle_additions import expected_numbers, node_mend
-from isolation.gpu.gpu_drivers import newest, supported_drivers
+from isolation.gpu.gpu_drivers import INSTALL_CURRENT, known_drivers, newest
 from isolation.gpu.gpu_facts import CONTROL, CUDA, MANAGEMENT, MEMORY, GpuFacts
 
 NO_GPU = "a model that asks for a GPU cannot be started"
@@ -42,22 +42,18 @@ def check_gpu(gpu: Gpu, runsc: int) -> tuple[Finding, ...]:
 
 def _driver(gpu: Gpu, runsc: int) -> Finding:
     what = f"{', '.join(gpu.names) or 'no device'}; driver {gpu.driver}"
-    # What this runsc says of itself comes first; the table speaks where it says nothing.
-    known = gpu.known or supported_drivers(runsc)
-    if (gpu.known or runsc) and gpu.driver not in known:
-        install = f"install driver {newest(known)}, or " if known else ""
-        return Subject(Area.MACHINE, "gpu").warning(
-            what,
-            means=f"this runsc does not know the driver: {NO_GPU}",
-            mend=f"{install}a newer runsc: `runsc nvproxy list-supported-drivers`",
-        )
-    if runsc and gpu.driver not in supported_drivers(runsc):
-        return Subject(Area.MACHINE, "gpu").warning(
-            what,
-            means=f"runsc of {runsc} lists the driver and our own table does not: {NO_GPU}",
-            mend="add the row that this runsc prints to isolation/gpu/gpu_drivers.py, or install a driver of the table",
-        )
-    return Subject(Area.MACHINE, "gpu").ok(what)
+    subject = Subject(Area.MACHINE, "gpu")
+    if gpu.list_problem:
+        return subject.warning(f"{what}; {gpu.list_problem}", means=NO_GPU, mend=INSTALL_CURRENT)
+    if not (gpu.known or runsc):
+        return subject.ok(what)
+    known = known_drivers(gpu.known, runsc)
+    if gpu.driver in known:
+        return subject.ok(what)
+    install = f"install driver {newest(known)}, or a newer runsc: " if known else "a newer runsc: "
+    return subject.warning(
+        what, means=f"this runsc does not know the driver: {NO_GPU}", mend=f"{install}{INSTALL_CURRENT}"
+    )
 
 
 def _nodes(found: GpuFacts) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from appliance.operator.doctor.finding import Severity
 from appliance.operator.doctor.gpu_checks import architecture_of, check_gpu, check_gpu_kernels
 from isolation.errors import GpuError
 from isolation.gpu.bundle_additions import gpu_access
+from isolation.gpu.gpu_drivers import INSTALL_CURRENT
 from isolation.gpu.gpu_facts import GpuFacts
 from tests.isolation.gpu.gpu_machine import DRIVER, FACTS, RUNSC
 
@@ -83,13 +84,19 @@ def test_what_is_only_to_be_known_is_a_note() -> None:
 
 
 def test_the_table_speaks_where_runsc_does_not() -> None:
-    """Without runsc's own list our table judges, without runsc nobody does, and a driver that only runsc knows is told
-    apart from one that neither knows."""
-    assert check_gpu(gpu(replace(FACTS, driver="999.1"), ()), RUNSC)[0].level is Severity.WARNING
+    """What runsc lists counts, also against the table; without its list the table judges, without runsc nothing does.
+    The way to a current runsc is in the mend, and an answer that cannot be read is a finding of its own."""
+    refused = check_gpu(gpu(replace(FACTS, driver="999.1"), ()), RUNSC)[0]
+    assert refused.level is Severity.WARNING
+    assert INSTALL_CURRENT in refused.mend and "install driver 550.90.07" in refused.mend
     assert [one.level for one in check_gpu(gpu(FACTS, ()), 0)] == [Severity.OK]
-    (finding,) = check_gpu(gpu(NEWER, ("999.1",)), RUNSC)
-    assert finding.level is Severity.WARNING
-    assert "our own table" in finding.means
+    assert check_gpu(gpu(NEWER, ("999.1",)), RUNSC)[0].level is Severity.OK
+    assert check_gpu(gpu(FACTS, ("999.1",)), RUNSC)[0].level is Severity.WARNING
+    odd = replace(gpu(FACTS, ()), list_problem="the answer of `runsc` cannot be read")
+    (finding,) = check_gpu(odd, RUNSC)
+    assert (finding.level, finding.mend) == (Severity.WARNING, INSTALL_CURRENT)
+    assert "cannot be read" in finding.what
+
 
 
 MADE = MadeKernels(architecture="sm_90", ours=True, fits=True)
