@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.common.card_plan import card_share
 from appliance.common.catalog import SAFETENSORS, NamedFiles
 from appliance.common.config import ModelConfig
 from appliance.common.figures import size
@@ -68,7 +69,7 @@ def model_need(model: ModelConfig, files: NamedFiles) -> ModelNeed:
     stored = files_bytes(files)
     held = stored // 2 if model.weights == "int8" else stored
     adapters = model.adapter_bytes if model.adapters else 0
-    return ModelNeed(model.name, held, stored, 0 if model.gpu_share else model.kv_bytes, adapters)
+    return ModelNeed(model.name, held, stored, 0 if card_share(model) else model.kv_bytes, adapters)
 
 
 def files_bytes(files: NamedFiles) -> int:

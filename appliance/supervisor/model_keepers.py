@@ -68,8 +68,8 @@ class ModelKeepers:
 
     @property
     def keepers(self) -> list[Keeper]:
-        """Keepers of all models."""
-        return [keeper for one in self._models.values() for keeper in one.keepers]
+        """Keepers of all models; also for other threads."""
+        return [keeper for one in tuple(self._models.values()) for keeper in one.keepers]
 
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.

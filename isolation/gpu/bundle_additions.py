@@ -78,6 +78,25 @@ def gpu_access(
     return GpuAccess(facts.driver, devices, libraries, ENVIRONMENT)
 
 
+def plain_environment(facts: GpuFacts, card: int) -> tuple[tuple[str, str], ...]:
+    """Return the environment of a program without a sandbox that computes on one card: it sees the machine's libraries
+    by itself, and is told which card is its own, since nothing hides the others.
+
+    Args:
+        facts: of the machine.
+        card: index of the card.
+    """
+    memory, library = facts.memory_of(card), facts.library(CUDA)
+    own = {"LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "TRITON_LIBCUDA_PATH"}
+    values = [(name, value) for name, value in ENVIRONMENT if name not in own]
+    values.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID"))
+    values.append(("CUDA_VISIBLE_DEVICES", str(facts.cards.index(card)) if memory is None else memory.uuid))
+    if library is not None:
+        # Without it, Triton starts ldconfig to find libcuda.
+        values.append(("TRITON_LIBCUDA_PATH", str(library.path.parent)))
+    return tuple(sorted(values))
+
+
 def _device(facts: GpuFacts, name: str) -> Device:
     """Check that a node is a device with the expected numbers: a link, or other numbers, would expose another device of
     the host."""

@@ -44,9 +44,8 @@ def read_answer(runsc: Path, done: Completed) -> tuple[str, ...]:
             raise ValueError(f"it ended with status {done.returncode}")
         return parse_drivers(done.stdout)
     except ValueError as error:
-        raise GpuError(
-            f"the answer of {_asked(runsc)} cannot be read: {error}", hint=f"use a runsc that was tried: {INSTALL_CURRENT}"
-        ) from error
+        what = f"the answer of {_asked(runsc)} cannot be read: {error}"
+        raise GpuError(what, hint=f"use another runsc: {INSTALL_CURRENT}") from error
 
 
 def _asked(runsc: Path) -> str:

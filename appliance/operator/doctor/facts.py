@@ -294,6 +294,22 @@ class GpuKernelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """The card that a model's engine gets, as the supervisor would choose it."""
+
+    model: str
+    card: int = -1
+    plan: str = ""
+    """Memory, rows and budgets; empty where they are not known."""
+    problem: str = ""
+    """Why it gets none."""
+    unknown: str = ""
+    """Why the card's memory is not known."""
+    rows: int = 0
+    """Sequences of one step; 0 where the plan is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """The sandboxes' image."""
 
@@ -370,6 +386,8 @@ class ServiceFacts:
     exporters: tuple[Exporter, ...]
     running: Running
     gpu_kernels: tuple[GpuKernelFacts, ...] = ()
+    cards: tuple[CardFacts, ...] = ()
+    """Cards of the models that get one."""
     threads: tuple[str, ...] = ()
     """Threads of the engines with the reason for their number, each line once, as seen from this process."""
     units: tuple[ServiceUnit, ...] = ()

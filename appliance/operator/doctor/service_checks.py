@@ -173,7 +173,8 @@ def check_model(model: Model) -> Finding:
             mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
         )
     pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
-    what = f"{size(model.weight_bytes)} of weights, {size(model.kv_bytes)} of KV{pinned}"
+    kv = f"{size(model.kv_bytes)} of KV" if model.kv_bytes else "KV on its card"
+    what = f"{size(model.weight_bytes)} of weights, {kv}{pinned}"
     return Subject(Area.SERVICE, check).ok(what)
 
 

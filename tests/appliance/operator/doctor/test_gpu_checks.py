@@ -98,7 +98,6 @@ def test_the_table_speaks_where_runsc_does_not() -> None:
     assert "cannot be read" in finding.what
 
 
-
 MADE = MadeKernels(architecture="sm_90", ours=True, fits=True)
 KERNELS = GpuKernelFacts(
     model="llama",
