@@ -204,15 +204,15 @@ class ModelConfig(Section):
     """How weights are held. stored: as in the files. int8: rounded to 8 bits while they are loaded, with activations
     rounded row by row; takes half the memory of bfloat16 and gives other tokens."""
     max_context: Annotated[int, Field(ge=16, le=1 << 20), TOKENS] = 32_768
-    """Longest prompt and answer together."""
+    """Longest prompt and answer together. Left out on a GPU: what the model was made for, as far as the KV reaches."""
     kv_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
-    """Memory of the KV cache of each engine. Host memory on a CPU; on a GPU gpu_share may take its place."""
+    """Memory of the KV cache of each engine. Left out on a GPU: gpu_share decides."""
     block_size: Annotated[int, Field(ge=1, le=512), TOKENS] = 16
     """Size of one KV block. Prefixes are reused in whole blocks, and smaller blocks cost more bookkeeping."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096), Unit("sequences")] = 128
-    """Most sequences that one step computes."""
+    """Most sequences that one step computes. Left out on a GPU: up to 256, by card and model."""
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536), TOKENS] = 512
-    """Most tokens that one step computes, prompts and answers together."""
+    """Most tokens that one step computes, prompts and answers together. Left out on a GPU: up to 2048, likewise."""
     runner: Literal["model", "embed", "null"] = "model"
     """What the engine does. model: generates text. embed: gives vectors (/v1/embeddings and nothing else). null: reads
     no weights and answers with meaningless ids, to measure everything but the model; then every model of the
@@ -225,11 +225,11 @@ class ModelConfig(Section):
     step_us: Annotated[int, Field(ge=0, le=10_000_000), Unit("microseconds")] = 0
     """Shortest time of one step of `runner: "null"`."""
     gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
-    """GPUs of the model's engines. off: none. auto: all of the machine, or none where it has none. A list of card
-    numbers: exactly these, and the appliance does not start without them."""
+    """GPUs that the model's engines may use: each engine gets one, that with the most free memory. off: none. auto: any
+    of the machine, or none where it has none. A list of card numbers: one of these, and all of them must be there."""
     gpu_share: Annotated[int, Field(ge=0, le=95), Unit("percent of a card's memory")] = 0
-    """Memory of a card that each engine of the model may hold. The KV cache then takes what weights and a reserve leave
-    of it, whatever kv_bytes says. 0: kv_bytes holds. Shares of models on one card add up."""
+    """Memory of a card that each engine of the model may hold; the KV cache takes what weights and a reserve leave of
+    it. Left out on a GPU: 90, unless kv_bytes is given. 0: kv_bytes holds. Shares on one card add up to 95 at most."""
     backend: Literal["auto", "device", "plain"] = "auto"
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
     that one."""

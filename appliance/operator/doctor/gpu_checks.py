@@ -169,7 +169,8 @@ def check_cards(cards: Iterable[CardFacts]) -> Iterator[Finding]:
         elif found.plan:
             yield subject.ok(f"card {found.card}: {found.plan}")
         else:
+            why = f": {found.unknown}" if found.unknown else ""
             yield subject.note(
-                f"card {found.card}, whose memory or the model's shape is not known {found.unknown}".rstrip(),
+                f"card {found.card}, whose memory or the model's shape is not known{why}",
                 means="rows and budgets are those of the configuration, or a CPU's",
             )
