@@ -1,21 +1,17 @@
 """Memory, rows, budgets and recorded steps of a model's engine on a GPU, by the card's memory and the model's shape.
 
-Pure. ``athanor.yaml`` need say nothing of them: what a model with a GPU leaves out is chosen here instead of by the
-defaults of a CPU, and what it gives holds. The engine takes its memory by its own reading of card and model
-(``engine.backends.cuda.runtime.budget``); tests compare the two.
+Pure. ``athanor.yaml`` need say nothing of them: what a model with a GPU leaves out is chosen here
+(``appliance.common.gpu_defaults``), and what it gives holds. The engine takes its memory by its own reading of card and
+model (``engine.backends.cuda.runtime.budget``); tests compare the two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from appliance.common.config import ModelConfig
 from appliance.common.figures import counted
 from appliance.common.model_shape import ITEM_BYTES, ModelShape
-
-DEFAULT_SHARE = 90
-"""Percent of a card that an engine may hold where neither gpu_share nor kv_bytes is given."""
 
 MOST_SHARE = 95
 """Percent of a card that engines may hold together; equal to the engine's MOST_SHARE."""
@@ -124,9 +120,7 @@ class CardPlan:
 
 def card_share(model: ModelConfig) -> int:
     """Percent of a card that each engine of a model may hold; 0: kv_bytes decides, or it has no GPU."""
-    if model.gpu == "off" or "gpu_share" in model.model_fields_set:
-        return model.gpu_share
-    return 0 if "kv_bytes" in model.model_fields_set else DEFAULT_SHARE
+    return 0 if model.gpu == "off" else model.gpu_share
 
 
 def card_weights(model: ModelConfig, shape: ModelShape | None, stored: int) -> int:
@@ -156,13 +150,12 @@ def plan_card(model: ModelConfig, shape: ModelShape, stored: int, total: int, fr
     base = weights + CONTEXT_BYTES + RESERVE_BYTES
     allowed = min(total * share // 100, free) if share else base + model.kv_bytes
     blocks = max(0, (allowed - base) // block)
-    given = _given(model)
-    rows = given.get("max_num_seqs") or _rows(shape, blocks, model.block_size)
-    batched = given.get("max_num_batched_tokens") or _batched_tokens(shape, rows)
+    rows = model.max_num_seqs or _rows(shape, blocks, model.block_size)
+    batched = model.max_num_batched_tokens or _batched_tokens(shape, rows)
     rows = min(rows, batched)
     spare = min(blocks, rows + 2)
     tokens = (blocks - spare) * model.block_size
-    context = given.get("max_context") or max(16, min(shape.positions, tokens, MOST_CONTEXT))
+    context = model.max_context or max(16, min(shape.positions, tokens, MOST_CONTEXT))
     return CardPlan(
         total=total,
         share=share,
@@ -194,11 +187,6 @@ def buckets_of(rows: int) -> tuple[int, ...]:
 
 def _mib(number: int) -> str:
     return f"{number >> 20:,} MiB"
-
-
-def _given(model: ModelConfig) -> dict[str, Any]:
-    """Settings that the configuration gives."""
-    return {name: getattr(model, name) for name in model.model_fields_set}
 
 
 def _rows(shape: ModelShape, blocks: int, block_size: int) -> int:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import structlog
 
-from appliance.common.card_plan import card_share
+from appliance.common.card_plan import CardPlan
 from appliance.common.card_table import CardTable, CardUse, ModelOnCard, Placed
 from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import StartError
+from appliance.common.gpu_defaults import on_processor
 from appliance.common.gpu_placement import DEFAULT_FOLDER, architecture_of, candidates, cards_of, kernel_command
 from appliance.common.model_memory import files_bytes
 from appliance.common.model_shape import read_shape
@@ -96,7 +97,7 @@ def with_gpu(
     try:
         if model.gpu == "auto" and not facts.driver and not facts.cards:
             log.info("no GPU on this machine: the model runs on the processor", model=model.name)
-            return EngineOnCard(spec, model)
+            return EngineOnCard(spec, _sized(model, None))
         found = ModelOnCard(model, read_shape(files.folder), files_bytes(files.engine))
         if not facts.driver or not set(candidates(facts, model)) & set(facts.cards):
             # Not for the table of cards: the error says what of the machine is missing.
@@ -107,8 +108,7 @@ def with_gpu(
         raise StartError(
             f"model {model.name} cannot have its GPU: {error}; `athanor doctor` says more, `gpu: off` does without"
         ) from error
-    chosen = {} if placed.plan is None else placed.plan.settings()
-    sized = model.model_copy(update={"gpu_share": card_share(model), **chosen})
+    sized = _sized(model, placed.plan)
     kernels = gpu_kernels(config)
     if kernels is None:
         raise StartError(_without_kernels(sized, found, facts, placed.use.card))
@@ -117,6 +117,11 @@ def with_gpu(
     # Not pinned: the card may be beside another node than the one that the engine's turn gives it.
     mounts = (*given.mounts, Mount(kernels, GUEST_GPU_KERNELS))
     return EngineOnCard(replace(given, mounts=mounts, cpus=()), sized, placed.use)
+
+
+def _sized(model: ModelConfig, plan: CardPlan | None) -> ModelConfig:
+    """The model with what it leaves to its card; without a plan as on the processor."""
+    return model.model_copy(update=on_processor(dict(model)) if plan is None else plan.settings())
 
 
 def _given(spec: SandboxSpec, facts: GpuFacts, card: int, runtime: Runtime) -> SandboxSpec:

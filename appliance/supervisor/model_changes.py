@@ -24,7 +24,7 @@ from appliance.common.control import Control
 from appliance.common.control_models import ApplyModels, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, os_errors_as
 from appliance.common.model_digests import DigestCache
-from appliance.common.model_memory import machine_memory, model_need, no_room
+from appliance.common.model_memory import machine_memory, no_room
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
 from appliance.supervisor.boot import plan_boots
@@ -168,8 +168,8 @@ class ModelChanges:
         free = machine_memory().available
         for name in (*found.removed, *(model.name for model in found.changed)):
             with suppress(OSError):  # Files of a model that goes may be gone already.
-                free += model_need(served[name].entry, served[name].files.engine).about
-        needs = [model_need(one.entry, one.files.engine) for one in coming]
+                free += served[name].need.about
+        needs = [one.need for one in coming]
         for name, problem in no_room(needs, config.sandbox.memory_bytes, free).items():
             model = next(one for one in found.coming if one.name == name)
             problems.append(f"{_place(wanted, model)}: model {name}: {problem}")

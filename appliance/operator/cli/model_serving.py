@@ -94,7 +94,8 @@ def add(  # noqa: PLR0913 - a parameter is an option
     if path is None:
         entry["digest"] = _cached(found.config, config, name, source, digest, dry_run=dry_run)
     model = _checked(entry | _settings(settings or []), found.config)
-    need, card = _fits(model, found.config), _card(model, found.config)
+    card = _card(model, found.config)
+    need = _fits(model, found.config, on_card=card is not None)
     target = _Target(config, name)
     _tell(model, need, card, target.file, found.config, output_format)
     if dry_run:
@@ -215,7 +216,7 @@ def _checked(entry: dict[str, Any], loaded: ApplianceConfig) -> ModelConfig:
     return model
 
 
-def _fits(model: ModelConfig, loaded: ApplianceConfig) -> ModelNeed:
+def _fits(model: ModelConfig, loaded: ApplianceConfig, *, on_card: bool) -> ModelNeed:
     """What the model needs; one that does not fit ends the command.
 
     Raises:
@@ -224,7 +225,7 @@ def _fits(model: ModelConfig, loaded: ApplianceConfig) -> ModelNeed:
     from appliance.common.catalog import find_files
     from appliance.common.model_memory import machine_memory, model_need, no_room
 
-    need = model_need(model, find_files(model.name, model.folder)[0])
+    need = model_need(model, find_files(model.name, model.folder)[0], on_card=on_card)
     if problems := no_room([need], loaded.sandbox.memory_bytes, machine_memory().available):
         fail(exits.REFUSED, f"the model {model.name} {problems[model.name]}")
     return need

@@ -243,6 +243,8 @@ class Model:
     weight_bytes: int = 0
     """Bytes of the weight files."""
     kv_bytes: int = 0
+    on_card: bool = False
+    """Whether weights and KV are in a card's memory."""
     int8: bool = False
     null: bool = False
     path: str = ""

@@ -11,6 +11,7 @@ from appliance.common.card_table import ModelOnCard, Placed
 from appliance.common.catalog import find_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, StartError, reason_of
+from appliance.common.gpu_defaults import on_processor
 from appliance.common.gpu_placement import place_models
 from appliance.common.image.check import resolve
 from appliance.common.model_memory import files_bytes
@@ -82,7 +83,7 @@ def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig, rows: int =
         needed=model.gpu != "auto",
         dtype="" if model.dtype == "auto" else model.dtype,
         block_size=model.block_size,
-        rows=rows or min(model.max_num_seqs, model.max_num_batched_tokens),
+        rows=rows or _rows(model),
     )
     if place is None:
         return facts
@@ -90,6 +91,12 @@ def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig, rows: int =
         return replace(facts, made=tuple(_made(facts, place, description, _sources(found.sandbox.image))))
     except OSError as error:
         return replace(facts, problem=reason_of(error))
+
+
+def _rows(model: ModelConfig) -> int:
+    """Sequences of one step, as the configuration says, or as on the processor."""
+    told = model.model_copy(update=on_processor(dict(model)))
+    return min(told.max_num_seqs, told.max_num_batched_tokens)
 
 
 def _sources(image: Path | None) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from appliance.common import notify
-from appliance.common.card_plan import card_share
 from appliance.common.catalog import find_files, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig, listens_on_loopback, split_address
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
@@ -341,7 +340,8 @@ def _model(model: ModelConfig, *, on_card: bool) -> Model:
     return Model(
         name=model.name,
         weight_bytes=weights,
-        kv_bytes=0 if on_card and card_share(model) else model.kv_bytes,
+        kv_bytes=model.kv_bytes,
+        on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
         path=str(model.folder),

@@ -111,6 +111,7 @@ def test_what_the_configuration_gives_holds() -> None:
     assert (fixed.share, fixed.kv + fixed.spare + fixed.rest) == (0, 4 * GIB)
     assert sum(part for _, part in fixed.parts) == fixed.allowed
     assert plan(gpu_share=0, kv_bytes=4 * GIB) == fixed
+    assert plan(max_num_seqs=0, max_context=0) == plan()
     shares = [card_share(model(**keys)) for keys in ({}, {"gpu_share": 40}, {"kv_bytes": GIB}, {"gpu_share": 0})]
     assert shares == [90, 40, 0, 0]
     assert card_share(model(gpu="off")) == 0

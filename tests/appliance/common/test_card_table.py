@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from appliance.common.card_table import Card, CardTable, CardUse, ModelOnCard, Placed
+from appliance.common.config import ModelConfig
 from appliance.common.errors import StartError
 from appliance.common.gpu_placement import candidates, cards_of, kernel_command, place_models
 from appliance.common.model_shape import parse_shape
+from appliance.common.served_models import entry_digest
 from isolation.gpu.gpu_facts import GpuFacts
 from tests.appliance.common.cards import CARD_80, LLAMA_8B, WEIGHTS_8B, machine, model
 
@@ -123,3 +126,20 @@ def test_the_command_that_compiles_has_the_numbers_of_the_plan() -> None:
         "--block-size 16 --max-num-seqs 256"
     )
     assert "--architecture SM --block-size 32" in kernel_command(model(block_size=32), None, 1, "")
+
+
+def test_an_entry_means_the_same_wherever_it_is_read_again() -> None:
+    """What is left to the card is a value: it outlives anchoring, a dump and another reading, so gateway and supervisor
+    agree; a model without a GPU has a processor's numbers, and may not leave them to a card."""
+    first = model()
+    assert (first.gpu_share, first.max_num_seqs, first.max_num_batched_tokens, first.max_context) == (90, 0, 0, 0)
+    moved = first.anchored(Path("/srv"))
+    again = ModelConfig.model_validate_json(moved.model_dump_json())
+    assert again == moved and entry_digest(again) == entry_digest(moved)
+    assert entry_digest(first) != entry_digest(model(gpu_share=0, kv_bytes=first.kv_bytes))
+    plain = model(gpu="off")
+    told = (plain.gpu_share, plain.max_num_seqs, plain.max_num_batched_tokens, plain.max_context)
+    assert told == (0, 128, 512, 32_768)
+    for keys in ({"gpu": "off", "max_num_seqs": 0}, {"max_context": 15}, {"max_num_batched_tokens": -1}):
+        with pytest.raises(ValueError, match=r"it must be (1|16) at least|greater than or equal to 0"):
+            model(**keys)

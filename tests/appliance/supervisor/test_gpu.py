@@ -16,7 +16,7 @@ from appliance.common.errors import StartError
 from appliance.supervisor import gpu as gpu_module
 from appliance.supervisor import layout as layout_module
 from appliance.supervisor.boot import plan_boot, plan_boots
-from appliance.supervisor.gpu import GUEST_GPU_KERNELS, Cards, EngineOnCard, gpu_kernels, with_gpu
+from appliance.supervisor.gpu import GUEST_GPU_KERNELS, Cards, gpu_kernels, with_gpu
 from appliance.supervisor.model_changes import read_models
 from isolation.gpu.gpu_facts import GpuFacts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -94,7 +94,7 @@ def test_the_engine_gets_it_and_the_text_sandbox_never(
 
 def test_name_path_and_auto_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gvisor: GvisorRuntime) -> None:
     """An 8B model on 80 GB: the engine is told the plan's share, rows, budget and context. Without a card the
-    configuration's own numbers stay, and so they do where the card's memory is not known, but for the share."""
+    processor's numbers are told, and so they are where the card's memory is not known."""
     folder = make_8b(tmp_path / "8b")
     files = replace(FILES, folder=folder, engine=(("model.safetensors", folder / "model.safetensors"),))
     config = appliance(tmp_path, {"name": "llama", "path": str(folder), "gpu": "auto"})
@@ -108,7 +108,7 @@ def test_name_path_and_auto_are_enough(tmp_path: Path, monkeypatch: pytest.Monke
     assert found == {
         "80 GB": [90, 256, 2_048, 131_072, 16],
         "unknown": [90, 128, 512, 32_768, 16],
-        "none": [0, 128, 512, 32_768, 16],
+        "none": [90, 128, 512, 32_768, 16],
     }
 
 
@@ -219,7 +219,8 @@ def test_kernels_are_those_that_are_named_or_those_of_the_image(
         "bfloat16 --block-size 16 --max-num-seqs 256`"
     ) in caught.value.message
     seen(monkeypatch, GpuFacts())
-    assert with_gpu(spec, unnamed, model, FILES, gvisor, Cards()) == EngineOnCard(spec, model)
+    bare = with_gpu(spec, unnamed, model, FILES, gvisor, Cards())
+    assert (bare.spec, bare.use, bare.model.max_num_seqs) == (spec, None, 128)
     kernels.mkdir(parents=True)
     seen(monkeypatch, machine(1))
     given = with_gpu(spec, unnamed, model, FILES, gvisor, Cards())

@@ -155,9 +155,7 @@ def test_what_runsc_lists_comes_before_the_table(runsc_path: Path) -> None:
     assert set(listed) == set(supported_drivers(RUNSC))
     check_driver(DRIVER, RUNSC, listed)
     check_driver("999.1", RUNSC, (*listed, "999.1"))
-    with pytest.raises(
-        GpuError, match=r"does not list the driver 550\.90\.07.*install driver 999\.1"
-    ):
+    with pytest.raises(GpuError, match=r"does not list the driver 550\.90\.07.*install driver 999\.1"):
         check_driver(DRIVER, RUNSC, ("999.1",))
     assert gpu_access(replace(FACTS, driver="999.1", libraries=libraries("999.1").libraries), "auto", RUNSC, ("999.1",))
 
