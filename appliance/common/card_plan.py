@@ -101,11 +101,11 @@ class CardPlan:
         # In whole MiB, so that what is printed adds up as well.
         parts = [(name, part >> 20) for name, part in self.parts if name != "rest"]
         unused = (self.allowed >> 20) - sum(part for _, part in parts)
-        graphs = f"{counted(len(self.buckets), 'graph')} for {', '.join(map(str, self.buckets))} rows"
+        graphs = f"{counted(len(self.buckets), 'graph')} (rows: {', '.join(map(str, self.buckets))})"
         return (
             f"{_mib(self.allowed)} ({share}) = {' + '.join(f'{name} {part:,}' for name, part in parts)} + unused "
-            f"{unused:,}; {self.tokens:,} tokens of KV, {counted(self.rows, 'row')}, {self.batched_tokens:,} tokens a "
-            f"step, context {self.max_context:,}; {graphs}"
+            f"{unused:,}; {counted(self.tokens, 'token')} of KV, {counted(self.rows, 'row')}, "
+            f"{counted(self.batched_tokens, 'token')} in a step, context {self.max_context:,}; {graphs}"
         )
 
     def settings(self) -> dict[str, int]:

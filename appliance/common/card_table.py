@@ -18,7 +18,7 @@ from appliance.common.model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """What an engine may hold of a card."""
+    """Share of a card that an engine may hold."""
 
     engine: str
     """Name of its sandbox."""

@@ -211,28 +211,7 @@ def plan_boot(
     guest_model = runtime.guest_path(spec, "/model")
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
     if role is Role.ENGINE:
-        configuration = EngineConfig(
-            model_dir=guest_model,
-            model_digest=files.digest,
-            dtype=model.dtype,
-            threads=threads.count,
-            kv_bytes=model.kv_bytes,
-            block_size=model.block_size,
-            max_context=model.max_context,
-            max_num_seqs=model.max_num_seqs,
-            max_num_batched_tokens=model.max_num_batched_tokens,
-            runner=model.runner,
-            pooling=model.pooling,
-            step_us=model.step_us,
-            kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-            quantization="int8" if model.weights == "int8" else "none",
-            spill=spills,
-            backend=model.engine_backend,
-            gpu_kernels=guest_gpu_kernels(spec, runtime),
-            gpu_share=model.gpu_share,
-            adapters=_adapter_places(files, spec, runtime),
-            adapter_bytes=model.adapter_bytes,
-        ).to_json()
+        configuration = _engine_configuration(config, model, files, runtime, spec, threads.count, spills=spills)
     else:
         configuration = TextConfig(
             model_dir=guest_model, wipe_memory=config.wipe_memory, memory_bytes=runtime.told_memory(spec)
@@ -252,6 +231,41 @@ def plan_boot(
         threads.reason,
         on_card.use,
     )
+
+
+def _engine_configuration(
+    config: ApplianceConfig,
+    model: ModelConfig,
+    files: ModelFiles,
+    runtime: Runtime,
+    spec: SandboxSpec,
+    threads: int,
+    *,
+    spills: bool,
+) -> bytes:
+    """Tell an engine what it serves; ``model`` has what its card decides."""
+    return EngineConfig(
+        model_dir=runtime.guest_path(spec, "/model"),
+        model_digest=files.digest,
+        dtype=model.dtype,
+        threads=threads,
+        kv_bytes=model.kv_bytes,
+        block_size=model.block_size,
+        max_context=model.max_context,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        runner=model.runner,
+        pooling=model.pooling,
+        step_us=model.step_us,
+        kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
+        quantization="int8" if model.weights == "int8" else "none",
+        spill=spills,
+        backend=model.engine_backend,
+        gpu_kernels=guest_gpu_kernels(spec, runtime),
+        gpu_share=model.gpu_share,
+        adapters=_adapter_places(files, spec, runtime),
+        adapter_bytes=model.adapter_bytes,
+    ).to_json()
 
 
 def _adapter_places(files: ModelFiles, spec: SandboxSpec, runtime: Runtime) -> str:
