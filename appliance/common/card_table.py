@@ -24,7 +24,7 @@ class CardUse:
     """Name of its sandbox."""
     card: int
     percent: int
-    """Of the card's memory; 0 where kv_bytes decides and the card's memory is not known."""
+    """Percent of the card's memory; 0 where kv_bytes decides and that memory is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ log = structlog.get_logger()
 GUEST_GPU_KERNELS = "/gpu-kernels"
 """Path at which an engine finds kernels compiled for its GPU."""
 
+COMPILED = "sm_*"
+"""Names of the folders of compiled kernels, which begin with their architecture."""
+
 
 class Cards:
     """Cards of this machine while engines are planned; looked at when the first engine with a GPU is. Blocks."""
@@ -109,11 +112,12 @@ def with_gpu(
             f"model {model.name} cannot have its GPU: {error}; `athanor doctor` says more, `gpu: off` does without"
         ) from error
     sized = _sized(model, placed.plan)
-    kernels = gpu_kernels(config)
-    if kernels is None:
-        raise StartError(_without_kernels(sized, found, facts, placed.use.card))
+    kernels, command = gpu_kernels(config), _command(config, sized, found, facts, placed.use.card)
+    if kernels is None or not any(kernels.glob(COMPILED)):
+        raise StartError(_without_kernels(model.name, kernels, command))
     plan = "" if placed.plan is None else placed.plan.words()
-    log.info("an engine has a GPU", model=model.name, sandbox=spec.name, card=placed.use.card, plan=plan)
+    # The command too: whether some of these kernels are the model's only the engine can tell.
+    log.info("an engine has a GPU", model=model.name, card=placed.use.card, plan=plan, kernels=command)
     # Not pinned: the card may be beside another node than the one that the engine's turn gives it.
     mounts = (*given.mounts, Mount(kernels, GUEST_GPU_KERNELS))
     return EngineOnCard(replace(given, mounts=mounts, cpus=()), sized, placed.use)
@@ -136,13 +140,21 @@ def _given(spec: SandboxSpec, facts: GpuFacts, card: int, runtime: Runtime) -> S
     return replace(spec, gpu=access)
 
 
-def _without_kernels(model: ModelConfig, found: ModelOnCard, facts: GpuFacts, card: int) -> str:
+def _command(config: ApplianceConfig, model: ModelConfig, found: ModelOnCard, facts: GpuFacts, card: int) -> str:
+    """The command that compiles the model's kernels."""
     name = next((one.name for one in cards_of(facts) if one.index == card), "")
     rows = min(model.max_num_seqs, model.max_num_batched_tokens)
+    named = config.sandbox.gpu_kernels
+    folder = DEFAULT_FOLDER if named is None else str(named)
+    return kernel_command(model, found.shape, rows, architecture_of(name), folder)
+
+
+def _without_kernels(model: str, named: Path | None, command: str) -> str:
+    there = "is named" if named is None else f"are in {named}"
+    line = f"`sandbox: gpu_kernels: {DEFAULT_FOLDER}` names their folder; " if named is None else ""
     return (
-        f"model {model.name} is to have a GPU, and there are no compiled kernels for it, which no engine can compile: "
-        f"`{kernel_command(model, found.shape, rows, architecture_of(name))}` does, `sandbox: gpu_kernels: "
-        f"{DEFAULT_FOLDER}` names the folder; or `gpu: off`"
+        f"model {model} is to have a GPU, no engine can compile kernels, and no compiled ones {there}: `{command}` "
+        f"compiles them; {line}or `gpu: off`"
     )
 
 

@@ -33,14 +33,15 @@ FILES = read_model("m", embedded_model())
 
 
 def appliance(tmp_path: Path, *models: dict[str, object], **sandbox: object) -> ApplianceConfig:
-    """A configuration whose models are the embedded one."""
+    """A configuration whose models are the embedded one, with a folder of compiled kernels."""
+    (tmp_path / "kernels/sm_90-triton").mkdir(parents=True, exist_ok=True)
     return ApplianceConfig(
         models=[{"path": str(embedded_model()), **model} for model in models],
         policy="p",
         credentials="c",
         pepper="x",
         run_dir=str(tmp_path),
-        sandbox={"gpu_kernels": str(tmp_path), **sandbox},
+        sandbox={"gpu_kernels": str(tmp_path / "kernels"), **sandbox},
     )
 
 
@@ -204,7 +205,7 @@ def test_kernels_are_those_that_are_named_or_those_of_the_image(
     and the start ends with the whole command that compiles them, for the rows of the plan. Without a card nothing asks
     for kernels."""
     config, _ = plans(tmp_path, monkeypatch, machine(1), gvisor, gpu="auto")
-    assert gpu_kernels(config) == tmp_path
+    assert gpu_kernels(config) == tmp_path / "kernels"
     image = tmp_path / "image"
     kernels = image / "engine/opt/triton"
     unnamed = config.model_copy(
@@ -223,6 +224,10 @@ def test_kernels_are_those_that_are_named_or_those_of_the_image(
     assert (bare.spec, bare.use, bare.model.max_num_seqs) == (spec, None, 128)
     kernels.mkdir(parents=True)
     seen(monkeypatch, machine(1))
+    with pytest.raises(StartError, match=rf"no compiled ones are in {kernels}"):
+        with_gpu(spec, unnamed, model, FILES, gvisor, Cards())
+    (kernels / "sm_90-triton").mkdir()
+    seen(monkeypatch, machine(1))
     given = with_gpu(spec, unnamed, model, FILES, gvisor, Cards())
     assert [(mount.source, mount.target) for mount in given.spec.mounts] == [(kernels, GUEST_GPU_KERNELS)]
 
@@ -235,7 +240,7 @@ def test_without_a_wall_an_engine_is_told_its_card_and_its_kernels(
     facts = replace(machine(2), driver="999.1")
     config, (engine, text) = plans(tmp_path, monkeypatch, facts, bare, gpu=[1])
     told = json.loads(engine.configuration)
-    assert (told["backend"], told["gpu_kernels"], told["gpu_share"]) == ("auto", str(tmp_path), 90)
+    assert (told["backend"], told["gpu_kernels"], told["gpu_share"]) == ("auto", str(tmp_path / "kernels"), 90)
     assert engine.spec.gpu is None
     environment = host_environment(engine.spec)
     own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DISABLE_PTX_JIT": "1"}
