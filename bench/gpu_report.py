@@ -42,6 +42,7 @@ BARS = {
     "host_cores_at_200": Bar("host cores at 200 streams", most=0.25),
     "cold_start_s": Bar("process start to first token from tmpfs, s", most=8.0),
     "utilisation_saturated": Bar("GPU utilisation on the trace at saturation", least=0.80),
+    "taken_after_ready": Bar("pieces of memory that a warm engine took from the driver", most=0.0),
     "loops_equal": Bar("share of schedules on which the graph loop and the eager loop agree", least=1.0),
 }
 

@@ -205,7 +205,8 @@ def closed_loops(world: World) -> None:
     for streams in world.streams:
         report.check()
         load = Driver(world, engine, meter).closed(streams, min(share, report.left()))
-        report.put("closed loop", streams=streams, **load.row())
+        taken = getattr(engine.runner, "num_taken", 0)
+        report.put("closed loop", streams=streams, taken_after_ready=taken, **load.row())
         if streams == 1 and load.steps:
             read = sum(tensor.nbytes for name, tensor in world.tensors.items() if "embed" not in name)
             layout = engine.runner.storage.layout

@@ -71,13 +71,13 @@ def choose(
 
 
 def decode_candidates(present: Any) -> list[Any]:
-    """Tiles of other extents with splits of as many tokens as the present ones."""
+    """Tiles of other extents with splits of as many tokens as the present ones, and other numbers of programs."""
     launch, tokens = type(present.launch), present.tile * present.span
     return [
-        replace(present, tile=tile, span=max(1, tokens // tile), launch=launch(warps, stages))
-        for tile in (32, 64, 128)
+        replace(present, tile=tile, span=max(1, tokens // tile), launch=launch(warps, stages), resident=resident)
+        for tile in (64, 128)
         if tile <= tokens
-        for warps, stages in itertools.product((2, 4, 8), (2, 3, 4))
+        for warps, stages, resident in itertools.product((4, 8), (2, 3), (2, 3, 4))
     ]
 
 
@@ -88,6 +88,7 @@ def prefill_candidates(present: Any) -> list[Any]:
         replace(present, lines=lines, tile=tile, launch=launch(warps, stages))
         for lines, tile in itertools.product((64, 128), (32, 64, 128))
         for warps, stages in itertools.product((4, 8), (2, 3, 4))
+        if lines > 64 or warps == 4
     ]
 
 

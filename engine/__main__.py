@@ -27,7 +27,7 @@ from engine.errors import ConfigurationError, EngineError, LockdownError, ModelL
 from engine.sandbox.allowed_calls import Bells, engine_calls
 from engine.sandbox.allowed_calls_gpu import find_descriptors, gpu_engine_calls, hold_management, open_descriptors
 from engine.sandbox.attach import attach, attach_spill
-from engine.sandbox.lockdown import generates_code, lock_down, read_maps
+from engine.sandbox.lockdown import generates_code, leave, lock_down, read_maps
 from engine.serve import serve
 from engine.startup.load import load_engine
 from isolation.ipc.channel import Channel
@@ -101,4 +101,4 @@ def _end(status: int, line: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -86,6 +86,10 @@ BREACHES = {
         "import appliance.gateway.process",
     ),
     "What serves compiles nothing": ("appliance/gateway/process.py", "import appliance.operator.kernels"),
+    "What serves leaves no lock-down out": (
+        "appliance/supervisor/service.py",
+        "import appliance.operator.calls.session",
+    ),
     "Only telemetry speaks OpenTelemetry": ("appliance/gateway/process.py", "import prometheus_client"),
 }
 """For each import contract a line that breaks it, and the module that it is added to."""

@@ -7,6 +7,7 @@ model (``engine.backends.cuda.runtime.budget``); tests compare the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from appliance.common.config import ModelConfig
@@ -18,7 +19,18 @@ MOST_SHARE = 95
 
 CONTEXT_BYTES = 512 << 20
 RESERVE_BYTES = 1 << 30
-"""CUDA's context, and the reserve for activations, recorded steps and workspaces; equal to the engine's constants."""
+"""CUDA's context, and the least reserve for activations, recorded steps and workspaces; as the engine has them."""
+
+LIBRARY_BYTES = 512 << 20
+MARGIN = 1.25
+STREAM_COPIES = 6
+TABLE_COPIES = 5
+SPLITS = 32
+SCORED_ROWS = 64
+"""What the reserve follows from; as ``engine.backends.cuda.runtime.budget`` has them."""
+
+RESERVE_PART = 16
+"""A sixteenth of a card at most is for the reserve, unless that is less than ``RESERVE_BYTES``."""
 
 MOST_ROWS = 256
 """Sequences of one step at the most, unless max_num_seqs says so: beyond, a step gets slower for all."""
@@ -26,15 +38,12 @@ MOST_ROWS = 256
 LEAST_ROW_TOKENS = 512
 """Tokens of KV that each row gets on average: with fewer, rows would preempt each other."""
 
-ROW_SCORE_BYTES = 16
-"""Bytes of a row for each word of the vocabulary: counts, scores, logits of recorded steps, alternatives."""
-
 MOST_TOKENS = 2_048
 LEAST_TOKENS = 512
 """Bounds of a step's tokens: beyond, tokens of other rows come late; below, weights are read too often."""
 
-MOST_CONTEXT = 1 << 20
-"""Tokens; the bound of max_context."""
+MOST_CONTEXT = 262_144
+"""Tokens of a context, unless max_context says so: block tables of every row are as long."""
 
 LEAST_BLOCKS = 4
 """Fewest blocks that the scheduler gives out; equal to the engine's MIN_BLOCKS."""
@@ -71,7 +80,7 @@ class CardPlan:
     batched_tokens: int
     """Tokens in one step."""
     max_context: int
-    """Tokens of prompt and answer together."""
+    """Tokens of prompt and answer together; the engine cuts it to what the KV reaches."""
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -102,10 +111,11 @@ class CardPlan:
         parts = [(name, part >> 20) for name, part in self.parts if name != "rest"]
         unused = (self.allowed >> 20) - sum(part for _, part in parts)
         graphs = f"{counted(len(self.buckets), 'graph')} (rows: {', '.join(map(str, self.buckets))})"
+        step = f"{counted(self.rows, 'row')}, {counted(self.batched_tokens, 'token')} in a step"
         return (
             f"{_mib(self.allowed)} ({share}) = {' + '.join(f'{name} {part:,}' for name, part in parts)} + unused "
-            f"{unused:,}; {counted(self.tokens, 'token')} of KV, {counted(self.rows, 'row')}, "
-            f"{counted(self.batched_tokens, 'token')} in a step, context {self.max_context:,}; {graphs}"
+            f"{unused:,}; {counted(self.tokens, 'token')} of KV, {step}, context "
+            f"{min(self.max_context, self.tokens):,}; {graphs}"
         )
 
     def settings(self) -> dict[str, int]:
@@ -147,22 +157,26 @@ def plan_card(model: ModelConfig, shape: ModelShape, stored: int, total: int, fr
     """
     share, weights = card_share(model), card_weights(model, shape, stored)
     block = shape.token_bytes(model.dtype) * model.block_size
-    base = weights + CONTEXT_BYTES + RESERVE_BYTES
-    allowed = min(total * share // 100, free) if share else base + model.kv_bytes
-    blocks = max(0, (allowed - base) // block)
-    rows = model.max_num_seqs or _rows(shape, blocks, model.block_size)
-    batched = model.max_num_batched_tokens or _batched_tokens(shape, rows)
-    rows = min(rows, batched)
-    spare = min(blocks, rows + 2)
-    tokens = (blocks - spare) * model.block_size
-    context = model.max_context or max(16, min(shape.positions, tokens, MOST_CONTEXT))
+    context = model.max_context or min(shape.positions, MOST_CONTEXT)
+    most = max(RESERVE_BYTES, total // RESERVE_PART)
+    for rows, batched in _choices(model):
+        rows, last = min(rows, batched), rows <= 1 or model.max_num_seqs > 0
+        reserve = reserve_bytes(model, shape, rows, batched, context)
+        base = weights + CONTEXT_BYTES + reserve
+        allowed = min(total * share // 100, free) if share else base + model.kv_bytes
+        blocks = max(0, (allowed - base) // block)
+        spare = min(blocks, rows + 2)
+        tokens = (blocks - spare) * model.block_size
+        enough = model.max_num_seqs > 0 or tokens >= rows * LEAST_ROW_TOKENS
+        if (reserve <= most and enough) or (last and batched <= (model.max_num_batched_tokens or LEAST_TOKENS)):
+            break
     return CardPlan(
         total=total,
         share=share,
         allowed=allowed,
         weights=weights,
         context=CONTEXT_BYTES,
-        reserve=RESERVE_BYTES,
+        reserve=reserve,
         spare=spare * block,
         kv=(blocks - spare) * block,
         rest=allowed - base - blocks * block,
@@ -172,6 +186,43 @@ def plan_card(model: ModelConfig, shape: ModelShape, stored: int, total: int, fr
         batched_tokens=batched,
         max_context=context,
     )
+
+
+def reserve_bytes(model: ModelConfig, shape: ModelShape, rows: int, tokens: int, context: int) -> int:
+    """Bytes of a card that come after KV; as the engine computes them from its own reading of the model.
+
+    Args:
+        model: its configuration.
+        shape: of the model.
+        rows: sequences in one step.
+        tokens: tokens in one step.
+        context: tokens of the longest context.
+    """
+    item, vocabulary = shape.item(model.dtype), shape.vocabulary
+    attention = (3 * shape.heads + 2 * shape.kv_heads) * shape.width * item
+    experts = shape.experts * (3 * shape.expert_width * item + 4 * shape.hidden)
+    token = STREAM_COPIES * shape.hidden * item + max(attention, 3 * shape.intermediate * item, experts)
+    table = 8 * shape.reaches * (min(context, shape.positions) // model.block_size + 1)
+    partial = 4 * SPLITS * shape.heads * (shape.value_width + 1)
+    tables, scores, lines = TABLE_COPIES * table, 4 * vocabulary, min(rows + SCORED_ROWS, tokens)
+    prompts = tokens * token + lines * vocabulary * item + rows * (scores + tables)
+    recorded = rows * (token + vocabulary * item + scores + partial + tables)
+    choices = (rows + 1) * (scores + vocabulary // 8 + 2 * table)
+    return max(RESERVE_BYTES, int(MARGIN * prompts) + recorded + choices + LIBRARY_BYTES)
+
+
+def _choices(model: ModelConfig) -> Iterator[tuple[int, int]]:
+    """Rows and tokens of a step that are tried, the largest first; what the configuration gives is not varied."""
+    given, budget = model.max_num_seqs, model.max_num_batched_tokens
+    for rows in (given,) if given else _halves(MOST_ROWS, 1):
+        for tokens in (budget,) if budget else _halves(MOST_TOKENS, LEAST_TOKENS):
+            yield rows, tokens
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    while most >= least:
+        yield most
+        most //= 2
 
 
 def buckets_of(rows: int) -> tuple[int, ...]:
@@ -187,25 +238,3 @@ def buckets_of(rows: int) -> tuple[int, ...]:
 
 def _mib(number: int) -> str:
     return f"{number >> 20:,} MiB"
-
-
-def _rows(shape: ModelShape, blocks: int, block_size: int) -> int:
-    """The largest power of two of rows whose scores take at most half of the reserve, and which find KV enough."""
-    rows = MOST_ROWS
-    while rows > 1:
-        tokens = (blocks - rows - 2) * block_size
-        if rows * shape.vocabulary * ROW_SCORE_BYTES <= RESERVE_BYTES // 2 and tokens >= rows * LEAST_ROW_TOKENS:
-            break
-        rows //= 2
-    return rows
-
-
-def _batched_tokens(shape: ModelShape, rows: int) -> int:
-    """The largest power of two of tokens whose activations fit into what scores leave of the reserve: of each token
-    both halves of the MLP's gate and their product, and some eight widths of the residual stream."""
-    width = ITEM_BYTES[shape.dtype] * (3 * shape.intermediate + 8 * shape.hidden)
-    left = RESERVE_BYTES - rows * shape.vocabulary * ROW_SCORE_BYTES
-    tokens = MOST_TOKENS
-    while tokens > LEAST_TOKENS and tokens * width > left:
-        tokens //= 2
-    return tokens

@@ -28,20 +28,36 @@ class ModelShape:
     """What decides how much memory of a card a token and a row take."""
 
     layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    """Numbers of the widest of a head's query, key and value."""
+    value_width: int
+    """Numbers of a head's value."""
     kv_numbers: int
     """Numbers that one layer keeps of one token: keys and values of all heads."""
     hidden: int
     intermediate: int
-    """Width of the MLP; of mixtures, that of the experts of one token together, where that is more."""
+    """Width of the MLP."""
+    experts: int = 0
+    """Experts of one token; 0 without any."""
+    expert_width: int = 0
+    """Width of one expert's MLP."""
+    reaches: int = 1
+    """Block tables of a row: one more where some layers have windows."""
     vocabulary: int
     positions: int
     """Longest context that the model was made for."""
     dtype: str
     """Type of the stored weights; float32 where the file does not say."""
 
+    def item(self, dtype: str) -> int:
+        """Bytes of a number that an engine computes with, by the type of the model's configuration."""
+        return ITEM_BYTES[self.dtype if dtype == "auto" else dtype]
+
     def token_bytes(self, dtype: str) -> int:
         """Bytes of the KV of one token in all layers; an upper bound for models with windows."""
-        return self.layers * self.kv_numbers * ITEM_BYTES[self.dtype if dtype == "auto" else dtype]
+        return self.layers * self.kv_numbers * self.item(dtype)
 
 
 def read_shape(folder: Path) -> ModelShape | None:
@@ -70,19 +86,31 @@ def parse_shape(found: Any) -> ModelShape | None:
 
 def _shape(values: dict[str, Any]) -> ModelShape:
     heads, hidden = _number(values, "num_attention_heads"), _number(values, "hidden_size")
+    kv_heads, width = (
+        _number(values, "num_key_value_heads", heads),
+        _number(values, "head_dim", max(1, hidden // heads)),
+    )
+    value_width, numbers = width, 2 * width * kv_heads
     if "kv_lora_rank" in values:
-        numbers = _number(values, "kv_lora_rank") + _number(values, "qk_rope_head_dim")
-    else:
-        width = _number(values, "head_dim", max(1, hidden // heads))
-        numbers = 2 * width * _number(values, "num_key_value_heads", heads)
-    experts = _number(values, "num_experts_per_tok", 1)
-    expert = _number(values, "moe_intermediate_size", _number(values, "intermediate_size", hidden))
+        value_width = _number(values, "kv_lora_rank")
+        numbers = value_width + _number(values, "qk_rope_head_dim")
+        width = max(width, numbers)
+    experts = values.get("num_experts_per_tok")
+    inner = _number(values, "intermediate_size", hidden)
     dtype = values.get("dtype") or values.get("torch_dtype")
+    kinds = values.get("layer_types")
     return ModelShape(
         layers=_number(values, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        value_width=value_width,
         kv_numbers=numbers,
         hidden=hidden,
-        intermediate=max(_number(values, "intermediate_size", expert), expert * experts),
+        intermediate=inner,
+        experts=0 if experts is None else _number(values, "num_experts_per_tok"),
+        expert_width=0 if experts is None else _number(values, "moe_intermediate_size", inner),
+        reaches=2 if isinstance(kinds, list) and "sliding_attention" in kinds else 1,
         vocabulary=_number(values, "vocab_size"),
         positions=_number(values, "max_position_embeddings"),
         dtype=dtype if isinstance(dtype, str) and dtype in ITEM_BYTES else "float32",

@@ -32,6 +32,9 @@ class Capabilities:
     """It talks to the driver of a GPU, so lock-down must allow the driver's calls."""
     writes_code: bool = False
     """A library that it calls writes machine code when it meets new shapes, so lock-down must allow that."""
+    warm_rows: tuple[int, ...] = ()
+    """Numbers of prompts in one step for which it loads code of its own: warm-up runs each, for after lock-down nothing
+    can be loaded."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.errors import LockdownError
@@ -83,13 +83,7 @@ def gpu_engine_calls(found: Descriptors, bells: Bells, spill: Bells | None = Non
     inbound = (*(pair.inbound for pair in pairs), *found.wakes)
     memory = tuple(call for call in HOST_MEMORY if call.name != "mmap")
     return (
-        Call(
-            "ioctl",
-            16,
-            29,
-            "the driver takes and maps memory, loads modules, makes events",
-            (Argument(0, found.nodes),),
-        ),
+        *_on(found.nodes, ON_NODES),
         Call(
             "write",
             1,
@@ -113,6 +107,15 @@ def gpu_engine_calls(found: Descriptors, bells: Bells, spill: Bells | None = Non
     )
 
 
+def _on(descriptors: tuple[int, ...], calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """The calls with one more condition: the first argument is one of these descriptors."""
+    return tuple(replace(call, arguments=(Argument(0, descriptors), *call.arguments)) for call in calls)
+
+
+ON_NODES = (Call("ioctl", 16, 29, "the driver takes and maps memory, loads modules, makes events"),)
+"""What is called on the driver's nodes and on nothing else. Further ones are a line each, with the reason, once
+``athanor sandbox calls --collect`` has reported them from a card."""
+
 DEVICE_MMAP = Call(
     "mmap",
     9,
@@ -131,7 +134,7 @@ DEVICE = (
     Call("mbind", 237, 235, "the driver places page-locked memory"),
     Call("get_mempolicy", 239, 236, "the driver asks where memory lies"),
 )
-"""What the driver's library calls beside what it shares with the engine."""
+"""What the driver's library calls beside what it shares with the engine; further ones are a line each, as above."""
 
 
 def find_descriptors(links: Mapping[int, str], ours: tuple[int, ...]) -> Descriptors:

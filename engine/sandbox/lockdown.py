@@ -13,9 +13,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import Call
@@ -53,6 +54,17 @@ def lock_down(calls: Sequence[Call]) -> None:
             privileges".
     """
     program = compiled(calls)
+    prepare()
+    narrow(program)
+
+
+def prepare() -> None:
+    """Bring the process into the state in which it takes a filter: no warnings, no handlers that a filter could meet,
+    no new privileges.
+
+    Raises:
+        LockdownError: the kernel keeps new privileges possible.
+    """
     warnings.simplefilter("ignore")
     # No handler, so no return from one: a program that forges such a return could hide SIGSYS and outlive it.
     for number in (signal.SIGINT, signal.SIGSYS):
@@ -60,7 +72,13 @@ def lock_down(calls: Sequence[Call]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGSYS})
     if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise LockdownError(f"the kernel refuses to forgo new privileges: {os.strerror(ctypes.get_errno())}")
-    narrow(program)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once. What libraries have registered for an orderly end is on no list: torch's compiler would
+    import a module then, which ends a drained engine as if it had broken out."""
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def compiled(calls: Sequence[Call]) -> CompiledFilter:

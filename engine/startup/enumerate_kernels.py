@@ -43,6 +43,9 @@ KV_BYTES = 1 << 34
 """Bytes of the cache that is rehearsed with: room for a few blocks of any model. No form depends on it, and it takes no
 memory."""
 
+MANY_TOKENS = 64
+"""Tokens of a step that no kernel for few rows computes."""
+
 
 def rehearse(config: EngineConfig, description: ModelConfig, dtype: torch.dtype, operations: Operations) -> None:
     """Start every form of launch once.
@@ -71,7 +74,7 @@ def _start_all(runner: DeviceRunner) -> None:
     What the runner is made of is taken by itself: a plan needs tokens that come back, and none do."""
     loop, prefill, storage, host = runner._loop, runner._prefill, runner.storage, runner._rows
     rows = runner.limits.max_num_seqs
-    host.known[:] = [np.zeros(2, dtype=np.int64)] * rows
+    host.known[:] = [np.zeros(MANY_TOKENS, dtype=np.int64)] * rows
     with torch.inference_mode():
         for bucket in buckets(rows):
             loop.step(bucket)
@@ -81,6 +84,9 @@ def _start_all(runner: DeviceRunner) -> None:
                 # Of every chunk its second token is scored, or there is none; who asks for that, asks for reports here.
                 host.asked.fill(scored - 1)
                 prefill.run([Chunk(row, 0, 1 + scored, last, 1, scored) for row in range(count)])
+        # Few tokens and many are computed by different kernels.
+        host.asked.fill(-1)
+        prefill.run([Chunk(0, 0, MANY_TOKENS, True, 1, 0)])
         storage.zero(torch.zeros(1, dtype=torch.int64, device=storage.device))
 
 

@@ -31,6 +31,7 @@ def warm_up(engine: Engine) -> None:
     limits = runner.limits
     length = min(limits.max_num_batched_tokens, limits.max_context - 1)
     num_rows = limits.max_num_seqs
+    small = sorted({*SMALL, *runner.capabilities.warm_rows})
     # The largest come first: what the heap has for them holds all others, and smaller ones before would leave holes.
     runner.prove()
     for number in range(ROUNDS):
@@ -38,7 +39,7 @@ def warm_up(engine: Engine) -> None:
         runner.execute(_admissions(num_rows))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
         runner.execute(StepPlan(decode_rows=list(range(num_rows)), masks=dict.fromkeys(range(num_rows), _ALL)))
-        for rows in (rows for rows in SMALL if number == 0 and rows < num_rows):
+        for rows in (rows for rows in small if number == 0 and rows < num_rows):
             runner.execute(_admissions(rows))
             runner.execute(StepPlan(decode_rows=list(range(rows))))
         runner.touch()

@@ -32,7 +32,7 @@ def test_everything_runs_at_toy_size(root: Path, tmp_path: Path) -> None:
     ended = {line["name"]: line["failed"] for line in lines if line["section"] == "section"}
     assert done.returncode == 0, done.stdout[-3_000:]
     assert not any(ended.values())
-    assert set(ended) == {"roofline", "exactness", "kernels", "cold", "closed", "peer", "trace", "isolation"}
+    assert set(ended) == {"roofline", "exactness", "memory", "kernels", "cold", "closed", "peer", "trace", "isolation"}
     for bar in BARS.values():
         assert bar.name in done.stdout
     exact = next(line for line in lines if line["section"] == "exactness")

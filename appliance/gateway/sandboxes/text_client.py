@@ -22,6 +22,7 @@ from appliance.common.errors import (
     UnavailableError,
 )
 from appliance.gateway.generate_request import ChatPrompt, Grammar, Prompt, TokenPrompt
+from appliance.gateway.sandboxes.awake_time import AwakeTime
 from appliance.gateway.sandboxes.grammars import GrammarLostError, GrammarRun, printable_reason
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -103,12 +104,11 @@ class TextClient:
             ApplianceError: it cannot be used, or could not be compiled in time.
         """
         tenant = hashlib.blake2b(b"grammars", key=namespace, digest_size=GRAMMAR_TENANT_BYTES).digest()
-        until = min(until, time.monotonic() + OPEN_WAIT_S)
+        waited = AwakeTime(OPEN_WAIT_S)
         for _ in range(MAX_OPENINGS):
             link = await self._model.wait_text(until)
             try:
-                async with asyncio.timeout(until - time.monotonic()):
-                    return await link.grammars.open(self._next_id(), tenant, grammar, keep=keep)
+                return await waited.wait(link.grammars.open(self._next_id(), tenant, grammar, keep=keep), until)
             except TimeoutError:
                 raise UnavailableError("too many grammars wait to be compiled", retry_after_s=RETRY_AFTER_S) from None
             except GrammarLostError:

@@ -43,6 +43,7 @@ from appliance.operator.cli import (
     policy_sign,
     policy_versions,
     reload,
+    sandbox,
     selftest,
     serve,
     state,
@@ -192,6 +193,8 @@ _add("Commands", "restore", state.restore, state.RESTORE_EXAMPLES, _state)
 _kernels = _group("kernels", "Compile the engine's kernels, for this machine or for GPUs.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _add("Commands", "gpu", kernels.gpu, kernels.GPU_EXAMPLES, _kernels)
+_sandbox = _group("sandbox", "Compare the sandboxes' programs with their lists of system calls.", MORE)
+_add("Commands", "calls", sandbox.calls, sandbox.CALLS_EXAMPLES, _sandbox)
 _model = _group("model", "Serve further models and stop them; pull, convert, verify and pin models.", MORE)
 _add("Commands", "add", model_serving.add, model_serving.ADD_EXAMPLES, _model)
 _add("Commands", "stop", model_serving.stop, model_serving.STOP_EXAMPLES, _model)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.backends.common.loading import Loaded, LoadSource, dtype_name, layout_for, limits_for
-from engine.backends.cuda.runtime.budget import check_room, kv_bytes_of, read_card
+from engine.backends.cuda.runtime.budget import cap_share, check_room, kv_bytes_of, read_card, reserve_bytes, step_shape
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
 from engine.backends.cuda.runtime.operations import Operations
@@ -82,7 +82,10 @@ def with_card_kv(config: EngineConfig, model: Decoder) -> EngineConfig:
     """
     if not config.gpu_share or model.device.type != "cuda":
         return config
-    return replace(config, kv_bytes=kv_bytes_of(read_card(model.device), config.gpu_share))
+    card, reserve = read_card(model.device), reserve_bytes(step_shape(config, model))
+    kv_bytes = kv_bytes_of(card, config.gpu_share, reserve)
+    cap_share(model.device, card, config.gpu_share)
+    return replace(config, kv_bytes=kv_bytes)
 
 
 def uses_device(config: EngineConfig) -> bool:

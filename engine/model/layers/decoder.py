@@ -57,7 +57,7 @@ class Decoder:
         # The factor has the model's dtype, as published models were trained; it stays on the host.
         self._embedding_scale = torch.tensor(form.embedding_scale, dtype=self.dtype).item()
         self.parallel = checklist.parallel
-        self._rotaries = rotaries
+        self.rotaries = rotaries
         self._linears = checklist.linears
         self.sites = checklist.sites
         """What adapters may change."""
@@ -84,7 +84,7 @@ class Decoder:
         """Whether nothing but the layers tells it from a Llama."""
         form = self.form
         scaled = form.embedding_scale != 1.0 or form.logit_divisor != 1.0 or form.logit_cap
-        whole = len(self._rotaries) == 1 and self._rotaries[0].width == self.config.head_dim
+        whole = len(self.rotaries) == 1 and self.rotaries[0].width == self.config.head_dim
         return not scaled and whole and form.norm is rms_norm
 
     @property
@@ -155,7 +155,7 @@ class Decoder:
 
     def rotations(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Cosines and signed sines of these positions, one pair for each rotary embedding."""
-        return tuple(rotary.tables(positions, self.dtype) for rotary in self._rotaries)
+        return tuple(rotary.tables(positions, self.dtype) for rotary in self.rotaries)
 
     def advance(self, x: Tensor, positions: Tensor, attend: Attention, adapters: Tensor = NO_ADAPTERS) -> Tensor:
         """Take the residual stream through this stage's layers; ``x`` may be changed."""
@@ -170,7 +170,10 @@ class Decoder:
 
     def project(self, normed: Tensor) -> Tensor:
         """Logits of rows behind the last norm, ``(M, hidden)``."""
-        logits = self.head(normed)
+        return self.bound_logits(self.head(normed))
+
+    def bound_logits(self, logits: Tensor) -> Tensor:
+        """Logits as the vocabulary's map gives them, divided and capped where the family does so; in place."""
         if self.form.logit_divisor != 1.0:
             logits = logits.div_(self.form.logit_divisor)
         if self.form.logit_cap:

@@ -142,20 +142,21 @@ class Rotary:
             # tensor operations on that device would load thousands of modules.
             device = torch.device("cpu")
         half = inverse_frequencies(rope, head_dim).to(device)
-        self._frequencies = torch.cat((half, half))
-        self._scale = rope.attention_factor
-        self.width = len(self._frequencies)
-        self._sign = torch.ones(self.width, device=device)
-        self._sign[: self.width // 2] = -1.0
+        self.frequencies = torch.cat((half, half))
+        """Radians a position, float32, one for each number that is rotated."""
+        self.scale = rope.attention_factor
+        self.width = len(self.frequencies)
+        self.sign = torch.ones(self.width, device=device)
+        self.sign[: self.width // 2] = -1.0
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines for ``positions`` (int64, shape ``(N,)``), each of shape ``(N, 1, width)``."""
         # Of a model that is only described the frequencies lie elsewhere; else nothing is copied.
-        angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies.to(positions.device)
-        cos, sin = angles.cos(), angles.sin().mul_(self._sign.to(positions.device))
-        if self._scale != 1.0:
-            cos.mul_(self._scale)
-            sin.mul_(self._scale)
+        angles = positions.to(torch.float32).unsqueeze(1) * self.frequencies.to(positions.device)
+        cos, sin = angles.cos(), angles.sin().mul_(self.sign.to(positions.device))
+        if self.scale != 1.0:
+            cos.mul_(self.scale)
+            sin.mul_(self.scale)
         return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from engine.backends.cuda.runtime.storage import spare_bytes
 from engine.config import EngineConfig
 from engine.core.kv import layout as kv_layout
 from engine.errors import ConfigurationError
-from engine.model.checkpoint.registry import load_model_config
+from engine.model.checkpoint.registry import build_model, load_model_config
 from tests.appliance.common.cards import CARD_80, LLAMA_8B, WEIGHTS_8B, model
 
 SHAPE = parse_shape(LLAMA_8B)
@@ -59,8 +60,8 @@ def test_an_8b_model_on_80_gb_is_planned_and_adds_up() -> None:
     assert found.spare == 258 * found.block == 258 * 2 * (1 << 20)
     assert found.buckets == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     assert found.words() == (
-        "73,403 MiB (90 % of 81,559 MiB) = weights 15,316 + context 512 + reserve 1,024 + spare blocks 516 + "
-        "KV 56,034 + unused 1; 448,272 tokens of KV, 256 rows, 2,048 tokens in a step, context 131,072; "
+        "73,403 MiB (90 % of 81,559 MiB) = weights 15,316 + context 512 + reserve 1,788 + spare blocks 516 + "
+        "KV 55,270 + unused 1; 442,160 tokens of KV, 256 rows, 2,048 tokens in a step, context 131,072; "
         "14 graphs (rows: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)"
     )
 
@@ -70,11 +71,15 @@ def test_the_engine_comes_to_the_same_numbers(tmp_path: Path) -> None:
     plan's blocks, rows and context to the byte."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     description = load_model_config(str(tmp_path))
+    decoder, _ = build_model(description, torch.bfloat16, torch.device("meta"))
     for total, keys in CASES:
         found = plan(total, **keys)
         held = WEIGHTS_8B + budget.CONTEXT_BYTES
-        kv = budget.kv_bytes_of(budget.CardMemory(total, total - held, held), found.share)
-        config = replace(told(found, model(**keys)), kv_bytes=kv)
+        config = told(found, model(**keys))
+        reserve = budget.reserve_bytes(budget.step_shape(config, decoder))
+        assert reserve == found.reserve
+        kv = budget.kv_bytes_of(budget.CardMemory(total, total - held, held), found.share, reserve)
+        config = replace(config, kv_bytes=kv)
         layout = layout_for(config, description, "bfloat16")
         rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         left = without_spares(layout, rows)
@@ -82,7 +87,7 @@ def test_the_engine_comes_to_the_same_numbers(tmp_path: Path) -> None:
         assert left.num_blocks * left.block_bytes == found.kv
         assert spare_bytes(layout, rows) + layout.block_bytes == found.spare
         assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (found.rows, found.batched_tokens)
-        assert limits.max_context <= found.max_context and found.max_context - limits.max_context < 64
+        assert limits.max_context <= min(found.max_context, found.tokens) < limits.max_context + 64
         assert launches.buckets(limits.max_num_seqs) == found.buckets
 
 
@@ -96,9 +101,12 @@ def test_the_defaults_of_a_cpu_were_refused(tmp_path: Path) -> None:
 
 
 def test_constants_are_those_of_the_engine() -> None:
-    """The host knows the engine's code not, so it repeats five of its numbers."""
-    ours = (card_plan.CONTEXT_BYTES, card_plan.RESERVE_BYTES, card_plan.MOST_SHARE, card_plan.LEAST_BLOCKS)
-    assert ours == (budget.CONTEXT_BYTES, budget.RESERVE_BYTES, budget.MOST_SHARE, kv_layout.MIN_BLOCKS)
+    """The host knows the engine's code not, so it repeats some of its numbers."""
+    assert (card_plan.LEAST_BLOCKS, card_plan.SCORED_ROWS) == (kv_layout.MIN_BLOCKS, budget.SCORED_ROWS)
+    for name in ("CONTEXT_BYTES", "RESERVE_BYTES", "LIBRARY_BYTES", "MOST_SHARE", "MARGIN"):
+        assert getattr(card_plan, name) == getattr(budget, name)
+    for name in ("STREAM_COPIES", "TABLE_COPIES", "SPLITS"):
+        assert getattr(card_plan, name) == getattr(budget, name)
     assert all(buckets_of(rows) == launches.buckets(rows) for rows in range(1, 600))
 
 
@@ -121,17 +129,21 @@ def test_a_small_card_gets_fewer_rows_and_a_full_one_says_so() -> None:
     """Each row has KV enough on 24 GB, and a card without room lacks bytes instead of planning nonsense."""
     small = plan(24 * GIB)
     assert 1 < small.rows < 256 and small.tokens >= small.rows * card_plan.LEAST_ROW_TOKENS
-    assert small.max_context == small.tokens
+    assert f"context {small.tokens:,};" in small.words() and small.reserve <= 24 * GIB // 16
     assert plan(16 * GIB).lacking and not small.lacking
     assert plan(free=20 * GIB).allowed == 20 * GIB
 
 
-def test_a_large_vocabulary_leaves_fewer_rows() -> None:
-    """Scores of rows and activations of a step stay within the reserve."""
+def test_a_wide_model_has_smaller_steps() -> None:
+    """Scores of rows and activations of a step stay within a sixteenth of the card, and what is given is not varied."""
     assert SHAPE is not None
-    wide = replace(SHAPE, vocabulary=262_144, intermediate=65_536)
+    wide = replace(SHAPE, vocabulary=262_144, intermediate=262_144)
     found = plan_card(model(), wide, WEIGHTS_8B, CARD_80, CARD_80)
-    assert (found.rows, found.batched_tokens) == (128, 1_024)
+    assert (found.rows, found.batched_tokens) == (256, 1_024) and found.reserve <= CARD_80 // 16
+    fixed = plan_card(model(max_num_batched_tokens=8_192), wide, WEIGHTS_8B, CARD_80, CARD_80)
+    assert fixed.batched_tokens == 8_192 and fixed.rows < 256
+    forced = plan_card(model(max_num_seqs=256, max_num_batched_tokens=8_192), wide, WEIGHTS_8B, CARD_80, CARD_80)
+    assert (forced.rows, forced.batched_tokens) == (256, 8_192) and forced.reserve > CARD_80 // 16
 
 
 @given(
@@ -142,7 +154,13 @@ def test_a_large_vocabulary_leaves_fewer_rows() -> None:
     shape=st.builds(
         ModelShape,
         layers=st.integers(1, 128),
+        heads=st.integers(1, 128),
+        kv_heads=st.integers(1, 128),
+        width=st.integers(16, 512),
+        value_width=st.integers(16, 512),
         kv_numbers=st.integers(64, 16_384),
+        experts=st.integers(0, 8),
+        expert_width=st.integers(0, 8_192),
         hidden=st.integers(64, 16_384),
         intermediate=st.integers(64, 65_536),
         vocabulary=st.integers(256, 1 << 18),
@@ -162,21 +180,25 @@ def test_every_plan_adds_up_or_lacks(total: int, used: float, weights: int, bloc
 
 
 @pytest.mark.parametrize(
-    ("changes", "numbers", "intermediate"),
+    ("changes", "numbers", "experts"),
     [
-        ({}, 2_048, 14_336),
-        ({"head_dim": 256}, 4_096, 14_336),
-        ({"num_key_value_heads": None}, 8_192, 14_336),
-        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 576, 14_336),
-        ({"moe_intermediate_size": 2_048, "num_experts_per_tok": 8}, 2_048, 16_384),
+        ({}, 2_048, (0, 0)),
+        ({"head_dim": 256}, 4_096, (0, 0)),
+        ({"num_key_value_heads": None}, 8_192, (0, 0)),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 576, (0, 0)),
+        ({"moe_intermediate_size": 2_048, "num_experts_per_tok": 8}, 2_048, (8, 2_048)),
+        ({"num_experts_per_tok": 2}, 2_048, (2, 14_336)),
     ],
 )
-def test_shapes_of_families(changes: dict[str, object], numbers: int, intermediate: int) -> None:
+def test_shapes_of_families(changes: dict[str, object], numbers: int, experts: tuple[int, int]) -> None:
     """Heads of a given width, without groups, latent attention, and mixtures; nested descriptions as well."""
     values = {**LLAMA_8B, **changes}
     for found in (parse_shape(values), parse_shape({"model_type": "x", "text_config": values})):
         assert found is not None
-        assert (found.kv_numbers, found.intermediate, found.dtype) == (numbers, intermediate, "bfloat16")
+        assert (found.kv_numbers, found.experts, found.expert_width) == (numbers, *experts)
+        assert (found.dtype, found.reaches) == ("bfloat16", 1)
+    windows = parse_shape({**LLAMA_8B, "layer_types": ["sliding_attention", "full_attention"]})
+    assert windows is not None and windows.reaches == 2
 
 
 @pytest.mark.parametrize(

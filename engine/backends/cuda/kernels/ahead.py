@@ -1,27 +1,42 @@
 """Compiles every kernel that serving a model can launch, for a GPU that need not be there.
 
 ``engine.startup.enumerate_kernels`` is the program: it brings the launches. Triton is told of a GPU of the wanted
-architecture, and each launch is compiled instead of started: so Triton itself decides on forms and names, as it will
-when it looks for them. Only ``config.json`` of the model is read. One line for each kernel goes to standard output.
+architecture, and each form that a launch has is met once and compiled instead of started: so Triton itself decides on
+forms and names, as it will when it looks for them. Only ``config.json`` of the model is read. One line for each kernel
+goes to standard output.
+
+Several processes may compile into one folder: each goes through all launches and compiles the forms that it is the
+first to claim. Where Triton has a module of its own for each signature (before 3.7), the sources of these modules are
+left in the folder, for the host to compile.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime.jit import JITFunction
 
-from engine.backends.cuda.kernels.cache import architecture_number, folder_name, mark_launches, seal
+from engine.backends.cuda.kernels.cache import (
+    LAUNCHER,
+    architecture_number,
+    folder_name,
+    known_here,
+    mark_launches,
+    module_key,
+    name_kernels,
+)
 from engine.backends.cuda.kernels.folder import Asked, description_digest
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
@@ -42,8 +57,10 @@ WARP_SIZE = 32
 class CompileRequest:
     """Model, numbers and GPU that kernels are compiled for."""
 
-    root: str
-    """Folder of all caches."""
+    into: str
+    """Folder that Triton fills; every process that compiles for it has the same."""
+    claims: str
+    """Folder with an empty file for each form that a process has claimed."""
     architecture: str
     """As ``sm_90``."""
     model_dir: str
@@ -53,21 +70,30 @@ class CompileRequest:
     block_size: int
     max_num_seqs: int
     """Requests of one step at the most: where fewer tokens fit one step, as many as fit."""
-    launcher: str
-    """File of the module by which Triton reaches the driver, compiled by the host."""
-    launcher_name: str
-    """As Triton looks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A folder of kernels."""
+    """What one process has compiled."""
 
     folder: str
+    """Name that the folder is to have."""
     kernels: int
-    """Forms."""
-    digest: str
-    """Digest of all files."""
+    """Forms that this process has compiled."""
+    known: dict[str, object]
+    """What the folder is for, as its manifest says it."""
+    asked: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchForm:
+    """A kernel in one form that a launch has."""
+
+    kernel: str
+    key: str
+    """Types of arguments, and which numbers and addresses are fixed or multiples of 16, as Triton tells forms apart."""
+    compile: Callable[[], Any]
+    """Gives the compiled kernel, as Triton has it."""
 
 
 class AbsentGpu:
@@ -90,26 +116,28 @@ class AbsentGpu:
 
 
 @contextmanager
-def compiling_only(architecture: str) -> Iterator[list[str]]:
-    """Whatever is launched inside is compiled for that architecture, once a form, and not started. Gives the names of
-    kernels as they come."""
-    names: list[str] = []
-    run = JITFunction.run
+def meeting_forms(architecture: str, meet: Callable[[LaunchForm], None]) -> Iterator[None]:
+    """Whatever is launched inside is looked at for that architecture and not started; ``meet`` gets each form once."""
+    run, do_compile = JITFunction.run, JITFunction._do_compile
+    seen: dict[int, JITFunction] = {}
 
-    def compile_only(self: JITFunction, *args: object, grid: object, warmup: bool, **given: object) -> None:
-        cached = len(self.device_caches[0][0])
+    def look_at(self: JITFunction, *args: object, grid: object, warmup: bool, **given: object) -> None:
         run(self, *args, grid=grid, warmup=True, **given)
-        if len(self.device_caches[0][0]) > cached:
-            names.append(self.fn.__name__)
-            sys.stdout.write(f"{self.fn.__name__}\n")
-            sys.stdout.flush()
+
+    def note(self: JITFunction, key: str, signature: object, device: int, *others: object, warmup: bool = True) -> None:
+        # Triton finds something for this form from now on.
+        self.device_caches[device][0][key] = key
+        seen[id(self)] = self
+        meet(LaunchForm(self.fn.__name__, key, partial(do_compile, self, key, signature, device, *others)))
 
     triton.runtime.driver.set_active(AbsentGpu(architecture))
-    JITFunction.run = compile_only
+    JITFunction.run, JITFunction._do_compile = look_at, note
     try:
-        yield names
+        yield
     finally:
-        JITFunction.run = run
+        JITFunction.run, JITFunction._do_compile = run, do_compile
+        for function in seen.values():
+            function.device_caches.clear()
         triton.runtime.driver._active = None
 
 
@@ -121,11 +149,37 @@ def _filling(folder: Path) -> Iterator[None]:
         triton.knobs.cache.dir = str(folder)
         triton.knobs.compilation.store_binary_only = True
         mark_launches()
+        name_kernels()
         yield
 
 
+def _claim(claims: Path, form: LaunchForm) -> bool:
+    """Whether this process is the first to ask for the form."""
+    name = hashlib.sha256(f"{form.kernel} {form.key}".encode()).hexdigest()
+    try:
+        os.close(os.open(claims / name, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _leave_launcher(kernel: Any, folder: Path) -> None:
+    """Write the source of the module that starts this kernel, where Triton has one for each signature."""
+    make = getattr(nvidia, "make_launcher", None)
+    if make is None:
+        return
+    described = getattr(kernel.metadata, "tensordesc_meta", None)
+    source = make(kernel.src.constants, dict(kernel.src.signature), described)
+    place = folder / module_key(source)
+    place.mkdir(exist_ok=True)
+    # Whole or not at all, for another process may write the same.
+    own = place / f"{LAUNCHER}.{os.getpid()}"
+    own.write_text(source)
+    own.replace(place / f"{LAUNCHER}.c")
+
+
 def build(request: CompileRequest, launches: Launches) -> Compiled:
-    """Compile into a new folder below the root, which takes the place of one of its name when it is whole.
+    """Compile the forms that no other process has claimed.
 
     Args:
         request: what to compile.
@@ -133,7 +187,7 @@ def build(request: CompileRequest, launches: Launches) -> Compiled:
 
     Raises:
         ConfigurationError, ModelLoadError: the model or a number cannot be served by the device backend.
-        OSError: the root cannot be written to.
+        OSError: the folder cannot be written to.
     """
     if request.dtype not in DTYPE_NAMES:
         raise ConfigurationError(f"dtype must be one of: {', '.join(DTYPE_NAMES)}")
@@ -149,27 +203,32 @@ def build(request: CompileRequest, launches: Launches) -> Compiled:
         backend="device",
     )
     description = load_model_config(request.model_dir)
-    layer = description.kv_layers[0]
-    operations = kernel_operations(
-        (description.num_heads, layer.heads),
-        max(layer.key_dim, layer.value_dim),
-        description.vocab_size,
-        torch.device("meta"),
-        request.architecture,
+    operations = absent_operations(description, request.architecture)
+    configuration = launch_configuration(description, dtype, request.block_size, request.max_num_seqs)
+    folder, claims = Path(request.into), Path(request.claims)
+    compiled = 0
+
+    def meet(form: LaunchForm) -> None:
+        nonlocal compiled
+        if _claim(claims, form):
+            _leave_launcher(form.compile(), folder)
+            compiled += 1
+            sys.stdout.write(f"{form.kernel}\n")
+            sys.stdout.flush()
+
+    with _filling(folder), meeting_forms(request.architecture, meet):
+        launches(config, description, dtype, operations)
+    asked = Asked(description_digest(Path(request.model_dir)), request.dtype, request.block_size, request.max_num_seqs)
+    return Compiled(
+        folder_name(request.architecture, configuration),
+        compiled,
+        known_here(request.architecture, configuration),
+        asdict(asked),
     )
-    known = launch_configuration(description, dtype, request.block_size, request.max_num_seqs)
-    target = Path(request.root) / folder_name(request.architecture, known)
-    with tempfile.TemporaryDirectory(prefix=".compile-", dir=request.root) as scratch:
-        folder = Path(scratch) / target.name
-        folder.mkdir()
-        with _filling(folder), compiling_only(request.architecture) as names:
-            launches(config, description, dtype, operations)
-        shutil.copyfile(request.launcher, folder / request.launcher_name)
-        asked = Asked(
-            description_digest(Path(request.model_dir)), request.dtype, request.block_size, request.max_num_seqs
-        )
-        digest = seal(folder, request.architecture, known, asked)
-        if target.exists():
-            os.rename(target, Path(scratch) / "old")
-        os.rename(folder, target)
-    return Compiled(target.name, len(names), digest)
+
+
+def absent_operations(description: ModelConfig, architecture: str) -> Operations:
+    """The operations of a model on a GPU that is not there, with memory that has no contents."""
+    layer = description.kv_layers[0]
+    heads, width = (description.num_heads, layer.heads), max(layer.key_dim, layer.value_dim)
+    return kernel_operations(heads, width, description.vocab_size, torch.device("meta"), architecture)

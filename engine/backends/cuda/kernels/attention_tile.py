@@ -19,7 +19,16 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule
-from engine.backends.cuda.kernels.triton_common import LEAST_DOT, LOG2_E, dot, load_lines, narrow, power_of_two, tanh
+from engine.backends.cuda.kernels.triton_common import (
+    LEAST_DOT,
+    LOG2_E,
+    dot,
+    fused,
+    load_lines,
+    narrow,
+    power_of_two,
+    tanh,
+)
 from engine.backends.cuda.runtime.operations import KvLayer
 from engine.core.kv.layout import Reach
 
@@ -114,7 +123,7 @@ class Sums(NamedTuple):
     """A softmax over the tiles so far, one line for each query."""
 
     largest: Tensor
-    """Largest score, as a power of two."""
+    """Largest score."""
     weight: Tensor
     """Sum of the weights relative to it."""
     total: Tensor
@@ -165,10 +174,28 @@ def _scores(
         tail = load_tile(keys, present, FORM.main, FORM.tail, FORM.key_dim, CUT)
         score = dot(query_tail, tl.trans(tail), score)
     if FORM.capped:
-        score = layer.cap * LOG2_E * tanh(score * layer.scale / layer.cap)
-    else:
-        score = score * (layer.scale * LOG2_E)
+        score = layer.cap * tanh(score * layer.scale / layer.cap)
     return score, key
+
+
+@triton.jit
+def score_unit(layer: CachedLayer, FORM: tl.constexpr) -> tl.tensor:
+    """What a score is multiplied by for an exponent of two."""
+    unit = tl.cast(layer.scale * LOG2_E, tl.float32)
+    if FORM.capped:
+        unit = tl.cast(LOG2_E, tl.float32)
+    return unit
+
+
+@triton.jit
+def _blocks(
+    table: tl.tensor, place: tl.tensor, end: tl.tensor, seen: Seen, FORM: tl.constexpr, CUT: tl.constexpr
+) -> tl.tensor:
+    """Blocks of a tile's tokens before ``end``; with ``CUT`` of those that are read."""
+    wanted = place < end
+    if CUT:
+        wanted = wanted & (place >= seen.lowest) & (place <= seen.highest)
+    return tl.load(table + place // FORM.block_size, mask=wanted, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -186,17 +213,20 @@ def _over_tiles(
     TILE: tl.constexpr,
     CUT: tl.constexpr,
 ) -> Sums:
-    """The softmax over tiles ``start .. stop`` too. Without ``CUT`` every query sees all of them: the numbers are the
-    same bits, as no condition leaves anything out."""
+    """The softmax over tiles ``start .. stop`` too. Without ``CUT`` every query sees all of them.
+
+    Both forms give the same bits where both can be used, so it does not matter which other queries a query has beside
+    it: products and sums that a compiler might round once or twice are written as one operation.
+    """
+    unit = score_unit(layer, FORM)
     WIDTH: tl.constexpr = FORM.value_pad
     largest, weight, total = sums.largest, sums.weight, sums.total
+    block = _blocks(table, start * TILE + tl.arange(0, TILE), stop * TILE, seen, FORM, CUT)
     for tile in range(start, stop):
         place = tile * TILE + tl.arange(0, TILE)
         present = (place >= seen.lowest) & (place <= seen.highest)
-        if CUT:
-            block = tl.load(table + place // FORM.block_size, mask=present, other=0).to(tl.int64)
-        else:
-            block = tl.load(table + place // FORM.block_size).to(tl.int64)
+        # Where the next tile lies is asked for while this one is on its way.
+        following = _blocks(table, place + TILE, stop * TILE, seen, FORM, CUT)
         slot = place % FORM.block_size
         keys = layer.key_memory + kv_head * FORM.key_dim + (block * layer.key_block + slot * layer.key_slot)
         score, value = _scores(query, query_tail, keys, present, layer, FORM, CUT)
@@ -207,16 +237,17 @@ def _over_tiles(
         base = peak
         if CUT:
             base = tl.where(peak == -float("inf"), 0.0, peak)
-        share = tl.exp2(score - base[:, None])
-        fade = tl.exp2(largest - base)
+        lowered = -(base * unit)
+        share = tl.exp2(fused(score, unit, lowered[:, None]))
+        fade = tl.exp2((largest - base) * unit)
         if not FORM.latent:
             values = (
                 layer.value_memory + kv_head * FORM.value_dim + (block * layer.value_block + slot * layer.value_slot)
             )
             value = load_tile(values, present, 0, WIDTH, FORM.value_dim, CUT)
-        weight = weight * fade + tl.sum(share, 1)
+        weight = fused(weight, fade, tl.sum(share, 1))
         total = dot(narrow(share, value.dtype), value, total * fade[:, None])
-        largest = peak
+        largest, block = peak, following
     return Sums(largest, weight, total)
 
 
@@ -233,7 +264,8 @@ def attend(
     FORM: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Attend to tiles ``start .. stop`` of a sequence: largest scores, sums of weights and sums of values.
+    """Attend to tiles ``start .. stop`` of a sequence: largest scores (as powers of two), sums of weights and sums of
+    values.
 
     Most tiles are seen whole by every query; conditions are computed only for those at the ends.
     """
@@ -247,4 +279,4 @@ def attend(
         sums = _over_tiles(sums, query, query_tail, layer, table, kv_head, start, first, seen, FORM, TILE, True)
     sums = _over_tiles(sums, query, query_tail, layer, table, kv_head, first, whole, seen, FORM, TILE, False)
     sums = _over_tiles(sums, query, query_tail, layer, table, kv_head, whole, stop, seen, FORM, TILE, True)
-    return sums.largest, sums.weight, sums.total
+    return sums.largest * score_unit(layer, FORM), sums.weight, sums.total

@@ -13,24 +13,29 @@ it.
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import os
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import triton
 from triton.backends.nvidia.compiler import get_ptxas_version
-from triton.runtime.cache import FileCacheManager
+from triton.runtime import build
+from triton.runtime.cache import FileCacheManager, _base32
+from triton.runtime.jit import JITFunction
 
 from engine.backends.cuda.kernels import folder
 from engine.backends.cuda.kernels.folder import sources_digest
 from engine.errors import ConfigurationError
 
-_KEPT = re.compile(r".+\.(cubin|json|so)")
-"""Files of Triton that are kept: machine code, its metadata and groups, and the module that launches. The steps between
-source
-and machine code are left out: nothing reads them, and they name places of the machine that compiled."""
+LAUNCHER = "__triton_launcher"
+"""As Triton before 3.7 calls the module that starts kernels of one signature; later ones have one for all."""
+
+PLATFORM = "athanor"
+"""In place of what Triton adds to the source of such a module to name it: it starts a program (``file``) to find that
+out, and the answer depends on whether the machine has it."""
 
 _ARCHITECTURE = re.compile(r"sm_[0-9]{2,3}")
 
@@ -63,36 +68,37 @@ def mark_launches() -> None:
     triton.knobs.compilation.disable_line_info = True
 
 
-def seal(place: Path, architecture: str, configuration: str, asked: folder.Asked | None = None) -> str:
-    """Finish a folder that Triton has filled: only what is read, readable for all, without names of the machine, and
-    what it is known by, and what was asked for, beside it. Gives the digest of its files.
+def name_kernels() -> None:
+    """Have Triton name all kernels and device functions in one order: a name depends on which were named before it, and
+    an engine launches them in another order than what compiled them."""
+    for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
+        if path.stem not in ("ahead", "cache", "folder"):
+            module = importlib.import_module(f"{__package__}.{path.stem}")
+            for _, function in sorted(vars(module).items(), key=lambda one: one[0]):
+                if isinstance(function, JITFunction):
+                    assert function.cache_key, "it is asked for its name, which it keeps"
+
+
+def module_key(source: str) -> str:
+    """The folder of a C module of Triton, by its source."""
+    return str(_base32(hashlib.sha256((source + PLATFORM).encode()).hexdigest()))
+
+
+def known_here(architecture: str, configuration: str) -> dict[str, object]:
+    """What a folder that is filled here is for, and the version of the assembler that fills it."""
+    return {
+        **folder.known(architecture, triton.__version__, kernels_digest(), configuration),
+        "assembler": get_ptxas_version(architecture_number(architecture)),
+    }
+
+
+def seal(place: Path, architecture: str, configuration: str) -> str:
+    """Finish a folder that Triton has filled; see ``folder.seal``.
 
     Raises:
         ConfigurationError: there is none, or nothing is in it.
     """
-    if not place.is_dir() or not any(place.iterdir()):
-        raise ConfigurationError(f"no kernels are in {place.name}; `athanor kernels gpu` compiles them")
-    for path in sorted(place.rglob("*")):
-        if path.is_dir():
-            path.chmod(0o755)
-        elif _KEPT.fullmatch(path.name):
-            _without_places(path)
-            path.chmod(0o644)
-        else:
-            path.unlink()
-    place.chmod(0o755)
-    files = folder.files_digest(place)
-    known: dict[str, object] = {
-        **folder.known(architecture, triton.__version__, kernels_digest(), configuration),
-        "assembler": get_ptxas_version(architecture_number(architecture)),
-        "files": files,
-    }
-    if asked is not None:
-        known["asked"] = asdict(asked)
-    manifest = place / folder.MANIFEST
-    manifest.write_text(json.dumps(known, indent=1) + "\n")
-    manifest.chmod(0o644)
-    return files
+    return folder.seal(place, known_here(architecture, configuration))
 
 
 def open_cache(root: Path, architecture: str, configuration: str) -> Path:
@@ -117,7 +123,10 @@ def open_cache(root: Path, architecture: str, configuration: str) -> Path:
     triton.knobs.nvidia.mock_ptx_version = str(known["assembler"])
     # Where the module that launches would be linked; Triton would start a program to find out.
     triton.knobs.nvidia.libcuda_path = triton.knobs.nvidia.libcuda_path or str(place)
+    triton.knobs.build.impl = _refuse
+    build.platform_key = lambda: PLATFORM
     get_ptxas_version.cache_clear()
+    name_kernels()
     return place
 
 
@@ -144,13 +153,14 @@ class ReadOnlyCache(FileCacheManager):  # type: ignore[misc] # Triton has no typ
         return {name: self._make_path(name) for name in names}
 
     def get_file(self, filename: str) -> str:
-        """The module by which Triton reaches the driver, which lies above the kernels: its own key would depend on a
-        program that the machine has or has not (``platform.architecture`` starts ``file``).
+        """A module in C: the one by which Triton reaches the driver lies above the kernels, those that start kernels of
+        one signature (before Triton 3.7) in folders of their own.
 
         Raises:
             ConfigurationError: it is not there.
         """
-        path = os.path.join(triton.knobs.cache.dir, filename)
+        above = triton.knobs.cache.dir
+        path = self._make_path(filename) if filename.startswith(LAUNCHER) else os.path.join(above, filename)
         if not os.path.isfile(path):
             raise _missing(filename)
         return path
@@ -171,13 +181,10 @@ def _missing(filename: str) -> ConfigurationError:
     )
 
 
-def _without_places(path: Path) -> None:
-    """Take out of a group or of metadata where it was made."""
-    if path.suffix != ".json":
-        return
-    content = json.loads(path.read_bytes())
-    if path.name.startswith("__grp__"):
-        content = {"child_paths": {name: name for name in sorted(content["child_paths"]) if _KEPT.fullmatch(name)}}
-    else:
-        content["extern_libs"] = [[name, Path(place).name] for name, place in content["extern_libs"]]
-    path.write_text(json.dumps(content, sort_keys=True))
+def _refuse(name: str, *_: object) -> str:
+    """Stands for the C compiler: a module does not load that is there.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise _missing(name)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.errors import ConfigurationError
@@ -19,6 +20,10 @@ FORMAT = 2
 MAX_MANIFEST_BYTES = 1 << 16
 DIGEST_CHARS = 16
 """Characters of a digest in a folder's name; the manifest has all of it."""
+
+_KEPT = re.compile(r".+\.(cubin|json|so)")
+"""Files of Triton that are kept: machine code, its metadata and groups, and the modules that launch. The steps between
+source and machine code are left out: nothing reads them, and they name places of the machine that compiled."""
 
 _NAME = re.compile(r"(sm_[0-9]{2,3})-triton-([0-9]+(?:\.[0-9]+)+)-([0-9a-f]{16})-([0-9a-f]{16})")
 
@@ -126,6 +131,46 @@ def known(architecture: str, triton: str, kernels: str, configuration: str) -> d
         "kernels": kernels,
         "configuration": configuration,
     }
+
+
+def seal(place: Path, facts: Mapping[str, object], asked: Asked | None = None) -> str:
+    """Finish a folder that Triton has filled: only what is read, readable for all, without names of the machine, and
+    what it is known by (``facts``), and what was asked for, beside it. Gives the digest of its files.
+
+    Raises:
+        ConfigurationError: there is none, or nothing is in it.
+    """
+    if not place.is_dir() or not any(place.iterdir()):
+        raise ConfigurationError(f"no kernels are in {place.name}; `athanor kernels gpu` compiles them")
+    for path in sorted(place.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+        elif _KEPT.fullmatch(path.name):
+            _without_places(path)
+            path.chmod(0o644)
+        else:
+            path.unlink()
+    place.chmod(0o755)
+    digest = files_digest(place)
+    said = {**facts, "files": digest}
+    if asked is not None:
+        said["asked"] = asdict(asked)
+    manifest = place / MANIFEST
+    manifest.write_text(json.dumps(said, indent=1) + "\n")
+    manifest.chmod(0o644)
+    return digest
+
+
+def _without_places(path: Path) -> None:
+    """Take out of a group or of metadata where it was made."""
+    if path.suffix != ".json":
+        return
+    content = json.loads(path.read_bytes())
+    if path.name.startswith("__grp__"):
+        content = {"child_paths": {name: name for name in sorted(content["child_paths"]) if _KEPT.fullmatch(name)}}
+    else:
+        content["extern_libs"] = [[name, Path(place).name] for name, place in content["extern_libs"]]
+    path.write_text(json.dumps(content, sort_keys=True))
 
 
 def check_folder(folder: Path) -> dict[str, object]:

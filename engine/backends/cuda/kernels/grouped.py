@@ -72,7 +72,7 @@ class ExpertMap(NamedTuple):
     """``(E, outputs)``."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pairs",))
 def _count(experts: tl.tensor, counts: tl.tensor, pairs: tl.tensor, BLOCK: tl.constexpr) -> None:
     expert = tl.program_id(0)
     found = tl.zeros([BLOCK], tl.int32)
@@ -82,7 +82,7 @@ def _count(experts: tl.tensor, counts: tl.tensor, pairs: tl.tensor, BLOCK: tl.co
     tl.store(counts + expert, tl.sum(found, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pairs", "num_tiles"))
 def _deal(
     experts: tl.tensor,
     out: Dealt,

@@ -6,6 +6,8 @@ here while a graph is recorded lies in the graph's own pool.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,19 +15,22 @@ from engine.backends.attention import AttentionRule
 from engine.backends.cuda.kernels import (
     activation,
     blocks,
+    gemv,
     grouped,
     norm,
     prefill_attention,
     rope,
     routing,
     sampler,
+    steps,
     tile_map,
 )
-from engine.backends.cuda.kernels.decode_attention import Partials, decode_attention
+from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention, joins
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
-from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
+from engine.backends.cuda.runtime import simulated_steps
+from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
 from engine.backends.cuda.runtime.operations import (
     Activation,
     Attend,
@@ -38,7 +43,8 @@ from engine.backends.cuda.runtime.operations import (
 )
 from engine.core.kv.layout import Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
-from engine.model.layers.layers import RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.layers import Linear, RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.rotary import Rotary
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
 
 LEAST_CHUNKS = 16
@@ -48,18 +54,81 @@ LEAST_CHUNKS = 16
 class KernelOperations:
     """See ``engine.backends.cuda.runtime.operations.Operations``."""
 
+    exact = True
+
     def __init__(self, heads: tuple[int, int], vocab_size: int, chosen: Configuration, processors: int) -> None:
         """``heads``: of queries, and of keys and values; ``processors``: the GPU's multiprocessors."""
         self._heads, self._kv_heads = heads
         self._vocab_size = vocab_size
         self._chosen = chosen
         self._processors = processors
+        self._scratch: gemv.Scratch | None = None
+        self._arrived: Tensor | None = None
 
     def norm(self, x: Tensor, residual: Tensor | None, layer: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
         out = torch.empty_like(x)
         norm.rms_norm(x, residual, layer.weight, out, eps=layer.eps, offset=layer.offset)
         return out
+
+    def rotations(self, rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines in one launch."""
+        return rope.rotations(rotary, positions, dtype) if self._chosen.joined else rotary.tables(positions, dtype)
+
+    def fuses(self, x: Tensor) -> bool:
+        """Few rows of bfloat16: a step of them waits for weights alone."""
+        return x.dtype == torch.bfloat16 and 0 < len(x) <= self._chosen.few.most
+
+    def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None) -> Tensor:
+        """Norm and product in one launch where the rows are few."""
+        if not self._multiplies(x, linear):
+            return linear(x if norm is None else self.norm(x, None, norm))
+        assert linear.weight is not None
+        out = x.new_empty(len(x), len(linear.weight))
+        self._multiply(x, linear, norm, out)
+        return out
+
+    def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation) -> Tensor:
+        """Norm, product and gate in one launch where the rows are few."""
+        gate = _gate(activation)
+        if gate is None or gate.kind == "clamped" or not self._multiplies(x, linear):
+            return self.gate(self.project(x, linear, norm), activation)
+        assert linear.weight is not None
+        out = x.new_empty(len(x), len(linear.weight) // 2)
+        self._multiply(x, linear, norm, out, gate=gate)
+        return out
+
+    def project_onto(self, x: Tensor, linear: Linear, stream: Tensor) -> None:
+        """Product and sum in one launch where the rows are few."""
+        if self._multiplies(x, linear):
+            self._multiply(x, linear, None, stream, adds=True)
+        else:
+            stream.add_(linear(x))
+
+    def _multiplies(self, x: Tensor, linear: Linear) -> bool:
+        """Whether the product is taken by the kernel for few rows."""
+        plain = linear.weight is not None and linear.weight.dtype == x.dtype and linear.delta is None
+        return plain and self.fuses(x) and x.shape[1] % gemv.ALIGNED == 0
+
+    def _multiply(
+        self,
+        x: Tensor,
+        linear: Linear,
+        norm: RmsNorm | None,
+        out: Tensor,
+        *,
+        gate: activation.Gate | None = None,
+        adds: bool = False,
+    ) -> None:
+        assert linear.weight is not None
+        needed = gemv.numbers_needed(self._chosen.few, out.shape[1], x.shape[1], gate=gate is not None)
+        if self._scratch is None or len(self._scratch.sums) < needed:
+            # Larger ones come with the first step, before any is recorded.
+            self._scratch = gemv.Scratch.empty(needed, x.device)
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        given = gemv.Map(linear.weight, linear.bias, gain, eps)
+        offset = norm is not None and norm.offset
+        gemv.few_rows(x, given, out, self._scratch, self._chosen.few, gate=gate, offset=offset, adds=adds)
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
         """Norms, rotation and the write into the cache, in one pass."""
@@ -70,7 +139,9 @@ class KernelOperations:
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> Attend:
         """One token a row: contexts split, programs as many as the bucket says."""
         programs = self._chosen.programs(len(lengths), self._kv_heads, self._processors)
-        return _Decoding(self._chosen.decode, programs, lengths.int(), tables)
+        if self._arrived is None:
+            self._arrived = counters(self._heads, lengths.device)
+        return _Decoding(self._chosen, programs, lengths.int(), tables, self._arrived)
 
     def prefilling(self, chunks: Chunks) -> Attend:
         """All chunks in one launch a layer."""
@@ -111,6 +182,19 @@ class KernelOperations:
         sampler.sample(logits, rows, positions, columns, out)
         return Sampled(out.tokens.long(), out.logprobs, out.top_ids, out.top_logprobs)
 
+    def begin_step(self, state: LoopState, bucket: int) -> StepRows:
+        """What lanes compute, in one launch."""
+        if self._chosen.joined and steps.begins(state):
+            return steps.begin_step(state, bucket)
+        return simulated_steps.begin_step(self.faults, state, bucket)
+
+    def end_step(self, state: LoopState, begun: StepRows, sampled: Sampled) -> None:
+        """Rows advance, in one launch."""
+        if self._chosen.joined and steps.begins(state):
+            steps.end_step(state, begun, sampled)
+        else:
+            simulated_steps.end_step(state, begun, sampled)
+
     def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
         """Entries whose block is not the one that is expected."""
         found = torch.empty(len(tables), dtype=torch.int32, device=tables.device)
@@ -126,11 +210,14 @@ class KernelOperations:
 class _Decoding:
     """Attention of one token a row: a map of tiles for each reach that layers have, and room for all of them."""
 
-    def __init__(self, shape: DecodeShape, programs: int, lengths: Tensor, tables: tuple[Tensor, ...]) -> None:
-        self._shape = shape
+    def __init__(
+        self, chosen: Configuration, programs: int, lengths: Tensor, tables: tuple[Tensor, ...], arrived: Tensor
+    ) -> None:
+        self._shape, self._join, self._early = chosen.decode, chosen.joined, chosen.few.early
         self._programs = programs
         self._lengths = lengths
         self._tables = tables
+        self._arrived = arrived
         self._maps: dict[Reach, tile_map.DecodeMap] = {}
         self._partials: Partials | None = None
 
@@ -138,15 +225,16 @@ class _Decoding:
         rows, heads, device = len(self._lengths), q.shape[1], q.device
         width = layer.values.shape[3]
         map_ = self._maps.get(layer.reach)
-        if map_ is None:
+        joined = self._join and joins(rows, heads // layer.heads, width)
+        if map_ is None and not joined:
             map_ = tile_map.DecodeMap.empty(rows, self._programs, self._shape, device)
             tile_map.map_decode(self._lengths, layer.reach, self._shape, map_)
             self._maps[layer.reach] = map_
         if self._partials is None:
-            self._partials = Partials.empty(rows, heads, width, self._shape, device)
+            self._partials = Partials.empty(rows, heads, width, self._shape, device, self._arrived)
         out = q.new_empty(rows, heads, width)
         placed = self._tables[layer.table], self._lengths
-        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out)
+        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out, early=self._early)
         return out.flatten(1)
 
 
@@ -177,15 +265,25 @@ class _Prefilling:
 
 
 def kernel_operations(
-    heads: tuple[int, int], dim: int, vocab_size: int, device: torch.device, architecture: str = ""
+    heads: tuple[int, int],
+    dim: int,
+    vocab_size: int,
+    device: torch.device,
+    architecture: str = "",
+    *,
+    separate: bool = False,
 ) -> KernelOperations:
     """The operations for heads like these, the widest of ``dim`` numbers, on this device; where that is no GPU those of
-    an architecture (one without a row of its own when it is not named), for the interpreter and for the compiler."""
-    if device.type != "cuda":
-        return KernelOperations(heads, vocab_size, configuration(architecture, dim), 4)
-    properties = torch.cuda.get_device_properties(device)
-    chosen = configuration(f"sm_{properties.major}{properties.minor}", dim)
-    return KernelOperations(heads, vocab_size, chosen, properties.multi_processor_count)
+    an architecture (one without a row of its own when it is not named), for the interpreter and for the compiler.
+    ``separate``: products are torch's, and nothing is computed together with anything else, for comparison."""
+    processors = 4
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        architecture, processors = f"sm_{properties.major}{properties.minor}", properties.multi_processor_count
+    chosen = configuration(architecture, dim)
+    if separate:
+        chosen = replace(chosen, few=replace(chosen.few, most=0), joined=False)
+    return KernelOperations(heads, vocab_size, chosen, processors)
 
 
 def _gate(kind: Activation) -> activation.Gate | None:

@@ -82,12 +82,14 @@ def _prefill(
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    chunk = tl.load(tiles.tile_chunks + tl.program_id(0))
+    # The last tiles of a chunk see most of it, so they begin first.
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    chunk = tl.load(tiles.tile_chunks + program)
     if chunk >= 0:
         kv_head = tl.program_id(1) // PARTS
         line = tl.arange(0, QUERIES * HEADS)
         member = tl.program_id(1) % PARTS * HEADS + line % HEADS
-        token = tl.load(tiles.tile_firsts + tl.program_id(0)) + line // HEADS
+        token = tl.load(tiles.tile_firsts + program) + line // HEADS
         length = tl.load(chunks.lengths + chunk)
         live = (token < length) & (member < FORM.group)
         position = tl.load(chunks.starts + chunk) + tl.minimum(token, length - 1)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.triton_common import narrow, power_of_two
 from engine.backends.cuda.runtime.operations import KvLayer, RopeInputs
+from engine.model.layers.rotary import Rotary
 
 
 class _Rotation(NamedTuple):
@@ -131,6 +133,46 @@ def _rope(
         if FORM.rotated < FORM.dim:
             rest = (number >= FORM.rotated) & (number < FORM.dim) & wanted
             tl.store(target + number, narrow(_part(source, gain, number, rest, scale, FORM), TYPE), mask=rest)
+
+
+@triton.jit(do_not_specialize=("scale",), do_not_specialize_on_alignment=("positions",))
+def _rotations(
+    positions: tl.tensor,
+    frequencies: tl.tensor,
+    sign: tl.tensor,
+    scale: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, WIDTH)
+    live = number < SIZE
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + number, mask=live, other=0.0)
+    factor = tl.load(sign + number, mask=live, other=0.0) * scale
+    place = token * SIZE + number
+    tl.store(cosines + place, narrow(tl.cos(angle) * scale, cosines.dtype.element_ty), mask=live)
+    tl.store(sines + place, narrow(tl.sin(angle) * factor, sines.dtype.element_ty), mask=live)
+
+
+def rotations(rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines, as ``Rotary.tables`` computes them, of a step's positions."""
+    sizes = len(positions), 1, rotary.width
+    cosines, sines = (torch.empty(sizes, dtype=dtype, device=positions.device) for _ in range(2))
+    if len(positions):
+        _rotations[(len(positions),)](
+            positions,
+            rotary.frequencies,
+            rotary.sign,
+            rotary.scale,
+            cosines,
+            sines,
+            SIZE=rotary.width,
+            WIDTH=power_of_two(rotary.width),
+            num_warps=1,
+        )
+    return cosines, sines
 
 
 def rope_and_write(qkv: Tensor, q_out: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> None:

@@ -37,6 +37,9 @@ class DecodeShape:
     splits: int
     """Most splits of a row, a power of two: a longer row has longer splits."""
     launch: Threads = PLAIN_LAUNCH
+    resident: int = 2
+    """Programs of the persistent grid for each multiprocessor: while one waits for memory another computes. No more may
+    run at once than its shared memory holds tiles for."""
 
 
 class DecodeMap(NamedTuple):
@@ -51,9 +54,9 @@ class DecodeMap(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, programs: int, shape: DecodeShape, device: torch.device) -> DecodeMap:
-        """Room for a bucket of so many rows."""
+        """Room for a bucket of so many rows. Not zeroed: units behind the last program's are not read."""
         units = rows * shape.splits
-        return cls(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (units, units, programs + 1)))
+        return cls(*(torch.empty(size, dtype=torch.int32, device=device) for size in (units, units, programs + 1)))
 
 
 class ChunkMap(NamedTuple):

@@ -4,22 +4,22 @@ Nothing is tried at run time: a kernel that is compiled while requests wait woul
 compiler. ``bench/gpu_tune.py`` measures on a card and prints rows to be committed here; an architecture without one
 takes the default.
 
-The rows here were made without a GPU: each was chosen so that a kernel keeps its numbers in registers and its tiles in
-shared memory, which the assembler says (``tests/engine/backends/cuda/kernels/test_compile.py``), and none has been
-timed. So none says where it was ``measured``.
+A row that does not say where it was ``measured`` was made without a GPU: it was chosen so that a kernel keeps its
+numbers in registers and its tiles in shared memory, which the assembler says
+(``tests/engine/backends/cuda/kernels/test_compile.py``), and has not been timed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.grouped import ProductTile
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_map import DecodeShape
-from engine.backends.cuda.kernels.triton_common import Threads, ceil_div
+from engine.backends.cuda.kernels.triton_common import Threads
 
-PROGRAMS_OF_A_PROCESSOR = 2
-"""Programs of the persistent grid for each multiprocessor: while one waits for memory the other computes."""
+FEW = FewRows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,18 @@ class Configuration:
     decode: DecodeShape
     prefill: PrefillShape
     experts: ProductTile
+    few: FewRows = FEW
+    """Products of few rows."""
+    joined: bool = True
+    """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
     measured: str = ""
     """The card on which this row was chosen by time; empty: on none."""
 
     def programs(self, rows: int, kv_heads: int, processors: int) -> int:
         """Programs for each key-value head of a bucket of so many rows, on a GPU of so many multiprocessors: as many as
-        keep it busy, and not more than there can be splits. The same for all steps of the bucket, so that its launches
-        can be recorded."""
-        return max(1, min(rows * self.decode.splits, ceil_div(processors * PROGRAMS_OF_A_PROCESSOR, kv_heads)))
+        run at once, since one more would begin when the first are over, and not more than there can be splits. The same
+        for all steps of the bucket, so that its launches can be recorded."""
+        return max(1, min(rows * self.decode.splits, processors * self.decode.resident // kv_heads))
 
 
 EXPERTS = ProductTile(64, 64, 64, Threads(4, 3))
@@ -52,7 +56,9 @@ TABLE = {
     "sm_80": DEFAULT,
     "sm_100": DEFAULT,
     "sm_90": {
-        128: Configuration(DecodeShape(64, 4, 32, Threads(4, 3)), PrefillShape(128, 64, Threads(8, 2)), EXPERTS),
+        128: Configuration(
+            DecodeShape(128, 2, 32, Threads(4, 2)), PrefillShape(64, 32, Threads(4, 2)), EXPERTS, measured="NVIDIA H200"
+        ),
         256: Configuration(DecodeShape(32, 8, 32, Threads(4, 3)), PrefillShape(64, 64, Threads(8, 2)), EXPERTS),
         1 << 30: Configuration(DecodeShape(32, 8, 32, Threads(8, 2)), PrefillShape(64, 32, Threads(8, 2)), EXPERTS),
     },

@@ -92,6 +92,16 @@ def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def fused(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tensor:
+    """``a b + c`` in float32, rounded once on a GPU whatever stands beside it, which would decide a compiler."""
+    if EMULATED:
+        result = a * b + c
+    else:
+        result = tl.fma(a, b, c)
+    return result
+
+
+@triton.jit
 def narrow(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """Float32 numbers in another type, to nearest even."""
     if EMULATED and TYPE == tl.bfloat16:  # noqa: SIM300 - the constant is TYPE

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -35,12 +35,20 @@ class DeviceStep:
     """By each of the layout's tables."""
     context: StepContext
     """Inputs of blocks that compute themselves."""
-    still: tuple[Tensor, Tensor]
-    """Cosines and sines of layers without positions."""
+    still: tuple[Tensor, Tensor] | None
+    """Cosines and sines of layers without positions; None in a model that has no such layer."""
 
 
 DeviceBlock = Callable[[Tensor, DeviceStep], Tensor]
 """Normalised rows in, rows out, both ``(N, hidden)``."""
+
+
+class JoiningBlock(Protocol):
+    """A block whose norm and whose addition to the residual stream can be computed with its products."""
+
+    def join(self, stream: Tensor, norm: RmsNorm | None, step: DeviceStep, /) -> None:
+        """Add to the stream what the block makes of it behind the norm."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,13 @@ class DevicePart:
     block: DeviceBlock
     after: RmsNorm | None
     share: float
+
+    @property
+    def joins(self) -> JoiningBlock | None:
+        """The block, where it can take the stream itself and add to it, and nothing stands between."""
+        if isinstance(self.block, _Attention | _Mlp) and self.after is None and self.share == 1.0:
+            return self.block
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +93,25 @@ class _Attention:
     layer: KvLayer
 
     def __call__(self, x: Tensor, step: DeviceStep) -> Tensor:
+        return step.run.project(self._attended(x, None, step), self.block.out.linear, None)
+
+    def join(self, stream: Tensor, norm: RmsNorm | None, step: DeviceStep) -> None:
+        """Add to the stream what attention makes of it."""
+        step.run.project_onto(self._attended(stream, norm, step), self.block.out.linear, stream)
+
+    @property
+    def turns(self) -> bool:
+        """Whether heads are rotated."""
+        return self.block.form.table is not None
+
+    def _attended(self, x: Tensor, norm: RmsNorm | None, step: DeviceStep) -> Tensor:
         form = self.block.form
-        qkv = self.block.qkv(x).view(len(x), -1, self.layer.keys.shape[3])
+        qkv = step.run.project(x, self.block.qkv, norm).view(len(x), -1, self.layer.keys.shape[3])
         rotation = step.still if form.table is None else step.context.tables[form.table]
+        assert rotation is not None, "a step of layers without positions has tables for them"
         turn = RopeInputs(*rotation, self.block.head_norms)
         q = step.run.turn_and_write(qkv, self.layer, step.slots[self.layer.table], turn)
-        return self.block.out(step.attend(q, self.layer, self.block.rule))
+        return step.attend(q, self.layer, self.block.rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +121,14 @@ class _Mlp:
     block: GatedMlp
 
     def __call__(self, x: Tensor, step: DeviceStep) -> Tensor:
-        return self.block.down(step.run.gate(self.block.gate_up(x), self.block.activation))
+        return step.run.project(self._inner(x, None, step), self.block.down.linear, None)
+
+    def join(self, stream: Tensor, norm: RmsNorm | None, step: DeviceStep) -> None:
+        """Add to the stream what the MLP makes of it."""
+        step.run.project_onto(self._inner(stream, norm, step), self.block.down.linear, stream)
+
+    def _inner(self, x: Tensor, norm: RmsNorm | None, step: DeviceStep) -> Tensor:
+        return step.run.project_gated(x, self.block.gate_up, norm, self.block.activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +165,11 @@ def device_parts(model: Decoder, layers: list[KvLayer]) -> list[DevicePart]:
         for layer in model.layers
         for one in layer.sublayers
     ]
+
+
+def has_still_layers(parts: list[DevicePart]) -> bool:
+    """Whether some layer rotates no heads."""
+    return any(isinstance(part.block, _Attention) and not part.block.turns for part in parts)
 
 
 def _lowered(block: Block, layers: list[KvLayer]) -> DeviceBlock:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backends.cuda.runtime.copying import sleeping_event
+from engine.backends.cuda.runtime.copying import Copies
 from engine.backends.cuda.runtime.loop import RING_STEPS, DeviceLoop
 from engine.backends.cuda.runtime.replay import Replayer
 from engine.backends.cuda.runtime.rows import Deltas
@@ -64,7 +63,7 @@ class Launcher:
         self._bucket = 0
         self._lane_of: Ints = np.full(loop.layout.lines, NO_LANE, dtype=np.int64)
         self._turn = 0
-        self._tokens, self._reports = _Back(loop.ring), _Back(loop.reports)
+        self._tokens, self._reports = _Back(loop.ring, loop.copies), _Back(loop.reports, loop.copies)
 
     def launch(self, rows: Ints, positions: Ints, *, reports: bool = False) -> Launch:
         """Start a step of these rows, which compute these positions (``positions`` are of all rows). ``reports``: some
@@ -146,30 +145,27 @@ class Launcher:
 
 
 class _Back:
-    """A ring's mirror on the host. On a GPU a step's line is copied behind the step, and an event tells when it is
+    """A ring's mirror on the host. On a GPU a step's line is copied behind the step, and a fence tells when it is
     there: a thread that waits for it sleeps."""
 
-    def __init__(self, ring: Tensor) -> None:
+    def __init__(self, ring: Tensor, copies: Copies) -> None:
         self._ring = ring
-        self._gpu = ring.device.type == "cuda"
-        self._host = ring
-        if ring.device.type != "cpu":
-            # Of a ring without memory, as in a rehearsal, nothing is fetched.
-            self._host = torch.empty(ring.shape, dtype=ring.dtype, pin_memory=self._gpu)
+        self._copies = copies
+        self._host = copies.mirror(ring)
         self._lines: NDArray[Any] = self._host.numpy()
-        self._events = [sleeping_event() for _ in range(RING_STEPS)] if self._gpu else []
+        self._fences = copies.fences(RING_STEPS)
 
     def send(self, turn: int) -> None:
         """Start the copy of a step's line."""
-        if self._gpu:
+        if self._fences:
             slot = turn % RING_STEPS
-            self._host[slot].copy_(self._ring[slot], non_blocking=True)
-            self._events[slot].record()
+            self._copies.carry(self._host[slot], self._ring[slot])
+            self._fences[slot].record()
 
     def line(self, turn: int) -> NDArray[Any]:
         """A step's line, as soon as it is there; valid until ``RING_STEPS`` further steps."""
         slot = turn % RING_STEPS
-        if self._gpu:
-            self._events[slot].synchronize()
+        if self._fences:
+            self._fences[slot].wait()
         line: NDArray[Any] = self._lines[slot]
         return line

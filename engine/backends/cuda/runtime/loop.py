@@ -16,10 +16,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.copying import CachedCopies, Copies
+from engine.backends.cuda.runtime.loop_state import LoopState
 from engine.backends.cuda.runtime.operations import Operations, SamplingColumns
 from engine.backends.cuda.runtime.rows import Deltas, Field, RowLayout
-from engine.backends.cuda.runtime.sampling_state import REPORT_WORDS, ChoiceMemory, report_words
+from engine.backends.cuda.runtime.sampling_state import REPORT_WORDS, ChoiceMemory
 from engine.backends.cuda.runtime.tables import Tables
 
 NOTHING = -2
@@ -30,6 +31,10 @@ FOREIGN = -3
 
 RING_STEPS = 64
 """Steps whose tokens the ring holds; the host is never so many behind."""
+
+MOST_CHANGES = 1 << 16
+"""Words of rows that change in one copy: a few hundred are usual, and a hundred rows with the longest block tables have
+a million. So no copy, and no memory on the device for it, is larger than 1 MiB."""
 
 
 class StepModel(Protocol):
@@ -45,7 +50,7 @@ class StepModel(Protocol):
             positions: of the tokens.
             slots: by each of the layout's tables where their keys and values go; negative: nowhere.
             tables: the same of block tables, ``(bucket, width)``.
-            lengths: positions that each lane attends to, its own included; 0: none.
+            lengths: int64 or int32, positions that each lane attends to, its own included; 0: none.
         """
         ...
 
@@ -61,31 +66,45 @@ class DeviceLoop:
         choices: ChoiceMemory,
         stamps: Tensor,
         tables: Tables,
+        copies: Copies | None = None,
     ) -> None:
-        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie."""
+        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie; ``copies``: None for torch's
+        own."""
         self.layout = layout
         self._model = model
         self._operations = operations
-        self._stamps = stamps
         self.tables = tables
         device = stamps.device
+        self.copies = copies or CachedCopies(device)
         self._words = torch.from_numpy(layout.fresh()).to(device)
         self._fields = self._words[: layout.first_stop].view(-1, layout.lines)
-        self._stops = self._words[layout.first_stop : layout.first_block].view(layout.lines, layout.stops)
-        self._tables = self._words[layout.first_block : layout.first_stamp].view(layout.lines, layout.width)
-        self._expected = self._words[layout.first_stamp : layout.first_lane].view(layout.lines, layout.width)
-        self._lanes = self._words[layout.first_lane :]
         self.columns = SamplingColumns(self._fields, choices.counts, choices.masks, choices.bias_ids, choices.biases)
         self.ring = torch.full((RING_STEPS, layout.lanes), NOTHING, dtype=torch.int64, device=device)
         self.reports = torch.zeros(RING_STEPS, layout.lanes, REPORT_WORDS, dtype=torch.int32, device=device)
         """Beside the ring: log-probabilities for rows that asked (``engine.backends.cuda.runtime.sampling_state``)."""
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self.state = LoopState(
+            layout=layout,
+            tables=tables,
+            fields=self._fields,
+            stops=self._words[layout.first_stop : layout.first_block].view(layout.lines, layout.stops),
+            entries=self._words[layout.first_block : layout.first_stamp].view(layout.lines, layout.width),
+            expected=self._words[layout.first_stamp : layout.first_lane].view(layout.lines, layout.width),
+            lanes=self._words[layout.first_lane :],
+            firsts=torch.tensor(tables.firsts, device=device),
+            stamps=stamps,
+            ring=self.ring,
+            reports=self.reports,
+            turn=self._turn,
+        )
 
     def announce(self, deltas: Deltas) -> None:
-        """Take over what changed, in one copy."""
+        """Take over what changed, in one copy unless there is more than ``MOST_CHANGES``."""
         if len(deltas):
-            addresses, values = upload(deltas.take(), self._words.device)
-            self._words.index_copy_(0, addresses, values)
+            changes = deltas.take()
+            for begin in range(0, changes.shape[1], MOST_CHANGES):
+                addresses, values = self.copies.upload(changes[:, begin : begin + MOST_CHANGES])
+                self._words.index_copy_(0, addresses, values)
 
     def reset(self) -> None:
         """Make all state what it was at first, in its place; no step may be under way that somebody waits for."""
@@ -97,56 +116,20 @@ class DeviceLoop:
     def rows(self, rows: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Block tables of these rows (int64, all of a row's together), and whether all blocks are its own that tokens
         from ``positions`` on, ``lengths`` with what is before them, read or are written to."""
-        entries = self._tables.index_select(0, rows)
-        expected = self._expected.index_select(0, rows)
-        faults = [
-            self._operations.faults(entries, expected, seen, self._stamps)
-            for seen in self.tables.read(positions, lengths)
-        ]
-        return entries, sum(faults[1:], faults[0]) == 0
+        return self.state.checked(self._operations.faults, rows, positions, lengths)
 
     def step(self, bucket: int) -> Tensor:
         """One step of the first ``bucket`` lanes; gives their logits. This is what is recorded."""
-        rows = self._lanes[:bucket]
-        tokens, positions, _, done = self._fields[: Field.DONE + 1].index_select(1, rows).unbind(0)
-        live = done == 0
-        # Filled, and not chosen between with a number of the host: that would be copied to a GPU, which no graph takes.
-        entries, sound = self.rows(rows, positions, (positions + 1).masked_fill(~live, 0))
-        computed = live & sound
-        idle = ~computed
-        slots = self.tables.slots(entries, torch.arange(bucket, device=rows.device), positions, idle)
-        lengths = (positions + 1).masked_fill(idle, 0)
-        logits = self._model.decode(tokens, positions, slots, self.tables.split(entries), lengths)
-        # Lanes that compute nothing choose as the padding row, for which nothing is counted.
-        choosers = rows.masked_fill(idle, self.layout.rows)
-        sampled = self._operations.sample(logits, choosers, positions + 1, self.columns)
-        chosen = sampled.tokens
-        # A row that has failed is done, but its lane looks up a vector all the same: that of an id that there is.
-        self._put(Field.LAST, rows, torch.where(computed, chosen, tokens).clamp(min=0))
-        self._put(Field.POSITION, rows, positions + computed.long())
-        self._put(Field.DONE, rows, (idle | self._ends(rows, chosen, positions + 2)).long())
-        out = torch.full_like(self.ring[:1], NOTHING)
-        untold = torch.full_like(chosen, NOTHING).masked_fill(live, FOREIGN)
-        out[0, :bucket] = torch.where(computed, chosen, untold)
-        slot = self._turn % RING_STEPS
-        self.ring.index_copy_(0, slot, out)
-        self.reports[:, :bucket].index_copy_(0, slot, report_words(sampled).unsqueeze(0))
-        self._turn += 1
+        run = self._operations
+        begun = run.begin_step(self.state, bucket)
+        logits = self._model.decode(begun.tokens, begun.positions, begun.slots, begun.tables, begun.lengths)
+        sampled = run.sample(logits, begun.choosers, begun.places, self.columns)
+        run.end_step(self.state, begun, sampled)
         return logits
 
     def enter(self, rows: Tensor, tokens: Tensor, positions: Tensor) -> None:
         """These rows have chosen tokens (negative: none) for these positions, and decode from the next step on unless
         they end with that."""
-        self._put(Field.LAST, rows, tokens.clamp(min=0))
-        self._put(Field.POSITION, rows, positions)
-        self._put(Field.DONE, rows, self._ends(rows, tokens, positions + 1).long())
-
-    def _ends(self, rows: Tensor, tokens: Tensor, known: Tensor) -> Tensor:
-        """Whether a row's output ends with a token that makes so many known."""
-        stopped = (self._stops.index_select(0, rows) == tokens.unsqueeze(1)).any(1)
-        return stopped | (tokens < 0) | (known >= self._fields[Field.LIMIT].index_select(0, rows))
-
-    def _put(self, field: Field, rows: Tensor, values: Tensor) -> None:
-        """Write a field of some rows. Several lanes may name the padding row: they write what it was, or what is never
-        read."""
-        self._fields[field].index_copy_(0, rows, values)
+        self.state.put(Field.LAST, rows, tokens.clamp(min=0))
+        self.state.put(Field.POSITION, rows, positions)
+        self.state.put(Field.DONE, rows, self.state.ends(rows, tokens, positions + 1).long())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.runtime.blocks import DeviceAttention, DeviceStep, device_parts
+from engine.backends.cuda.runtime.blocks import DeviceAttention, DeviceStep, device_parts, has_still_layers
 from engine.backends.cuda.runtime.operations import Attend, Chunks, Operations
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.config import EngineConfig
@@ -47,6 +47,7 @@ class DeviceModel:
         self._layers = storage.layers
         self._operations = operations
         self._parts = device_parts(model, storage.layers)
+        self._still = has_still_layers(self._parts)
 
     def decode(
         self, tokens: Tensor, positions: Tensor, slots: tuple[Tensor, ...], tables: tuple[Tensor, ...], lengths: Tensor
@@ -65,7 +66,12 @@ class DeviceModel:
         run = self._operations
         step = self._step(tokens, attend)
         residual, x = self._model.embed(tokens.token_ids), None
+        joins = run.fuses(residual)
         for part in self._parts:
+            if joins and part.joins is not None:
+                part.joins.join(residual if x is None else residual.add_(x), part.before, step)
+                x = None
+                continue
             if part.before is not None:
                 inner = self._normed(x, residual, part.before)
             else:
@@ -80,11 +86,14 @@ class DeviceModel:
         return x, residual
 
     def _step(self, tokens: ChunkTokens, attend: Attend) -> DeviceStep:
-        tables = self._model.rotations(tokens.positions)
-        cosines, sines = tables[0]
+        run, positions = self._operations, tokens.positions
+        tables = tuple(run.rotations(rotary, positions, self._model.dtype) for rotary in self._model.rotaries)
         own = DeviceAttention(self._layers, attend, tokens.slots)
         context = StepContext(tokens.positions, tables, own)
-        still = torch.ones_like(cosines), torch.zeros_like(sines)
+        still = None
+        if self._still:
+            cosines, sines = tables[0]
+            still = torch.ones_like(cosines), torch.zeros_like(sines)
         return DeviceStep(self._operations, attend, tokens.slots, context, still)
 
     def _normed(self, x: Tensor | None, residual: Tensor, norm: RmsNorm) -> Tensor:
@@ -94,7 +103,11 @@ class DeviceModel:
 
     def _logits(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """The last norm and the vocabulary's projection."""
-        return self._model.project(self._normed(x, residual, self._model.norm))
+        if not self._operations.fuses(residual):
+            return self._model.project(self._normed(x, residual, self._model.norm))
+        stream = residual if x is None else residual.add_(x)
+        logits = self._operations.project(stream, self._model.head.linear, self._model.norm)
+        return self._model.bound_logits(logits)
 
 
 def obstacle(config: EngineConfig, model: Decoder) -> str:

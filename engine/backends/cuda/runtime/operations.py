@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule
+from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
 from engine.backends.cuda.runtime.rows import number_field
 from engine.core.kv.layout import FULL, Reach
-from engine.model.layers.layers import RmsNorm
+from engine.model.layers.layers import Linear, RmsNorm
+from engine.model.layers.rotary import Rotary
 from engine.model.layers.routing import Router, Rule
 
 Activation = Callable[[Tensor], Tensor]
@@ -152,8 +154,34 @@ class Attend(Protocol):
 class Operations(Protocol):
     """The step's operations. Nothing here reads a tensor's content on the host."""
 
+    exact: bool
+    """Whether each computes a row in one order of roundings, whatever is beside it; products of matrices are not among
+    them."""
+
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm, /) -> Tensor:
         """A norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""
+        ...
+
+    def rotations(self, rotary: Rotary, positions: Tensor, dtype: torch.dtype, /) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines of positions (int64, ``(N,)``), each ``(N, 1, width)``."""
+        ...
+
+    def fuses(self, x: Tensor, /) -> bool:
+        """Whether products of so many rows, of this dtype, are best taken together with what surrounds them: a norm in
+        front, the gate or the addition to the residual stream behind. What the next three compute is the same with and
+        without."""
+        ...
+
+    def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None, /) -> Tensor:
+        """Rows ``(N, size)``, normalised unless there is no norm, through a map; a fresh tensor."""
+        ...
+
+    def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation, /) -> Tensor:
+        """Rows, normalised unless there is no norm, through a gated MLP's first map and its activation."""
+        ...
+
+    def project_onto(self, x: Tensor, linear: Linear, stream: Tensor, /) -> None:
+        """Rows through a map, added to ``stream`` in place."""
         ...
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs, /) -> Tensor:
@@ -162,8 +190,8 @@ class Operations(Protocol):
         ...
 
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...], /) -> Attend:
-        """Attention of one token a row: ``lengths`` int64 ``(rows,)``, 0 for none; ``tables`` by each of the layout's
-        tables, int64 ``(rows, width)``. Rows of no length get zeros."""
+        """Attention of one token a row: ``lengths`` int64 or int32 ``(rows,)``, 0 for none; ``tables`` by each of the
+        layout's tables, int64 ``(rows, width)``. Rows of no length get zeros."""
         ...
 
     def prefilling(self, chunks: Chunks, /) -> Attend:
@@ -182,6 +210,15 @@ class Operations(Protocol):
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns, /) -> Sampled:
         """A token for each line of logits, counted in ``columns.counts`` where its row has penalties. ``rows`` says
         whose line it is, ``positions`` where the token will stand. No row with penalties has two lines."""
+        ...
+
+    def begin_step(self, state: LoopState, bucket: int, /) -> StepRows:
+        """What the first ``bucket`` lanes compute: rows that are not done and whose blocks are their own, as far as the
+        step reads or writes them. Entries of block tables that the step does not read may be anything."""
+        ...
+
+    def end_step(self, state: LoopState, begun: StepRows, sampled: Sampled, /) -> None:
+        """Advance the rows by what was chosen, end those that are at their end, and write the line of the rings."""
         ...
 
     def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor, /) -> Tensor:

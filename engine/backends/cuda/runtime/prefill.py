@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.runtime.copying import HostCopy, upload
+from engine.backends.cuda.runtime.copying import Fetched
 from engine.backends.cuda.runtime.host_rows import HostRows, Ints
 from engine.backends.cuda.runtime.loop import FOREIGN, DeviceLoop
 from engine.backends.cuda.runtime.model import ChunkTokens, DeviceModel
@@ -27,12 +27,13 @@ from engine.core.scheduler.plan import Chunk
 class Prefilled:
     """A step's chunks, on their way."""
 
+    chunks: list[Chunk]
     logits: Tensor
     """Logits of the last tokens of chunks that end their prompts, then of the tokens before scored ones."""
-    verdicts: HostCopy
+    verdicts: Fetched
     """For each chunk that ends its prompt the token that the device chose, then for each chunk ``FOREIGN`` where it was
     not computed."""
-    reports: HostCopy | None
+    reports: Fetched | None
     """For each chunk that ends its prompt a report (``engine.backends.cuda.runtime.sampling_state``), if some row asked
     for one."""
 
@@ -45,7 +46,6 @@ class Prefill:
     ) -> None:
         self._loop = loop
         self._model = model
-        self._device = storage.device
         self._operations = operations
         self._host = host
 
@@ -54,7 +54,7 @@ class Prefill:
         next step on, with the token that the device has chosen."""
         parts, spans = self._described(chunks)
         sizes = [len(part) for part in parts]
-        sent = torch.split(upload(np.concatenate(parts), self._device), sizes)
+        sent = torch.split(self._loop.copies.upload(np.concatenate(parts)), sizes)
         token_ids, positions, numbers, rows, starts, lengths, begins, wanted, ending = sent
         tables = self._loop.tables
         entries, sound = self._loop.rows(rows, starts, starts + lengths)
@@ -68,9 +68,9 @@ class Prefill:
             chosen = sampled.tokens.masked_fill(~sound[ending], FOREIGN)
             self._loop.enter(where[0], chosen, where[1])
             if any(chunk.last and self._host.asked[chunk.row] >= 0 for chunk in chunks):
-                reports = HostCopy(report_words(sampled))
-        verdicts = HostCopy(torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN))))
-        return Prefilled(logits, verdicts, reports)
+                reports = self._loop.copies.fetch(report_words(sampled))
+        verdicts = torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN)))
+        return Prefilled(chunks, logits, self._loop.copies.fetch(verdicts), reports)
 
     def _described(self, chunks: list[Chunk]) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
         """Arrays of all tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first token of

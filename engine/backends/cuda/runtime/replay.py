@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Step = Callable[[int], Tensor]
-"""Computes one step of so many lanes; gives its logits."""
+Step = Callable[[int], object]
+"""Computes one step of so many lanes. What it gives is not kept: memory of a recording that nobody holds is the next
+recording's too."""
 
 LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero", "equal")
 """Operations that bring a number to the host, or whose shape is one."""
@@ -31,8 +32,8 @@ class UnrecordableError(AssertionError):
 class Replayer(Protocol):
     """Runs steps by bucket."""
 
-    def run(self, bucket: int) -> Tensor:
-        """One step; the logits stay valid until the next one."""
+    def run(self, bucket: int) -> None:
+        """One step."""
         ...
 
     def recorded(self, bucket: int) -> bool:
@@ -54,9 +55,9 @@ class EagerSteps:
     def __init__(self, step: Step) -> None:
         self._step = step
 
-    def run(self, bucket: int) -> Tensor:
+    def run(self, bucket: int) -> None:
         """One step."""
-        return self._step(bucket)
+        self._step(bucket)
 
     def recorded(self, bucket: int) -> bool:
         """Never."""
@@ -68,37 +69,37 @@ class _Recorder:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._recordings: dict[int, tuple[_Recording, Tensor] | None] = {}
+        self._recordings: dict[int, _Recording | None] = {}
 
-    def run(self, bucket: int) -> Tensor:
+    def run(self, bucket: int) -> None:
         """Run one step."""
         if bucket not in self._recordings:
             self._recordings[bucket] = None
-            return self._step(bucket)
+            self._step(bucket)
+            return
         found = self._recordings[bucket]
         if found is None:
-            found = self._recordings[bucket] = self._record(bucket)
-            return found[1]
-        found[0].replay()
-        return found[1]
+            self._recordings[bucket] = self._record(bucket)
+        else:
+            found.replay()
 
     def recorded(self, bucket: int) -> bool:
         """Whether there is a recording."""
         return self._recordings.get(bucket) is not None
 
     @abstractmethod
-    def _record(self, bucket: int) -> tuple[_Recording, Tensor]:
-        """Compute a step and record it; gives its logits too."""
+    def _record(self, bucket: int) -> _Recording:
+        """Compute a step and record it."""
 
 
 class RecordedSteps(_Recorder):
     """Replay simulator: records tensor operations, and repeats them in the memory that they had."""
 
-    def _record(self, bucket: int) -> tuple[_Recording, Tensor]:
+    def _record(self, bucket: int) -> _Recording:
         tape = _Tape()
         with tape:
-            logits = self._step(bucket)
-        return tape, logits
+            self._step(bucket)
+        return tape
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -163,15 +164,15 @@ class GraphSteps(_Recorder):
         self._stream = stream
         self._pool: Any = None
 
-    def _record(self, bucket: int) -> tuple[_Recording, Tensor]:
+    def _record(self, bucket: int) -> _Recording:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            logits = self._step(bucket)
+            self._step(bucket)
         # A capture computes nothing.
         graph.replay()
-        return graph, logits
+        return graph
 
 
 def make_replayer(step: Step, stream: torch.cuda.Stream | None, *, eager: bool) -> Replayer:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,16 +29,18 @@ from engine.backends.common.masks import MaskedLogits
 from engine.backends.common.penalties import has_penalties
 from engine.backends.common.sampler import Sampler
 from engine.backends.common.sliced_sampling import Chooser
-from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.copying import ArenaSizes, arena_sizes
+from engine.backends.cuda.runtime.device_memory import Resources, largest_plans, make_resources, take_memory
+from engine.backends.cuda.runtime.exact import ExactPass
 from engine.backends.cuda.runtime.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamp
 from engine.backends.cuda.runtime.launches import NO_LANE, Launch, Launcher
-from engine.backends.cuda.runtime.loop import FOREIGN, NOTHING, DeviceLoop
+from engine.backends.cuda.runtime.loop import FOREIGN, MOST_CHANGES, NOTHING, RING_STEPS, DeviceLoop
 from engine.backends.cuda.runtime.model import DeviceModel
 from engine.backends.cuda.runtime.operations import Operations
 from engine.backends.cuda.runtime.prefill import Prefill, Prefilled
 from engine.backends.cuda.runtime.replay import make_replayer
 from engine.backends.cuda.runtime.rows import Deltas, RowLayout
-from engine.backends.cuda.runtime.sampling_state import ChoiceMemory, entries
+from engine.backends.cuda.runtime.sampling_state import REPORT_WORDS, WORD_BITS, ChoiceMemory, entries
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.backends.cuda.runtime.tables import Tables
 from engine.core.backend import Capabilities, Samples
@@ -69,14 +71,26 @@ class DeviceRunner:
         *,
         eager: bool = False,
         most_ahead: int = MOST_AHEAD,
+        resources: Resources | None = None,
     ) -> None:
-        """``eager``: compute every step anew instead of replaying a recording. ``most_ahead``: 0 for a device that
-        waits for every plan."""
+        """Take the memory of all rows.
+
+        Args:
+            model: what computes.
+            storage: its KV.
+            limits: of steps.
+            operations: of the device.
+            eager: compute every step anew instead of replaying a recording.
+            most_ahead: steps that are run ahead at once; 0 for a device that waits for every plan.
+            resources: None: those that fit the device, which are taken here.
+        """
         self.model = model
         self.limits = limits
-        # Libraries choose a product's kernel by its rows, so no row is deterministic; blocks stay on the device;
-        # kernels are compiled before it serves, or come from a cache.
-        self.capabilities = Capabilities(publish=True, gpu=storage.device.type == "cuda")
+        # Blocks stay on the device; kernels are compiled before it serves, or come from a cache. Prompts have rooms of
+        # powers of two, each with kernels of its own.
+        rooms = tuple(1 << place for place in range(limits.max_num_seqs.bit_length()))
+        gpu = storage.device.type == "cuda"
+        self.capabilities = Capabilities(publish=True, gpu=gpu, deterministic=operations.exact, warm_rows=rooms)
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)
@@ -85,9 +99,12 @@ class DeviceRunner:
         self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
         spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
         stamps = [spare_stamp(storage.number(spare)) for spare in spares]
-        self._stamps.index_copy_(0, *upload(np.array((spares, stamps), dtype=np.int64), self._device))
-        self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device)
-        loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables)
+        resources = resources or make_resources(self._device, sizes_of(limits))
+        copies, self._memory = resources.copies, resources.memory
+        self._copies = copies
+        self._stamps.index_copy_(0, *copies.upload(np.array((spares, stamps), dtype=np.int64)))
+        self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device, copies)
+        loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables, copies)
         self._deltas = Deltas(layout)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -95,15 +112,19 @@ class DeviceRunner:
         self._launcher = Launcher(loop, make_replayer(loop.step, self._stream, eager=eager), self._deltas)
         self._rows = HostRows(limits, storage, self._deltas, tables, adapters=self.capabilities.adapters)
         self._prefill = Prefill(loop, model, storage, operations, self._rows)
+        self._exact = ExactPass(loop, model, storage, operations, self._rows)
         self._collector = StepCollector(self._launcher, self._rows, limits)
         self._pending: deque[Launch] = deque()
         self._decode_list: list[int] = []
         self._decode_rows: Ints = np.zeros(0, dtype=np.int64)
+        self._places: Ints | None = None
+        self._exact_rows: list[int] = []
         self._all = np.ones(0, dtype=np.bool_)
         self._steady = 0
         if self._stream is not None:
             # Weights and state were written on another stream, for which this one does not wait by itself.
             torch.cuda.synchronize(self._device)
+        self._taken = 0
         self.num_ahead = 0
         """Rows' tokens that were there before their plan came."""
 
@@ -115,7 +136,7 @@ class DeviceRunner:
     def adopt(self, blocks: list[int], stamps: list[int]) -> None:
         """Record that blocks were filled from outside, for the holders of these stamps."""
         with self._queue():
-            ids, given = upload(np.array((blocks, stamps), dtype=np.int64), self._device)
+            ids, given = self._copies.upload(np.array((blocks, stamps), dtype=np.int64))
             self._stamps.index_copy_(0, ids, given)
 
     def record(self, enough: Callable[[], bool]) -> None:
@@ -133,18 +154,42 @@ class DeviceRunner:
         return self._launcher.recorded
 
     def prove(self) -> None:
-        """Load all code and record the steps of all buckets that are not recorded yet; nothing has to be proved where
-        nothing is promised."""
+        """Load all code, record the steps of all buckets that are not recorded yet, try the deterministic class (where
+        it fails, no deterministic request is served), and take the memory that steps will need."""
         with self._queue(), torch.inference_mode():
             self._launcher.warm()
+            if self.capabilities.deterministic:
+                found = self._exact.is_exact(self.limits.vocab_size)
+                self.capabilities = replace(self.capabilities, deterministic=found)
+            if self._memory is not None:
+                take_memory(self._memory, self._run_largest)
+                self.touch()
 
     def touch(self) -> None:
-        """Write every page of its KV memory once more; only while no request is live."""
+        """Write every page of its KV memory once more; only while no request is live. What is taken of the driver's
+        memory is counted from the last time on."""
         with self._queue(), torch.inference_mode():
             self._pending.clear()
             self.storage.touch()
             self._choices.touch()
             self._rows.clear()
+        if self._memory is not None:
+            self._taken = self._memory.taken()
+
+    @property
+    def num_taken(self) -> int:
+        """How often memory of the device, or page-locked memory, was taken from the driver since the last ``touch``: 0
+        in an engine that serves."""
+        return 0 if self._memory is None else self._memory.taken() - self._taken
+
+    def _run_largest(self) -> None:
+        """Run steps that need as much memory as any; rows and blocks are to be made zero then."""
+        for plan in largest_plans(
+            self.limits, self.storage.layout.num_blocks, deterministic=self.capabilities.deterministic
+        ):
+            self.execute(plan)
+            self.storage.move_most()
+            self.forget([admission.row for admission in plan.admissions])
 
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
@@ -189,7 +234,7 @@ class DeviceRunner:
             return
         count, stamped = len(zeroed), len(stamps)
         told: Ints = np.array(zeroed + spares + stamps, dtype=np.int64)
-        sent = upload(np.concatenate((told, *(slots for move in moves for slots in move))), self._device)
+        sent = self._copies.upload(np.concatenate((told, *(slots for move in moves for slots in move))))
         if count or spares:
             self.storage.zero(sent[: count + len(spares)])
         if stamped:
@@ -203,14 +248,28 @@ class DeviceRunner:
     def _execute(self, plan: StepPlan) -> Samples:
         rows = self._decoding(plan)
         parts, riders = self._decode(rows)
-        prefilled = None
-        if plan.prefills:
+        chunks, exact = self._dealt(plan)
+        prefilled = []
+        if chunks or exact or self._exact_rows:
             self._loop.announce(self._deltas)
-            prefilled = self._prefill.run(plan.prefills)
-            for chunk in plan.prefills:
+        if chunks:
+            prefilled.append(self._prefill.run(chunks))
+            for chunk in chunks:
                 self._rows.ahead[chunk.row] = chunk.start + chunk.length if chunk.last else UNKNOWN
-        parts += self._run_ahead(plan, rows, riders)
-        return self._collector.collect(Started(plan, rows, parts, prefilled))
+        if exact or self._exact_rows:
+            prefilled.append(self._exact.run(self._exact_rows, exact))
+        parts += self._run_ahead(plan, rows, riders, chunks)
+        return self._collector.collect(Started(plan, rows, self._places, parts, prefilled))
+
+    def _dealt(self, plan: StepPlan) -> tuple[list[Chunk], list[Chunk]]:
+        """The plan's chunks of ordinary rows, and those of deterministic ones."""
+        own = self._rows.intake.exact
+        if not own or not plan.prefills:
+            return plan.prefills, []
+        parts: tuple[list[Chunk], list[Chunk]] = [], []
+        for chunk in plan.prefills:
+            parts[chunk.row in own].append(chunk)
+        return parts
 
     def _decode(self, rows: Ints) -> tuple[list[tuple[Launch, Flags]], Flags]:
         """Steps of which each has some of these rows: what was run ahead, and the rest. The second of each pair says
@@ -245,12 +304,13 @@ class DeviceRunner:
         host.ahead[rows] += 1
         return launch
 
-    def _run_ahead(self, plan: StepPlan, rows: Ints, riders: Flags) -> list[tuple[Launch, Flags]]:
-        """Start the steps of plans to come, unless some are under way, and that of the riders; gives the latter."""
+    def _run_ahead(self, plan: StepPlan, rows: Ints, riders: Flags, chunks: list[Chunk]) -> list[tuple[Launch, Flags]]:
+        """Start the steps of plans to come, unless some are under way, and that of the riders; gives the latter.
+        ``chunks``: those of the plan whose rows decode afterwards."""
         self._steady = 0 if plan.prefills else self._steady + 1
         parts, enough = [], 0
         if riders.any():
-            coming = self._coming(plan, rows)
+            coming = self._coming(chunks, rows)
             joined = len(coming) > 0 and len(self._pending) < self._most_ahead
             launch = self._launch(np.concatenate((rows[riders], coming)) if joined else rows[riders])
             parts.append((launch, riders))
@@ -260,17 +320,17 @@ class DeviceRunner:
                 enough = 1
         if len(self._pending) > enough:
             return parts
-        coming = self._coming(plan, rows)
+        coming = self._coming(chunks, rows)
         if len(coming):
             quiet = self._steady >= STEADY_STEPS and not self._rows.any_guided
             depth = min(self._most_ahead if quiet else 1, self._most_ahead - len(self._pending))
             self._pending.extend(self._launch(coming) for _ in range(depth))
         return parts
 
-    def _coming(self, plan: StepPlan, rows: Ints) -> Ints:
+    def _coming(self, chunks: list[Chunk], rows: Ints) -> Ints:
         """Rows that will decode after this plan, whatever it gives, and wait for nothing."""
         host, coming, after = self._rows, rows, self._rows.position[rows] + 1
-        ending = [(chunk.row, chunk.start + chunk.length) for chunk in plan.prefills if chunk.last]
+        ending = [(chunk.row, chunk.start + chunk.length) for chunk in chunks if chunk.last]
         if ending:
             some = np.array(ending, dtype=np.int64).T
             coming, after = np.concatenate((rows, some[0])), np.concatenate((after, some[1]))
@@ -284,12 +344,32 @@ class DeviceRunner:
         return coming if wanted.all() else coming[wanted]
 
     def _decoding(self, plan: StepPlan) -> Ints:
-        """The plan's decoding rows; the scheduler keeps the list as long as they are the same."""
+        """The plan's ordinary decoding rows; the scheduler keeps the list as long as they are the same."""
         if plan.decode_rows is not self._decode_list:
-            self._decode_list = plan.decode_rows
+            self._decode_list, own = plan.decode_rows, self._rows.intake.exact
             self._decode_rows = np.array(plan.decode_rows, dtype=np.int64)
-            self._all = np.ones(len(plan.decode_rows), dtype=np.bool_)
+            self._exact_rows = [row for row in plan.decode_rows if row in own]
+            self._places = None
+            if self._exact_rows:
+                (self._places,) = np.nonzero(~np.isin(self._decode_rows, self._exact_rows))
+                self._decode_rows = self._decode_rows[self._places]
+            self._all = np.ones(len(self._decode_rows), dtype=np.bool_)
         return self._decode_rows
+
+
+def sizes_of(limits: SchedulerLimits) -> ArenaSizes:
+    """Sizes of the arena of an engine: its largest copies are masks of all rows, a step's prompts, the counts of one
+    prompt's ids, and changes of rows."""
+    rows, tokens, word = limits.max_num_seqs, limits.max_num_batched_tokens, 8
+    masks = rows * -(-limits.vocab_size // WORD_BITS) * 4
+    prompts = (3 * tokens + 6 * rows + limits.max_logit_lines) * word
+    counts = 2 * min(limits.max_context, limits.vocab_size) * word
+    report = rows * REPORT_WORDS * 4
+    return arena_sizes(
+        largest_upload=max(masks, prompts, counts, 2 * MOST_CHANGES * word),
+        fetched=max(3 * rows * word, report),
+        mirrors=(RING_STEPS * rows * word, RING_STEPS * report),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +378,13 @@ class Started:
 
     plan: StepPlan
     rows: Ints
-    """Rows of its decoding requests."""
+    """Rows of its decoding requests, without those that were computed as prompts are."""
+    places: Ints | None
+    """Places of ``rows`` among the plan's; None: they are all of them."""
     parts: list[tuple[Launch, Flags]]
     """Steps of the device, and which of the rows each has."""
-    prefilled: Prefilled | None
+    prefilled: list[Prefilled]
+    """What was computed as prompts are: the plan's chunks, and its deterministic rows."""
 
 
 class StepCollector:
@@ -325,55 +408,57 @@ class StepCollector:
     def collect(self, step: Started) -> Samples:
         """Wait for the step's tokens and log-probabilities, and note how far rows are."""
         plan, rows, host = step.plan, step.rows, self._host
-        tokens: Ints = np.empty(len(rows), dtype=np.int64)
+        ended = {chunk.row: place for place, chunk in enumerate(one for one in plan.prefills if one.last)}
+        tokens: Ints = np.empty(len(plan.decode_rows) + len(ended), dtype=np.int64)
         logprobs: list[TokenLogprobs] = []
         for launch, there in step.parts:
-            (places,) = np.nonzero(there)
-            own = rows if len(places) == len(rows) else rows[places]
+            (found,) = np.nonzero(there)
+            own = rows if len(found) == len(rows) else rows[found]
+            places = found if step.places is None else step.places[found]
             lanes = launch.lane_of[own]
             tokens[places] = self._launcher.tokens(launch)[lanes]
             if launch.reports:
                 logprobs += self._entries(places, own, tokens, self._launcher.reports(launch)[lanes])
         unsound: list[int] = []
-        if step.prefilled is not None:
-            tokens, unsound = self._take_prefilled(step.plan, step.prefilled, tokens, logprobs)
+        if step.prefilled:
+            place_of = {row: len(plan.decode_rows) + place for row, place in ended.items()}
+            if step.places is not None:
+                place_of |= {row: place for place, row in enumerate(plan.decode_rows)}
+            for prefilled in step.prefilled:
+                unsound += self._take_prefilled(prefilled, place_of, tokens, logprobs)
         foreign = frozenset(unsound)
         if len(tokens) and tokens.min() < FAILED:
             assert NOTHING not in tokens, "a row that decodes was not computed"
             foreign = foreign.union(plan.sample_rows[place] for place in np.flatnonzero(tokens == FOREIGN))
             tokens[tokens == FOREIGN] = FAILED
         samples = Samples(tokens.tolist(), logprobs, foreign=foreign)
-        host.last[rows] = tokens[: len(rows)]
-        host.position[rows] += 1
-        if step.prefilled is not None:
-            logprobs.sort(key=lambda entry: entry.index)
-            self._score(plan.prefills, step.prefilled, samples)
-            self._note_prefilled(plan, tokens[len(rows) :])
-        elif len(step.parts) > 1:
+        if len(rows):
+            host.last[rows] = tokens[: len(rows)] if step.places is None else tokens[step.places]
+            host.position[rows] += 1
+        for prefilled in step.prefilled:
+            self._score(prefilled, samples)
+        if len(step.parts) + len(step.prefilled) > 1:
             logprobs.sort(key=lambda entry: entry.index)
         return samples
 
     def _take_prefilled(
-        self, plan: StepPlan, prefilled: Prefilled, tokens: Ints, logprobs: list[TokenLogprobs]
-    ) -> tuple[Ints, list[int]]:
-        """The tokens with those of prompts that ended, and the rows of chunks that were not computed. Log-probabilities
-        are added to the others."""
-        verdicts = prefilled.verdicts.numpy()
-        first, ending = len(tokens), len(verdicts) - len(plan.prefills)
-        tokens = np.concatenate((tokens, verdicts[:ending]))
-        unsound = [chunk.row for chunk, one in zip(plan.prefills, verdicts[ending:], strict=True) if one == FOREIGN]
+        self, prefilled: Prefilled, place_of: dict[int, int], tokens: Ints, logprobs: list[TokenLogprobs]
+    ) -> list[int]:
+        """Note the tokens of prompts that ended, and how far all are; gives the rows of chunks that were not computed.
+        Log-probabilities are added to the others."""
+        chunks, verdicts = prefilled.chunks, prefilled.verdicts.numpy()
+        ended = [chunk.row for chunk in chunks if chunk.last]
+        places = np.array([place_of[row] for row in ended], dtype=np.int64)
+        tokens[places] = verdicts[: len(ended)]
+        unsound = [chunk.row for chunk, one in zip(chunks, verdicts[len(ended) :], strict=True) if one == FOREIGN]
         if prefilled.reports is not None:
-            rows = np.array([chunk.row for chunk in plan.prefills if chunk.last], dtype=np.int64)
-            logprobs += self._entries(np.arange(first, len(tokens)), rows, tokens, prefilled.reports.numpy())
-        return tokens, unsound
-
-    def _note_prefilled(self, plan: StepPlan, tokens: Ints) -> None:
-        """How far prompts are, and the tokens of those that ended."""
-        found = iter(tokens.tolist())
-        for chunk in plan.prefills:
+            rows = np.array(ended, dtype=np.int64)
+            logprobs += self._entries(places, rows, tokens, prefilled.reports.numpy())
+        for chunk in chunks:
             self._host.position[chunk.row] = chunk.start + chunk.length
-            if chunk.last:
-                self._host.last[chunk.row] = next(found)
+        for row, token in zip(ended, tokens[places].tolist(), strict=True):
+            self._host.last[row] = max(token, FAILED)
+        return unsound
 
     def _entries(self, places: Ints, rows: Ints, tokens: Ints, words: NDArray[np.int32]) -> list[TokenLogprobs]:
         """Log-probabilities of these places' tokens, where their rows asked and there is a token."""
@@ -381,8 +466,9 @@ class StepCollector:
         told = (asked >= 0) & (tokens[places] >= 0)
         return entries(places[told], words[told], asked[told])
 
-    def _score(self, chunks: list[Chunk], prefilled: Prefilled, samples: Samples) -> None:
+    def _score(self, prefilled: Prefilled, samples: Samples) -> None:
         """Log-probabilities of prompts, of chunks that were computed."""
+        chunks = prefilled.chunks
         place = sum(chunk.last for chunk in chunks)
         for chunk in chunks:
             if chunk.num_scored and chunk.row not in samples.foreign:

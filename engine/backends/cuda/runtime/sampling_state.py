@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.backends.common.sampler import LOWEST_LOGPROB
-from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.copying import CachedCopies, Copies
 from engine.backends.cuda.runtime.operations import Sampled
 from engine.core.scheduler.plan import Admission, RowMask
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
@@ -35,7 +35,11 @@ REPORT_WORDS = 1 + 2 * MAX_TOP_LOGPROBS
 class ChoiceMemory:
     """Counts, biases and masks of ``lines`` rows, the last of them the padding row, of ``vocab`` ids."""
 
-    def __init__(self, lines: int, vocab: int, eos_ids: frozenset[int], device: torch.device) -> None:
+    def __init__(
+        self, lines: int, vocab: int, eos_ids: frozenset[int], device: torch.device, copies: Copies | None = None
+    ) -> None:
+        """``copies``: None for torch's own."""
+        self._upload = (copies or CachedCopies(device)).upload
         self._vocab = vocab
         self._eos_ids = np.array(sorted(one for one in eos_ids if one < vocab), dtype=np.int64)
         self._used: set[int] = set()
@@ -53,7 +57,7 @@ class ChoiceMemory:
             prompt = np.unique(known)
             seen = np.ones(len(prompt), dtype=np.int64)
             seen[np.searchsorted(prompt, ids)] += counts
-            sent = upload(np.stack((prompt, seen)), self.counts.device)
+            sent = self._upload(np.stack((prompt, seen)))
             self.counts[admission.row].zero_().index_copy_(0, sent[0], sent[1].int())
             self._used.add(admission.row)
 
@@ -63,14 +67,14 @@ class ChoiceMemory:
             bias = admission.logit_bias
             assert bias is not None, "a row without biases has no line of them"
             ids, values = np.array(bias.ids, dtype=np.int32), np.array(bias.values, dtype=np.float32)
-            self.bias_ids[admission.row, : len(bias)].copy_(upload(ids, self.counts.device))
-            self.biases[admission.row, : len(bias)].copy_(upload(values, self.counts.device))
+            self.bias_ids[admission.row, : len(bias)].copy_(self._upload(ids))
+            self.biases[admission.row, : len(bias)].copy_(self._upload(values))
             self._used.add(admission.row)
 
     def put(self, masks: Mapping[int, RowMask]) -> None:
         """Masks for the next token of these rows."""
-        rows = upload(np.array(list(masks), dtype=np.int64), self.masks.device)
-        words = upload(packed(list(masks.values()), self.masks.shape[1], self._eos_ids), self.masks.device)
+        rows = self._upload(np.array(list(masks), dtype=np.int64))
+        words = self._upload(packed(list(masks.values()), self.masks.shape[1], self._eos_ids))
         self.masks.index_copy_(0, rows, words)
         self._used.update(masks)
 
@@ -79,7 +83,7 @@ class ChoiceMemory:
         used = self._used.intersection(rows)
         if used:
             self._used -= used
-            lines = upload(np.array(sorted(used), dtype=np.int64), self.counts.device)
+            lines = self._upload(np.array(sorted(used), dtype=np.int64))
             for memory in self._all:
                 memory.index_fill_(0, lines, 0)
 

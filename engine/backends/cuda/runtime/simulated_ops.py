@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.backends.attention import AttentionRule, weigh
+from engine.backends.cuda.runtime import simulated_steps
+from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
 from engine.backends.cuda.runtime.operations import (
     Activation,
     Attend,
@@ -24,16 +26,43 @@ from engine.backends.cuda.runtime.operations import (
 )
 from engine.backends.cuda.runtime.simulated_sampling import sample
 from engine.backends.cuda.runtime.tables import first_seen
-from engine.model.layers.layers import RmsNorm
-from engine.model.layers.rotary import rotate
+from engine.model.layers.layers import Linear, RmsNorm
+from engine.model.layers.rotary import Rotary, rotate
 
 
 class PlainOperations:
     """See ``engine.backends.cuda.runtime.operations.Operations``."""
 
+    exact = False
+    """A library's attention may order sums by what is beside a row."""
+
+    def __init__(self, *, fused: bool = False) -> None:
+        """``fused``: whether products are asked for together with what surrounds them, which is no gain here."""
+        self._fused = fused
+
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
         return norm(x if residual is None else residual.add_(x))
+
+    def rotations(self, rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The model's own."""
+        return rotary.tables(positions, dtype)
+
+    def fuses(self, x: Tensor) -> bool:
+        """As said when this was made."""
+        return self._fused
+
+    def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None) -> Tensor:
+        """Norm, then product."""
+        return linear(x if norm is None else norm(x))
+
+    def project_gated(self, x: Tensor, linear: Linear, norm: RmsNorm | None, activation: Activation) -> Tensor:
+        """Norm, product, activation."""
+        return activation(self.project(x, linear, norm))
+
+    def project_onto(self, x: Tensor, linear: Linear, stream: Tensor) -> None:
+        """Product, then sum."""
+        stream.add_(linear(x))
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
         """Norms, rotation and the write into the cache."""
@@ -75,6 +104,14 @@ class PlainOperations:
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
         """A token for each line."""
         return sample(logits, rows, positions, columns)
+
+    def begin_step(self, state: LoopState, bucket: int) -> StepRows:
+        """What lanes compute."""
+        return simulated_steps.begin_step(self.faults, state, bucket)
+
+    def end_step(self, state: LoopState, begun: StepRows, sampled: Sampled) -> None:
+        """Rows advance."""
+        simulated_steps.end_step(state, begun, sampled)
 
     def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
         """Entries whose block is not the one that is expected."""

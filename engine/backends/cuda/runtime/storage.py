@@ -23,6 +23,10 @@ from engine.errors import ConfigurationError
 Ints = NDArray[np.int64]
 
 
+MOVED_AT_ONCE = 1 << 14
+"""Slots whose content is copied at once: of the 8B's shape 32 MiB of keys, which are held beside the cache."""
+
+
 class DeviceStorage:
     """Keys and values of all blocks."""
 
@@ -92,8 +96,15 @@ class DeviceStorage:
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy what stands in these slots (int64) to those."""
-        for lines in self._lines:
-            lines.index_copy_(0, targets, lines.index_select(0, sources))
+        for begin in range(0, len(sources), MOVED_AT_ONCE):
+            some = slice(begin, begin + MOVED_AT_ONCE)
+            for lines in self._lines:
+                lines.index_copy_(0, targets[some], lines.index_select(0, sources[some]))
+
+    def move_most(self) -> None:
+        """Move as much as is moved at once, from the padding block into itself."""
+        slots = torch.full((MOVED_AT_ONCE,), (self.num_blocks - 1) * self.stride, device=self.device)
+        self.move(slots, slots)
 
     def clean(self) -> None:
         """Make the padding block zero: steps without rows write to it."""

@@ -70,6 +70,8 @@ COMMANDS = [
     ("image", "verify"),
     ("image", "list"),
     ("image", "use"),
+    ("sandbox",),
+    ("sandbox", "calls"),
     ("kernels",),
     ("kernels", "build"),
     ("kernels", "gpu"),

@@ -16,10 +16,13 @@ import triton
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
 from engine.backends.common.loading import layout_for, limits_for
-from engine.backends.cuda.kernels import operations
+from engine.backends.cuda.kernels import operations, steps
 from engine.backends.cuda.kernels.cache import open_cache
 from engine.backends.cuda.load import make_device_runner, without_spares
+from engine.backends.cuda.runtime import simulated_steps
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
+from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
+from engine.backends.cuda.runtime.operations import Sampled
 from engine.config import EngineConfig
 from engine.core.engine import Engine
 from engine.core.fairness.tenancy import Fairness
@@ -68,10 +71,31 @@ def start_with_zeros() -> None:
     torch.empty, torch.empty_like, torch.Tensor.new_empty = torch.zeros, torch.zeros_like, torch.Tensor.new_zeros
 
 
+def advance_rows() -> None:
+    """Launch the kernels around a step, and do beside them what they would: without it no row would ever advance."""
+    launched = steps.begin_step, steps.end_step
+    begun: list[StepRows] = []
+
+    def begin_step(state: LoopState, bucket: int) -> StepRows:
+        begun.append(launched[0](state, bucket))
+
+        def none(tables: torch.Tensor, *_: object) -> torch.Tensor:
+            return torch.zeros(len(tables), dtype=torch.int32)
+
+        return simulated_steps.begin_step(none, state, bucket)
+
+    def end_step(state: LoopState, rows: StepRows, sampled: Sampled) -> None:
+        launched[1](state, begun.pop(), sampled)
+        simulated_steps.end_step(state, rows, sampled)
+
+    steps.begin_step, steps.end_step = begin_step, end_step
+
+
 def main(root: Path, model_dir: str, rows: int) -> None:
     """Open the kernels as an engine does, and serve."""
     subprocess.Popen.__init__ = no_program
     start_with_zeros()
+    advance_rows()
     config = EngineConfig(
         model_dir=model_dir,
         model_digest="00",
@@ -89,6 +113,8 @@ def main(root: Path, model_dir: str, rows: int) -> None:
     open_cache(root, ARCHITECTURE, launch_configuration(description, torch.bfloat16, layout.block_size, rows))
     triton.runtime.driver.set_active(PretendedGpu())
     model, _ = build_model(description, torch.bfloat16, torch.device("cpu"))
+    # As on a card: matrices stay as they are published.
+    model.packed = True
     heads = description.num_heads, description.num_kv_heads
     found = operations.kernel_operations(
         heads, description.head_dim, description.vocab_size, torch.device("cpu"), ARCHITECTURE

@@ -18,6 +18,7 @@ MODULES = (
     "attention_tile",
     "blocks",
     "decode_attention",
+    "gemv",
     "grouped",
     "logprobs",
     "norm",
@@ -25,6 +26,10 @@ MODULES = (
     "rope",
     "routing",
     "sampler",
+    "sampling_cut",
+    "sampling_figures",
+    "sampling_row",
+    "steps",
     "tile_map",
 )
 

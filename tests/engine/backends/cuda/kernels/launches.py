@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,21 +14,26 @@ from engine.backends.cuda.kernels import (
     activation,
     blocks,
     decode_attention,
+    gemv,
     grouped,
     norm,
     prefill_attention,
     rope,
     routing,
     sampler,
+    steps,
     tile_map,
 )
 from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.tile_sizes import configuration
-from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, SamplingColumns
-from engine.backends.cuda.runtime.rows import NUM_FIELDS
-from engine.core.kv.layout import FULL, Reach
+from engine.backends.cuda.runtime.loop_state import LoopState
+from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, Sampled, SamplingColumns
+from engine.backends.cuda.runtime.rows import NUM_FIELDS, RowLayout
+from engine.backends.cuda.runtime.tables import Tables
+from engine.core.kv.layout import FULL, KvGroup, Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.rotary import RopeScaling, Rotary
 from engine.model.layers.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
@@ -58,6 +64,7 @@ def attention(
     cap: float = 0.0,
     sinks: bool = False,
     reach: Reach = FULL,
+    rows: int = ROWS,
 ) -> Callable[[], None]:
     """Both kinds of attention of one layer, and the maps in front of them."""
 
@@ -69,19 +76,20 @@ def attention(
         rule = AttentionRule(key_dim**-0.5, cap, tensor(heads) if sinks else None)
         chosen = configuration(ARCHITECTURE, max(key_dim, value_dim))
         shape = chosen.decode
-        programs = chosen.programs(ROWS, kv_heads, PROCESSORS)
-        map_ = tile_map.DecodeMap.empty(ROWS, programs, shape, META)
-        lengths, tables = whole(ROWS), whole(ROWS, 512)
+        programs = chosen.programs(rows, kv_heads, PROCESSORS)
+        map_ = tile_map.DecodeMap.empty(rows, programs, shape, META)
+        lengths, tables = whole(rows), whole(rows, 512)
         tile_map.map_decode(lengths, reach, shape, map_)
-        partials = decode_attention.Partials.empty(ROWS, heads, value_dim, shape, META)
-        decode_attention.decode_attention(
-            tensor(ROWS, heads, key_dim),
-            layer,
-            (tables, lengths),
-            (map_, shape, partials),
-            rule,
-            tensor(ROWS, heads, value_dim),
-        )
+        partials = decode_attention.Partials.empty(rows, heads, value_dim, shape, META)
+        for dealt in (map_, None) if decode_attention.joins(rows, group, value_dim) else (map_,):
+            decode_attention.decode_attention(
+                tensor(rows, heads, key_dim),
+                layer,
+                (tables, lengths),
+                (dealt, shape, partials),
+                rule,
+                tensor(rows, heads, value_dim),
+            )
         _, _, queries = prefill_attention.heads_together(heads, kv_heads, chosen.prefill.lines)
         chunk_map = tile_map.ChunkMap.empty(TOKENS, 4, queries, META)
         tile_map.map_chunks(whole(4), queries, chunk_map)
@@ -110,6 +118,25 @@ def rows() -> None:
     for norms in (None, (head, head)):
         turn = RopeInputs(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128), norms)
         rope.rope_and_write(tensor(TOKENS, 48, 128), tensor(TOKENS, 32, 128), layer, slots, turn)
+
+
+def few_rows() -> None:
+    """The four products of a layer of Llama 3.1 8B and its logits, as a step of eight rows computes them; biases."""
+    shape = configuration(ARCHITECTURE, 128).few
+    scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+    gain = tensor(4_096)
+    for outputs, size, normed, gate in (
+        (6_144, 4_096, True, None),
+        (4_096, 4_096, False, None),
+        (14_336, 4_096, True, activation.Gate("silu")),
+        (4_096, 14_336, False, None),
+        (VOCAB, 4_096, True, None),
+    ):
+        weight = tensor(outputs * (1 if gate is None else 2), size)
+        for bias in (None, tensor(len(weight))):
+            given = gemv.Map(weight, bias, gain if normed else None, 1e-5)
+            adds = outputs == 4_096
+            gemv.few_rows(tensor(8, size), given, tensor(8, outputs), scratch, shape, gate=gate, adds=adds)
 
 
 def experts() -> None:
@@ -152,6 +179,32 @@ def guards() -> None:
     blocks.compare_stamps(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
 
 
+def steps_around() -> None:
+    """The beginning and the end of a step with three tables a row, and rotations."""
+    groups = (KvGroup(FULL, 16), KvGroup(Reach("window", 128), 16), KvGroup(Reach("chunk", 64), 32))
+    tables = Tables(groups, (512,) * 3, 512)
+    layout = RowLayout(ROWS, ROWS, 4, tables.width)
+    lines, long = layout.lines, torch.int64
+    state = LoopState(
+        layout=layout,
+        tables=tables,
+        fields=tensor(NUM_FIELDS, lines, dtype=long),
+        stops=tensor(lines, 4, dtype=long),
+        entries=tensor(lines, tables.width, dtype=long),
+        expected=tensor(lines, tables.width, dtype=long),
+        lanes=tensor(ROWS, dtype=long),
+        firsts=tensor(3, dtype=long),
+        stamps=tensor(BLOCKS, dtype=long),
+        ring=tensor(64, ROWS, dtype=long),
+        reports=whole(64, ROWS, 41),
+        turn=tensor(1, dtype=long),
+    )
+    begun = steps.begin_step(state, ROWS)
+    chosen = Sampled(tensor(ROWS, dtype=long), tensor(ROWS, dtype=torch.float32), whole(ROWS, 20), whole(ROWS, 20))
+    steps.end_step(state, begun, replace(chosen, top_logprobs=tensor(ROWS, 20, dtype=torch.float32)))
+    rope.rotations(Rotary(RopeScaling(), 128, META), tensor(ROWS, dtype=long), BF16)
+
+
 def device() -> None:
     """A decoding step and a prompt of Llama 3.1 8B as the device backend launches them: its rows are 64-bit words."""
     run = KernelOperations((32, 8), VOCAB, configuration(ARCHITECTURE, 128), PROCESSORS)
@@ -160,6 +213,7 @@ def device() -> None:
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(128**-0.5)
     tables = tensor(ROWS, 512, dtype=torch.int64)
     run.decoding(words, (tables,))(tensor(ROWS, 32, 128), layer, rule)
+    run.decoding(words[:8], (tables[:8],))(tensor(8, 32, 128), layer, rule)
     few = words[:3]
     chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
     run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
@@ -187,7 +241,9 @@ def device_windows() -> None:
     decode = run.decoding(words, tables)
     chunks = Chunks(words[:2], words[:2], words[:2], tuple(part[:2] for part in tables), ((0, 100), (100, 156)))
     prefill = run.prefilling(chunks)
+    few = run.decoding(words[:8], tuple(part[:8] for part in tables))
     for layer in (full, window):
+        few(tensor(8, 64, 64), layer, rule)
         decode(tensor(ROWS, 64, 64), layer, rule)
         prefill(tensor(TOKENS, 64, 64), layer, rule)
     memory = Memory(BF16, META)
@@ -214,6 +270,7 @@ def device_latent() -> None:
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(0.1)
     tables = (tensor(ROWS, 512, dtype=torch.int64),)
     run.decoding(words, tables)(tensor(ROWS, 128, 576), layer, rule)
+    run.decoding(words[:8], (tables[0][:8],))(tensor(8, 128, 576), layer, rule)
     chunks = Chunks(words[:1], words[:1], words[:1], (tables[0][:1],), ((0, TOKENS),))
     run.prefilling(chunks)(tensor(TOKENS, 128, 576), layer, rule)
     norm_, head = (OffsetRmsNorm(size, 1e-6, Memory(BF16, META)) for size in (3_840, 256))
@@ -228,13 +285,16 @@ def device_latent() -> None:
 
 LAUNCHES = {
     "llama": attention(8, 4, 128, 128),
+    "llama, few rows": attention(8, 4, 128, 128, rows=8),
     "gemma": attention(4, 2, 256, 256, cap=50.0, reach=Reach("window", 4_096)),
     "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
     "deepseek": attention(1, 128, 576, 512, latent=True),
     "rows": rows,
+    "few rows": few_rows,
     "experts": experts,
     "sampling": sampling,
     "guards": guards,
+    "steps": steps_around,
     "device": device,
     "device windows": device_windows,
     "device latent": device_latent,

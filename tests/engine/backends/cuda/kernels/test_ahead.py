@@ -109,13 +109,16 @@ def test_an_engine_without_compilers_finds_every_kernel(
     assert served.returncode == 0, served.stderr
     launched = set(served.stdout.split())
     assert launched == {
+        "_begin",
+        "_end",
         "_compare",
-        "_decode_map",
+        "_few_rows",
         "_norm",
+        "_rotations",
         "_rope",
-        "_decode",
-        "_combine",
+        "_decode_joined",
         "_activate",
+        "_sketch",
         "_prepare",
         "_choose",
         "_report",
@@ -184,14 +187,13 @@ def test_what_cannot_be_compiled_is_said(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="config.json"):
         build(kernels, replace(asked(model), model=tmp_path))
     request = ahead.CompileRequest(
-        root=str(kernels),
+        into=str(kernels),
+        claims=str(kernels),
         model_dir=str(model),
         architecture="sm_90",
         dtype="bfloat16",
         block_size=BLOCK_SIZE,
         max_num_seqs=ROWS,
-        launcher="",
-        launcher_name="",
     )
     for wrong, said in (
         (replace(request, architecture="sm90"), "no architecture of a GPU"),

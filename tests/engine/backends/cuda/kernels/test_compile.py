@@ -16,9 +16,11 @@ LAUNCHES = (
     "gpt-oss",
     "deepseek",
     "rows",
+    "few rows",
     "experts",
     "sampling",
     "guards",
+    "steps",
     "device",
     "device windows",
     "device latent",
@@ -30,7 +32,7 @@ technical specifications)."""
 SPILLED_BYTES = 1_024
 """Of a thread: more would say that a tile does not fit the registers at all."""
 
-PRODUCTS = {"_decode", "_prefill", "_product"}
+PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows"}
 """Kernels whose products have to run on tensor cores."""
 
 

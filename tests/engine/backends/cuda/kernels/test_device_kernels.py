@@ -122,7 +122,7 @@ def operations_for(model: Decoder, *, interpreted: bool) -> Operations:
     return kernel_operations(heads, layer.key_dim, model.config.vocab_size, PLACE) if interpreted else PlainOperations()
 
 
-def both_steps(folder: Path, *, interpreted: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def both_steps(folder: Path, *, interpreted: bool = False, fused: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of two prompt chunks, of which the second continues a row, then of three lanes, one of them without a row,
     over memory and tables drawn at random."""
     model = load_model(
@@ -130,7 +130,7 @@ def both_steps(folder: Path, *, interpreted: bool) -> tuple[torch.Tensor, torch.
     )
     config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
     layout = layout_for(config, model.config, "float32")
-    run = operations_for(model, interpreted=interpreted)
+    run = PlainOperations(fused=True) if fused else operations_for(model, interpreted=interpreted)
     storage = DeviceStorage(layout, 3, run, torch.float32, PLACE)
     generator = torch.Generator().manual_seed(3)
     for memory in storage.memory:
@@ -161,3 +161,13 @@ def test_the_steps_of_a_family_on_kernels(family: str, tmp_path: Path) -> None:
     for wanted, found in zip(*(both_steps(tmp_path, interpreted=one) for one in (False, True)), strict=True):
         assert found.isfinite().all()
         assert (wanted - found).abs().max() < 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("family", list(FAMILY_STEPS))
+def test_products_with_what_stands_around_them_give_the_same_step(family: str, tmp_path: Path) -> None:
+    """Where products are asked for together with norms, gates and sums, a family's logits are those of asking for each
+    by itself, whichever of its blocks can do so."""
+    save_reference(tmp_path, family, **FAMILIES[family].cases[FAMILY_STEPS[family]])
+    for wanted, found in zip(*(both_steps(tmp_path, fused=one) for one in (False, True)), strict=True):
+        assert found.isfinite().all()
+        assert (wanted - found).abs().max() < 1e-5 * wanted.abs().max()

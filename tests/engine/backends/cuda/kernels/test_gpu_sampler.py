@@ -16,7 +16,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from engine.backends.common.rng import uniforms
 from engine.backends.common.sampler import Sampler, bounded
-from engine.backends.cuda.kernels.sampler import Chosen, sample, uniform
+from engine.backends.cuda.kernels.sampler import Chosen, sample
+from engine.backends.cuda.kernels.sampling_row import uniform
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import NUM_FIELDS, Field, words_of
 from engine.core.scheduler.plan import FAILED, Admission
@@ -123,7 +124,7 @@ def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns) -> Chosen:
     out = Chosen.empty(len(rows), logits.shape[1], ALTERNATIVES, PLACE)
     for part in (out.tokens, out.top_ids):
         part.fill_(-7_777)
-    for numbers in (out.logprobs, out.top_logprobs, out.scores, out.peaks):
+    for numbers in (out.logprobs, out.top_logprobs, out.scores, out.figures, out.limits):
         numbers.fill_(torch.nan)
     positions = torch.tensor([row.position for row in rows])
     sample(logits, torch.arange(len(rows), dtype=torch.int32), positions, state, out)

@@ -22,11 +22,13 @@ Decode = tuple[list[int], Reach, DecodeShape, int]
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_split_is_dealt_once_and_in_equal_shares(count: int) -> None:
     """The map holds the splits of the specification in order, and no program has a share that is more than one split
-    above the mean."""
+    above the mean. All that a program reads of it was written: before, it holds nothing of use."""
 
     def check(case: Decode) -> None:
         lengths, reach, shape, programs = case
         out = DecodeMap.empty(len(lengths), programs, shape, PLACE)
+        for part in out:
+            part.fill_(-7_777)
         map_decode(torch.tensor(lengths, dtype=torch.int32), reach, shape, out)
         units = decode_units(lengths, reach, shape)
         begins = out.begins.tolist()

@@ -56,11 +56,21 @@ def recorded_first(before: Callable[[UnreadModel], None] = lambda _: None) -> It
 
 def read_by(runner: DeviceRunner, bucket: int) -> set[int]:
     """Addresses of the memory that the operations on a bucket's tape read."""
+    return {address for call in _tape(runner, bucket)._calls for given in call[1:3] for address in _addresses(given)}
+
+
+def logits_of(runner: DeviceRunner, bucket: int) -> Tensor:
+    """Where a bucket's recording leaves its logits: what it computes first in their shape."""
+    shape = (bucket, runner.limits.vocab_size)
+    return next(place for call in _tape(runner, bucket)._calls for place in call[3] if place.shape == shape)
+
+
+def _tape(runner: DeviceRunner, bucket: int) -> Any:
     replayer: Any = runner._launcher._replayer
     assert isinstance(replayer, RecordedSteps)
     tape = replayer._recordings[bucket]
     assert tape is not None
-    return {address for call in tape[0]._calls for given in call[1:3] for address in _addresses(given)}
+    return tape
 
 
 def targets_of(unread: UnreadModel) -> dict[str, set[int]]:

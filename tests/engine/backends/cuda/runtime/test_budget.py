@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,25 @@ import torch
 from engine.backends.common.loading import LoadSource
 from engine.backends.cuda import load
 from engine.backends.cuda.load import with_card_kv
-from engine.backends.cuda.runtime.budget import RESERVE_BYTES, CardMemory, check_room, kv_bytes_of
+from engine.backends.cuda.runtime.budget import (
+    CONTEXT_BYTES,
+    LIBRARY_BYTES,
+    RESERVE_BYTES,
+    CardMemory,
+    StepShape,
+    cap_share,
+    check_room,
+    kv_bytes_of,
+    reserve_bytes,
+    step_shape,
+)
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.model.checkpoint import weights
+from engine.model.checkpoint.registry import build_model, load_model_config
+from engine.model.layers.experts import MixtureOfExperts
 from engine.startup.load import check_config
+from tests.engine.model.families.table import FAMILIES, save_reference
 from tests.engine.support import model_config, random_model, save_model
 
 GIB = 1 << 30
@@ -113,8 +128,57 @@ def test_a_share_counts_on_a_card_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor `kv_bytes` holds, with a share or without; on a card the share does, if there is one."""
     monkeypatch.setattr(load, "read_card", lambda _device: CardMemory(80 * GIB, 63 * GIB, 17 * GIB))
     model = random_model(model_config(), packed=False)
+    capped: list[int] = []
+    monkeypatch.setattr(load, "cap_share", lambda _device, _card, share: capped.append(share))
     config = EngineConfig(model_dir="x", model_digest="00", gpu_share=90, kv_bytes=1 << 20)
     assert with_card_kv(config, model).kv_bytes == 1 << 20
     model.device = torch.device("cuda")
     assert with_card_kv(config, model).kv_bytes == 54 * GIB
     assert with_card_kv(EngineConfig(model_dir="x", model_digest="00", kv_bytes=5), model).kv_bytes == 5
+    assert capped == [90]
+
+
+def test_a_process_holds_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's allocator is told of the share less what CUDA holds beside it; never less than nothing."""
+    told: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _device: told.append(share))
+    for total, share in ((80 * GIB, 50), (GIB // 4, 90)):
+        cap_share(torch.device("cuda"), CardMemory(total, total, 0), share)
+    assert told == [0.5 - CONTEXT_BYTES / (80 * GIB), 0.0]
+
+
+SHAPE = StepShape(4_096, 256, 320, 128_256, 2, 4_096, 86_016, 8_200, 528_384)
+"""Of Llama 3.1 8B with 256 rows and contexts of 16,384 tokens."""
+
+
+def test_what_comes_after_kv_holds_the_tensors_of_a_step() -> None:
+    """For an 8B model: the reserve is more than its prompts' widest layer, logits of all lines, scores, partial results
+    of attention and counts, each worked out by hand, together, and less than twice that beside what libraries take. A
+    small engine has the least, and no number of a shape makes it smaller as it grows."""
+    prompts = 4_096 * (3 * 14_336 + 4 * 4_096) * 2 + 320 * 128_256 * 2 + 256 * 128_256 * 4
+    recorded = 256 * (128_256 * (2 + 4) + 32 * 32 * 129 * 4)
+    tensors = prompts + recorded + 257 * 128_256 * 4
+    assert tensors + LIBRARY_BYTES < reserve_bytes(SHAPE) < 2 * tensors + LIBRARY_BYTES
+    assert reserve_bytes(StepShape(64, 8, 64, 1_000, 2, 64, 256, 64, 64)) == RESERVE_BYTES
+    for name in (one.name for one in fields(StepShape)):
+        assert reserve_bytes(replace(SHAPE, **{name: 2 * getattr(SHAPE, name)})) > reserve_bytes(SHAPE)
+
+
+def test_a_step_s_shape_is_the_model_s(tmp_path: Path) -> None:
+    """Rows, lines and tables follow from the configuration, the widest block from the model: of experts as many as a
+    token goes through."""
+    config = EngineConfig(
+        model_dir="x", model_digest="00", max_num_seqs=500, max_num_batched_tokens=96, max_context=64, block_size=16
+    )
+    dense = step_shape(config, random_model(model_config(), packed=False))
+    assert (dense.tokens, dense.rows, dense.lines, dense.table) == (96, 96, 96, 8 * 5)
+    about = model_config()
+    wide = (3 * about.num_heads + 2 * about.num_kv_heads) * about.head_dim * 4
+    assert dense.inner == max(3 * about.intermediate_size * 4, wide)
+    save_reference(tmp_path, "mixtral", **FAMILIES["mixtral"].cases["thirteen experts"])
+    mixture, _ = build_model(load_model_config(str(tmp_path)), torch.float32, torch.device("meta"))
+    (experts, *_) = (
+        one.block for layer in mixture.layers for one in layer.sublayers if isinstance(one.block, MixtureOfExperts)
+    )
+    top, hidden, inner = experts.router.route.top, mixture.config.hidden_size, mixture.config.intermediate_size
+    assert top > 1 and step_shape(config, mixture).inner == top * (3 * inner * 4 + 4 * hidden)

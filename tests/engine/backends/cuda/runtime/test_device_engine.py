@@ -133,7 +133,7 @@ def test_masked_rows_choose_what_they_may() -> None:
 
 def other_block(engine: Engine) -> None:
     """Request 1's table on the device names a block of request 2."""
-    tables = engine.runner._loop._tables
+    tables = engine.runner._loop.state.entries
     rows = {number: engine.scheduler._live.by_id[number].row for number in (1, 2)}
     tables[rows[1], 0] = tables[rows[2], 0]
 
@@ -141,13 +141,13 @@ def other_block(engine: Engine) -> None:
 def no_block(engine: Engine) -> None:
     """Request 1's table names a block that does not exist."""
     row = engine.scheduler._live.by_id[1].row
-    engine.runner._loop._tables[row, 1] = 1 << 40
+    engine.runner._loop.state.entries[row, 1] = 1 << 40
 
 
 def other_spare(engine: Engine) -> None:
     """Request 1's table names request 2's spare block."""
     rows = {number: engine.scheduler._live.by_id[number].row for number in (1, 2)}
-    engine.runner._loop._tables[rows[1], 0] = engine.runner.storage.spare(rows[2])
+    engine.runner._loop.state.entries[rows[1], 0] = engine.runner.storage.spare(rows[2])
 
 
 @pytest.mark.parametrize("fault", [other_block, no_block, other_spare])
@@ -191,7 +191,7 @@ def test_a_foreign_block_in_the_table_of_a_window(behind: bool, failure: Failure
     loop = engine.runner._loop
     row, other = (engine.scheduler._live.by_id[number].row for number in (1, 2))
     at = loop.tables.place(1, 0 if behind else 4)
-    loop._tables[row, at] = loop._tables[other, loop.tables.place(1, 5)]
+    loop.state.entries[row, at] = loop.state.entries[other, loop.tables.place(1, 5)]
     while engine.has_work:
         collect(engine, answers)
     assert answers[1].failure is failure
@@ -211,7 +211,7 @@ def test_a_foreign_block_under_a_prompt() -> None:
             engine.runner._loop.announce(engine.runner._deltas)
             if broken and any(chunk.start for chunk in plan.prefills):
                 chunk = next(chunk for chunk in plan.prefills if chunk.start)
-                engine.runner._loop._tables[chunk.row, 0] += 1
+                engine.runner._loop.state.entries[chunk.row, 0] += 1
 
         engine.runner._prepare = breaking
         answers = generate(engine, [submit(1, range(60), 4), submit(2, [7, 8], 4)])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.backends.cuda.runtime.exact import TilePiece
 from engine.backends.cuda.runtime.host_rows import HostRows
 from engine.backends.cuda.runtime.launches import NO_LANE
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
@@ -60,6 +61,31 @@ def test_both_loops_give_the_tokens_of_the_plainest(schedules: int, reaches: tup
     # Windows give blocks back, and several tables share them: of a few schedules none preempts there.
     rare = reaches != REACHES["one table"] and schedules < 100
     assert tokens > 20 and (preempted > 0 or rare) and aborted > 0 and stopped > 0, "the schedules show nothing"
+
+
+@pytest.mark.parametrize("schedules", [3, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])])
+@pytest.mark.parametrize("reaches", REACHES.values(), ids=REACHES)
+def test_deterministic_rows_get_the_tokens_of_the_plainest(schedules: int, reaches: tuple[Reach, ...]) -> None:
+    """A third of the requests, and all of them, are of the deterministic class, whose rows are computed in tiles beside
+    others that are run ahead of: every request gets its tokens and log-probabilities."""
+    early = tiles = preempted = 0
+    for seed in range(schedules):
+        for share in (0.35, 1.0):
+            schedule = draw_schedule(seed, reaches, exact=share)
+            engine = ahead(schedule)
+            compute = engine.runner._exact._compute
+
+            def counted(tile: list[TilePiece], compute: Callable = compute) -> object:
+                nonlocal tiles
+                tiles += 1
+                return compute(tile)
+
+            engine.runner._exact._compute = counted
+            assert not differs(schedule, run_schedule(engine, schedule)), (seed, share)
+            early += engine.runner.num_ahead if share < 1 else 0
+            preempted += engine.scheduler.num_preempted
+            engine.scheduler.check_integrity()
+    assert early > 0 and tiles > schedules and (preempted > 0 or schedules < 100)
 
 
 def lose_moves(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.backends.common.masks import MaskedLogits
 from engine.backends.common.sampler import Sampler
+from engine.backends.cuda.runtime.device_memory import Resources
 from engine.backends.cuda.runtime.model import ChunkTokens
 from engine.backends.cuda.runtime.operations import Chunks
 from engine.backends.cuda.runtime.runner import DeviceRunner
@@ -84,6 +85,12 @@ def mask_of(request: int, position: int) -> RowMask:
     return RowMask(sum(1 << token for token in allowed).to_bytes(16, "little"), accepting=False)
 
 
+class ToyOperations(PlainOperations):
+    """Operations for whole numbers in float64: exact in any order."""
+
+    exact = True
+
+
 class ToyModel:
     """Keeps what tokens leave in the keys of all layers, as whole numbers in float64."""
 
@@ -101,7 +108,8 @@ class ToyModel:
         """Logits of the wanted tokens."""
         self._write(tokens.token_ids, tokens.positions, tokens.slots)
         begins, lengths = chunks.begins.tolist(), [length for _, length in chunks.spans]
-        owner = [next(i for i, b in enumerate(begins) if b <= at < b + lengths[i]) for at in wanted.tolist()]
+        # A token of no chunk pads a tile: what its logits are matters to nobody.
+        owner = [next((i for i, b in enumerate(begins) if b <= at < b + lengths[i]), 0) for at in wanted.tolist()]
         live = chunks.lengths[owner] > 0
         tables = tuple(table[owner] for table in chunks.tables)
         return self._choose(tables, torch.where(live, tokens.positions[wanted] + 1, 0))
@@ -163,9 +171,10 @@ def draw_sampling(draw: random.Random) -> Sampling:
     )
 
 
-def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
+def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: float = 0.0) -> Schedule:
     """Arrivals, lengths, stop ids, shared prefixes, tenants, aborts, the pool, and what requests ask of the choice of
-    their tokens, drawn at random."""
+    their tokens, drawn at random; ``exact``: how likely a request is of the deterministic class."""
+    classes = random.Random(seed + (1 << 33))
     draw, wishes = random.Random(seed), random.Random(seed + (1 << 32))
     more, budget = draw.randint(0, 18), draw.choice((ROWS, 8, 16, 64))
     tables = divide(toy_layers(reaches), BLOCK, CONTEXT) or (KvGroup(FULL, BLOCK),)
@@ -189,6 +198,7 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
                 retain=draw.random() < 0.8,
                 structured=wishes.random() < 0.2,
                 logprobs=wishes.choice((-1, -1, -1, 0, 4)),
+                deterministic=classes.random() < exact,
             )
         )
         if draw.random() < 0.15:
@@ -196,7 +206,7 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
     return schedule
 
 
-def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
+def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int, resources: Resources | None = None) -> Engine:
     """The real scheduler around the device's runner with the toy model."""
     layers = toy_layers(schedule.reaches)
     groups = divide(layers, BLOCK, CONTEXT)
@@ -210,15 +220,16 @@ def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
         vocab_size=VOCAB,
         groups=groups,
     )
-    operations = PlainOperations()
+    operations = ToyOperations()
     storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU)
     runner = DeviceRunner(
-        ToyModel(storage),
+        ToyModel(storage),  # type: ignore[arg-type]
         storage,
         limits,
         operations,
         eager=eager,
-        most_ahead=most_ahead,  # type: ignore[arg-type]
+        most_ahead=most_ahead,
+        resources=resources,
     )
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK, caching=True, groups=groups)

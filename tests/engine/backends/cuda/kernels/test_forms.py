@@ -1,0 +1,83 @@
+"""No form of a kernel is missing: steps of any number of tokens and rows launch those that the rehearsal has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engine.model.families.table import EVERY_CASE, FAMILIES
+
+SAMPLE = (
+    "llama/gqa 4",
+    "gemma3/five to one",
+    "mixtral/gqa 2",
+    "qwen2_moe/odd experts, a dense layer",
+    "gpt_oss/odd experts, tight clamps",
+    "deepseek/odd widths, two shared",
+    "llama4/chunks of 7, every second layer without positions",
+)
+"""A dense model, one with several tables, and each way to have experts."""
+
+SAMPLE_COUNTS = "1-3,8,9,15-17,65,129,257,385,450,513,1000"
+"""Numbers of tokens at which a number becomes 1 or a multiple of 16, or is none of both."""
+
+ALL_COUNTS = "1-8192"
+
+
+def forms_of(root: Path, cases: str, counts: str, dtype: str = "bfloat16") -> list[dict[str, object]]:
+    """What the probe says of each case."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.backends.cuda.kernels.forms_probe", cases, counts, dtype],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found: dict[str, object]) -> None:
+    """All forms are rehearsed, there are many, and warm-up launches each: after it none can be loaded."""
+    assert found["missing"] == found["cold"] == [], found
+    assert min(found["rehearsed"], found["met"]) >= 15, found
+
+
+@pytest.mark.timeout(300)
+def test_a_sample_of_steps_has_no_form_of_its_own(root: Path) -> None:
+    """A model of each kind, prompts of a dozen numbers of tokens in many divisions, every bucket of rows. Control: a
+    kernel with an argument that is not marked has three forms by it (1, multiples of 16, others), and one by the
+    argument that is marked."""
+    control, *found = forms_of(root, ";".join(("control", *SAMPLE)), SAMPLE_COUNTS)
+    assert control == {"case": "control", "marked": 1, "unmarked": 3}
+    assert [one["case"] for one in found] == list(SAMPLE)
+    for one in found:
+        check(one)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_case_has_no_form_of_its_own(root: Path, family: str) -> None:
+    """Every variant of every family, in both dtypes, over the sample's numbers of tokens."""
+    cases = ";".join(f"{one}/{case}" for one, case in EVERY_CASE if one == family)
+    for dtype in ("bfloat16", "float32"):
+        for one in forms_of(root, cases, SAMPLE_COUNTS, dtype):
+            check(one)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_number_of_tokens_has_no_form_of_its_own(root: Path, family: str) -> None:
+    """A variant of every family, with prompts of 1 to 8,192 tokens."""
+    case = next(iter(FAMILIES[family].cases))
+    (found,) = forms_of(root, f"{family}/{case}", ALL_COUNTS)
+    check(found)
