@@ -1,6 +1,8 @@
 """Install a sufficiently recent runsc: from this machine, from gVisor, or from a newer Debian.
 
     python images/runsc.py --into .venv/bin
+    python images/runsc.py --into /opt/gvisor --release      # gVisor's pinned release and nothing else
+    python images/runsc.py --into /opt/gvisor --archive FILE # the pinned release's archive, downloaded elsewhere
 
 Three sources are tried in this order, each announced:
 
@@ -141,7 +143,7 @@ def from_gvisor(into: Path, scratch: Path) -> str:
     if machine not in RELEASE_SHA512:
         raise StepError(f"no checksum is pinned for {machine}")
     url = RELEASE_URL.format(release=RELEASE, machine=machine)
-    say(f"downloading gVisor's release {RELEASE}")
+    say(f"downloading gVisor's release {RELEASE}: {url}")
     archive = scratch / "gvisor.tar.bz2"
     try:
         with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer, archive.open("wb") as file:
@@ -151,6 +153,20 @@ def from_gvisor(into: Path, scratch: Path) -> str:
                     raise StepError(f"{url} gives more than {_MAX_BYTES} bytes")
     except (urllib.error.URLError, OSError) as error:
         raise StepError(f"not reachable ({error})") from error
+    return from_archive(archive, into, scratch)
+
+
+def from_archive(archive: Path, into: Path, scratch: Path) -> str:
+    """Install gVisor's pinned release from its archive.
+
+    Raises:
+        StepError: it is another file, or a trial sandbox does not run with it here.
+    """
+    machine = platform.machine()
+    if machine not in RELEASE_SHA512:
+        raise StepError(f"no checksum is pinned for {machine}")
+    if not archive.is_file():
+        raise StepError(f"there is no {archive}")
     check_digest(archive, "sha512", RELEASE_SHA512[machine])
     unpack(archive, scratch / "release")
     install_folder(scratch / "release", into, f"gvisor-{RELEASE}")
@@ -359,9 +375,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Try each source; return 0 when one worked."""
     parser = argparse.ArgumentParser(description="Get a runsc that is recent enough.")
     parser.add_argument("--into", type=Path, required=True, help="directory to put runsc into")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--release", action="store_true", help="gVisor's pinned release and no other, as GPUs need it")
+    only.add_argument("--archive", type=Path, help="the pinned release's gvisor.tar.bz2, which lies here already")
     options = parser.parse_args(arguments)
+    steps = STEPS
+    if options.archive is not None:
+        steps = {"the archive": lambda into, scratch: from_archive(options.archive.absolute(), into, scratch)}
+    elif options.release:
+        steps = {"gVisor's release": from_gvisor}
     problems: list[str] = []
-    for name, step in STEPS.items():
+    for name, step in steps.items():
         with tempfile.TemporaryDirectory(prefix="runsc-") as scratch:
             try:
                 done = step(options.into.absolute(), Path(scratch))

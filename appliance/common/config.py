@@ -16,16 +16,13 @@ from pydantic import Field, field_validator, model_validator
 from appliance.common.adapter_config import AdapterConfig
 from appliance.common.config_places import BatchesConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
+from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Pattern of a model's name: the name stands in requests, paths and logs."""
-
-
-CardNumber = Annotated[int, Field(ge=0, le=999)]
-"""Number of a GPU: the N of /dev/nvidiaN."""
 
 
 def is_loopback(host: str) -> bool:
@@ -203,16 +200,18 @@ class ModelConfig(Section):
     weights: Literal["stored", "int8"] = "stored"
     """How weights are held. stored: as in the files. int8: rounded to 8 bits while they are loaded, with activations
     rounded row by row; takes half the memory of bfloat16 and gives other tokens."""
-    max_context: Annotated[int, Field(ge=16, le=1 << 20), TOKENS] = 32_768
-    """Longest prompt and answer together."""
+    max_context: Annotated[int, Field(ge=0, le=1 << 20), TOKENS] = PROCESSOR["max_context"]
+    """Longest prompt and answer together. 0, the default on a GPU: what the model was made for, as far as
+    the KV reaches."""
     kv_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
-    """Memory of the KV cache of each engine. Host memory on a CPU; on a GPU gpu_share may take its place."""
+    """Memory of the KV cache of each engine. Left out on a GPU: gpu_share decides."""
     block_size: Annotated[int, Field(ge=1, le=512), TOKENS] = 16
     """Size of one KV block. Prefixes are reused in whole blocks, and smaller blocks cost more bookkeeping."""
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096), Unit("sequences")] = 128
-    """Most sequences that one step computes."""
-    max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536), TOKENS] = 512
-    """Most tokens that one step computes, prompts and answers together."""
+    max_num_seqs: Annotated[int, Field(ge=0, le=4096), Unit("sequences")] = PROCESSOR["max_num_seqs"]
+    """Most sequences that one step computes. 0, the default on a GPU: up to 256, by card and model."""
+    max_num_batched_tokens: Annotated[int, Field(ge=0, le=65_536), TOKENS] = PROCESSOR["max_num_batched_tokens"]
+    """Most tokens that one step computes, prompts and answers together. 0, the default on a GPU: up to
+    2048, by card and model."""
     runner: Literal["model", "embed", "null"] = "model"
     """What the engine does. model: generates text. embed: gives vectors (/v1/embeddings and nothing else). null: reads
     no weights and answers with meaningless ids, to measure everything but the model; then every model of the
@@ -225,11 +224,11 @@ class ModelConfig(Section):
     step_us: Annotated[int, Field(ge=0, le=10_000_000), Unit("microseconds")] = 0
     """Shortest time of one step of `runner: "null"`."""
     gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
-    """GPUs of the model's engines. off: none. auto: all of the machine, or none where it has none. A list of card
-    numbers: exactly these, and the appliance does not start without them."""
+    """GPUs that the model's engines may use: each engine gets one, that with the most free memory. off: none. auto: any
+    of the machine, or none where it has none. A list of card numbers: one of these, and all of them must be there."""
     gpu_share: Annotated[int, Field(ge=0, le=95), Unit("percent of a card's memory")] = 0
-    """Memory of a card that each engine of the model may hold. The KV cache then takes what weights and a reserve leave
-    of it, whatever kv_bytes says. 0: kv_bytes holds. Shares of models on one card add up."""
+    """Memory of a card that each engine of the model may hold; the KV cache takes what weights and a reserve leave of
+    it. Default on a GPU: 90, unless kv_bytes is given. 0: kv_bytes holds. Shares on one card add up to 95 at most."""
     backend: Literal["auto", "device", "plain"] = "auto"
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
     that one."""
@@ -239,6 +238,11 @@ class ModelConfig(Section):
     adapter_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
     """Memory for adapters in each engine, taken at its start. One that does not fit in beside those before it is left
     out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_card(cls, values: object) -> object:
+        return left_to_the_card(values)
 
     @model_validator(mode="after")
     def _adapted(self) -> Self:
@@ -253,6 +257,7 @@ class ModelConfig(Section):
     def _placed(self) -> Self:
         if self.path is None and not self.digest:
             raise ValueError("a model needs a path, or the digest of a model of the cache")
+        check_sizes(dict(self))
         if self.gpu == ():
             raise ValueError("gpu is an empty list; say off for none")
         if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):

@@ -16,6 +16,10 @@ from appliance.common.figures import size
 ENGINE_BYTES = 320 << 20
 """Bytes of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
 
+CARD_ENGINE_BYTES = 2 << 30
+"""Bytes of host memory of an engine on a GPU, its weights and KV being the card's: CUDA's libraries and its page-locked
+memory. An estimate, which no card has confirmed."""
+
 LEAST_WEIGHT_SHARE = 0.25
 """Least part of its files that a model's weights can take in memory: float32 rounded to 8 bits."""
 
@@ -43,11 +47,13 @@ class ModelNeed:
     kv: int
     adapters: int = 0
     """Most that its adapters may take."""
+    engine: int = ENGINE_BYTES
+    """The engine without a model."""
 
     @property
     def about(self) -> int:
         """All of it."""
-        return ENGINE_BYTES + self.kv + self.weights + self.adapters
+        return self.engine + self.kv + self.weights + self.adapters
 
     @property
     def least(self) -> int:
@@ -57,18 +63,21 @@ class ModelNeed:
     def words(self) -> str:
         """The sum with its parts, for people."""
         adapters = f"adapters {size(self.adapters)}, " if self.adapters else ""
-        parts = f"weights {size(self.weights)}, KV {size(self.kv)}, {adapters}the engine itself {size(ENGINE_BYTES)}"
+        parts = f"weights {size(self.weights)}, KV {size(self.kv)}, {adapters}the engine itself {size(self.engine)}"
         return f"about {size(self.about)} ({parts})"
 
 
-def model_need(model: ModelConfig, files: NamedFiles) -> ModelNeed:
-    """Need of a model with these files. On a GPU weights and KV are the card's, and pass through host memory."""
+def model_need(model: ModelConfig, files: NamedFiles, *, on_card: bool = False) -> ModelNeed:
+    """Need of a model with these files. With ``on_card`` weights and KV are in a card's memory, and pass through the
+    host's in pieces."""
     if model.runner == "null":
         return ModelNeed(model.name, 0, 0, 0)
+    if on_card:
+        return ModelNeed(model.name, 0, 0, 0, engine=CARD_ENGINE_BYTES)
     stored = files_bytes(files)
     held = stored // 2 if model.weights == "int8" else stored
     adapters = model.adapter_bytes if model.adapters else 0
-    return ModelNeed(model.name, held, stored, 0 if model.gpu_share else model.kv_bytes, adapters)
+    return ModelNeed(model.name, held, stored, model.kv_bytes, adapters)
 
 
 def files_bytes(files: NamedFiles) -> int:

@@ -19,11 +19,12 @@ from pathlib import Path
 import structlog
 
 from appliance.common.adapter_files import CONFIG_FILE
+from appliance.common.card_table import CardUse
 from appliance.common.catalog import ModelFiles, check_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import ConfigError
-from appliance.supervisor.gpu import guest_gpu_kernels, with_gpu
+from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.sandbox_output import last_words, line_logger
 from engine.config import EngineConfig, TextConfig
@@ -102,6 +103,8 @@ class BootPlan:
     """Digest that the files must have; empty: any."""
     threads: str = ""
     """Number of the engine's threads with its reason, for people; empty for a text sandbox."""
+    card: CardUse | None = None
+    """What the engine may hold of a GPU; None without one."""
 
     @property
     def digest(self) -> str:
@@ -175,48 +178,40 @@ class Booted:
 
 
 def plan_boots(
-    config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime
+    config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime, cards: Cards | None = None
 ) -> tuple[BootPlan, BootPlan]:
-    """Plans of the two shared sandboxes of one model."""
-    engine, text = (plan_boot(config, model, files, runtime, role) for role in (Role.ENGINE, Role.TEXT))
+    """Plans of the two shared sandboxes of one model; ``cards`` as in ``plan_boot``."""
+    engine, text = (plan_boot(config, model, files, runtime, role, cards=cards) for role in (Role.ENGINE, Role.TEXT))
     return engine, text
 
 
 def plan_boot(
-    config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime, role: Role, tenant: str = ""
+    config: ApplianceConfig,
+    model: ModelConfig,
+    files: ModelFiles,
+    runtime: Runtime,
+    role: Role,
+    tenant: str = "",
+    cards: Cards | None = None,
 ) -> BootPlan:
-    """Plan of one sandbox of one model; a tenant's own differs from the shared one by its name and NUMA node."""
+    """Plan of one sandbox of one model; a tenant's own differs from the shared one by its name, NUMA node and card.
+    ``cards``: GPUs of this machine, with what engines hold of them; None: nothing is held.
+
+    Raises:
+        StartError: the model is to have a GPU that this machine cannot give.
+    """
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
     threads = role_threads(config, role, engine_place(config, model, tenant))
     spec = sandbox_spec(config, files, role, name, socket_dir, threads)
+    on_card = EngineOnCard(spec, model)
     if role is Role.ENGINE:
-        spec = with_gpu(spec, config, model, runtime)
+        on_card = with_gpu(spec, config, model, files, runtime, Cards() if cards is None else cards)
+        spec, model = on_card.spec, on_card.model
     guest_model = runtime.guest_path(spec, "/model")
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
     if role is Role.ENGINE:
-        configuration = EngineConfig(
-            model_dir=guest_model,
-            model_digest=files.digest,
-            dtype=model.dtype,
-            threads=threads.count,
-            kv_bytes=model.kv_bytes,
-            block_size=model.block_size,
-            max_context=model.max_context,
-            max_num_seqs=model.max_num_seqs,
-            max_num_batched_tokens=model.max_num_batched_tokens,
-            runner=model.runner,
-            pooling=model.pooling,
-            step_us=model.step_us,
-            kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-            quantization="int8" if model.weights == "int8" else "none",
-            spill=spills,
-            backend=model.engine_backend,
-            gpu_kernels=guest_gpu_kernels(spec, runtime),
-            gpu_share=model.gpu_share,
-            adapters=_adapter_places(files, spec, runtime),
-            adapter_bytes=model.adapter_bytes,
-        ).to_json()
+        configuration = _engine_configuration(config, model, files, runtime, spec, threads.count, spills=spills)
     else:
         configuration = TextConfig(
             model_dir=guest_model, wipe_memory=config.wipe_memory, memory_bytes=runtime.told_memory(spec)
@@ -234,7 +229,43 @@ def plan_boot(
         files,
         model.digest,
         threads.reason,
+        on_card.use,
     )
+
+
+def _engine_configuration(
+    config: ApplianceConfig,
+    model: ModelConfig,
+    files: ModelFiles,
+    runtime: Runtime,
+    spec: SandboxSpec,
+    threads: int,
+    *,
+    spills: bool,
+) -> bytes:
+    """Tell an engine what it serves; ``model`` has what its card decides."""
+    return EngineConfig(
+        model_dir=runtime.guest_path(spec, "/model"),
+        model_digest=files.digest,
+        dtype=model.dtype,
+        threads=threads,
+        kv_bytes=model.kv_bytes,
+        block_size=model.block_size,
+        max_context=model.max_context,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        runner=model.runner,
+        pooling=model.pooling,
+        step_us=model.step_us,
+        kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
+        quantization="int8" if model.weights == "int8" else "none",
+        spill=spills,
+        backend=model.engine_backend,
+        gpu_kernels=guest_gpu_kernels(spec, runtime),
+        gpu_share=model.gpu_share,
+        adapters=_adapter_places(files, spec, runtime),
+        adapter_bytes=model.adapter_bytes,
+    ).to_json()
 
 
 def _adapter_places(files: ModelFiles, spec: SandboxSpec, runtime: Runtime) -> str:

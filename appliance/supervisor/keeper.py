@@ -135,7 +135,7 @@ class Keeper:
             pid=booted.sandbox.pid,
             boot_ms=round(booted.boot_s * 1000),
             start=booted.start,
-            **self._threads(),
+            **self._place(),
         )
         if self._warm is not None and booted.start != RESTORED:
             self._warm.ask(self.plan, booted.boot_s)
@@ -170,10 +170,12 @@ class Keeper:
             self._forms.note(self.plan, booted)
         return booted
 
-    def _threads(self) -> dict[str, str]:
-        """Fields of the log line about an engine's threads: number, reason, processors if it is pinned."""
+    def _place(self) -> dict[str, str]:
+        """Fields of the log line about where an engine computes: number of threads with the reason, processors if it is
+        pinned, card if it has one."""
         cpus = self.plan.spec.cpus if self.plan.threads else ()
-        fields = {"threads": self.plan.threads, "pinned_to": format_cpu_list(cpus)}
+        card = "" if self.plan.card is None else str(self.plan.card.card)
+        fields = {"threads": self.plan.threads, "pinned_to": format_cpu_list(cpus), "gpu": card}
         return {name: value for name, value in fields.items() if value}
 
     def _open_port(self, booted: Booted) -> SpillPort | None:

@@ -24,10 +24,11 @@ from appliance.common.control import Control
 from appliance.common.control_models import ApplyModels, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, os_errors_as
 from appliance.common.model_digests import DigestCache
-from appliance.common.model_memory import machine_memory, model_need, no_room
+from appliance.common.model_memory import machine_memory, no_room
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
 from appliance.supervisor.boot import plan_boots
+from appliance.supervisor.gpu import Cards
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.warm import WarmStarts
@@ -156,18 +157,19 @@ class ModelChanges:
         for one in served.values():
             cache.remember(one.files.hashed)
         problems, coming = list[str](), list[PlannedModel]()
+        cards = self._cards({*found.removed, *(model.name for model in found.changed)})
         for model in found.coming:
             try:
                 if model.name in leaving:
                     raise ConfigError(f"model {model.name}: an earlier one of this name is ending; try again shortly")
-                coming.append(_planned(config, model, cache, self._runtime))
+                coming.append(_planned(config, model, cache, self._runtime, cards))
             except ApplianceError as error:
                 problems.append(f"{_place(wanted, model, error)}: {error.message}")
         free = machine_memory().available
         for name in (*found.removed, *(model.name for model in found.changed)):
             with suppress(OSError):  # Files of a model that goes may be gone already.
-                free += model_need(served[name].entry, served[name].files.engine).about
-        needs = [model_need(one.entry, one.files.engine) for one in coming]
+                free += served[name].need.about
+        needs = [one.need for one in coming]
         for name, problem in no_room(needs, config.sandbox.memory_bytes, free).items():
             model = next(one for one in found.coming if one.name == name)
             problems.append(f"{_place(wanted, model)}: model {name}: {problem}")
@@ -175,6 +177,14 @@ class ModelChanges:
             raise ConfigError("\n".join(problems))
         cache.save()
         return found, tuple(coming)
+
+    def _cards(self, going: set[str]) -> Cards:
+        """GPUs of this machine, with what engines hold of them, those of single tenants among them, once these models
+        have ended."""
+        plans = [keeper.plan for keeper in self._models.keepers]
+        plans += [] if self.residents is None else self.residents.plans
+        uses = [plan.card for plan in plans if plan.card is not None]
+        return Cards(uses, [plan.name for plan in plans if plan.model in going])
 
     def _apply(self, request: str) -> None:
         reviewed, self._reviewed = self._reviewed, None
@@ -233,11 +243,13 @@ class ModelChanges:
         return planned
 
 
-def _planned(config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime) -> PlannedModel:
+def _planned(
+    config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime, cards: Cards
+) -> PlannedModel:
     with os_errors_as(f"model {model.name}: cannot read its files"):
         files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
         check_files(files, model.digest)
-    return PlannedModel(config, model, files, plan_boots(config, model, files, runtime))
+    return PlannedModel(config, model, files, plan_boots(config, model, files, runtime, cards))
 
 
 def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedModel]:
@@ -254,8 +266,10 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
             found = read_model(model.name, model.folder, cache)
         files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
+    cards = Cards()
     for model in config.models:
-        yield PlannedModel(config, model, files[model.name], plan_boots(config, model, files[model.name], runtime))
+        plans = plan_boots(config, model, files[model.name], runtime, cards)
+        yield PlannedModel(config, model, files[model.name], plans)
 
 
 def _place(wanted: Resolved, model: ModelConfig, error: ApplianceError | None = None) -> str:

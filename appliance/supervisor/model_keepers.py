@@ -10,6 +10,7 @@ from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import Fault, Freeze, HandedOver
 from appliance.common.control_models import ModelServed
+from appliance.common.model_memory import ModelNeed, model_need
 from appliance.common.served_models import LEAVING, SERVED, entry_digest
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
@@ -24,6 +25,16 @@ class PlannedModel:
     entry: ModelConfig
     files: ModelFiles
     plans: tuple[BootPlan, ...]
+
+    @property
+    def need(self) -> ModelNeed:
+        """Memory of the machine that its shared engine takes; reads the sizes of its files.
+
+        Raises:
+            OSError: a file is gone.
+        """
+        on_card = any(plan.card is not None for plan in self.plans)
+        return model_need(self.entry, self.files.engine, on_card=on_card)
 
 
 @dataclass(slots=True)
@@ -68,8 +79,8 @@ class ModelKeepers:
 
     @property
     def keepers(self) -> list[Keeper]:
-        """Keepers of all models."""
-        return [keeper for one in self._models.values() for keeper in one.keepers]
+        """Keepers of all models; also for other threads."""
+        return [keeper for one in tuple(self._models.values()) for keeper in one.keepers]
 
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from appliance.common.control import REFUSED, Fault, Freeze, HandedOver, Release, SandboxDown, Want
+from appliance.common.errors import StartError
 from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.forms import Forms
@@ -55,8 +56,8 @@ class Residents:
         policy: Callable[[], PolicySet],
         forms: Forms | None = None,
     ) -> None:
-        """``plan`` raises ``KeyError`` for a model that is not served; ``policy`` reads the one in force and may
-        block."""
+        """``plan`` raises ``KeyError`` for a model that is not served and ``StartError`` for one whose engine finds no
+        GPU; ``policy`` reads the one in force. Both may block."""
         self._limits = limits
         self._plan = plan
         self._runtime = runtime
@@ -68,6 +69,11 @@ class Residents:
         """Models and tenants whose requests wait or are served and were not taken back."""
         self._held: dict[tuple[Key, Role], _Held] = {}
         self._boots = 1
+
+    @property
+    def plans(self) -> list[BootPlan]:
+        """Plans of all sandboxes that are there; also for other threads."""
+        return [held.keeper.plan for held in tuple(self._held.values())]
 
     def want(self, wish: Want) -> None:
         """Take the gateway's request for a tenant's sandboxes."""
@@ -127,6 +133,8 @@ class Residents:
                 await self._serve(wish)
             except KeyError:
                 self._refuse(wish, "the model is not served here")
+            except StartError as error:
+                self._refuse(wish, error.message)
             finally:
                 self._wanted.discard((wish.model, wish.tenant))
 
@@ -157,9 +165,9 @@ class Residents:
         if not self._limits.hold(total([*staying, more])):
             self._refuse(wish, "there are as many sandboxes of single tenants as there may be")
             return
-        plans = [self._plan(wish.model, wish.tenant, role) for role in missing]
         # Who leaves still has its memory, and maybe the very name that is needed.
         await asyncio.gather(*(held.task for held in self._held.values() if held.leaving), return_exceptions=True)
+        plans = [await asyncio.to_thread(self._plan, wish.model, wish.tenant, role) for role in missing]
         if key in self._wanted:
             for plan in plans:
                 self._keep(key, plan)

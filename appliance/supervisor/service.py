@@ -47,6 +47,7 @@ from appliance.supervisor.boot import BootPlan, plan_boot
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
+from appliance.supervisor.gpu import Cards
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.key_uses import KeyUseKeeper
 from appliance.supervisor.machine import choose_runtime
@@ -204,9 +205,13 @@ def _residents(
 
     def plan(name: str, tenant: str, role: Role) -> BootPlan:
         one = models.planned(name)
-        return plan_boot(one.appliance, one.entry, of_tenant(one.files, declared.read(), tenant), runtime, role, tenant)
+        files = of_tenant(one.files, declared.read(), tenant)
+        planned = (*(keeper.plan for keeper in models.keepers), *residents.plans)
+        cards = Cards(held.card for held in planned if held.card is not None)
+        return plan_boot(one.appliance, one.entry, files, runtime, role, tenant, cards)
 
-    return Residents(config.sandbox.residents, plan, runtime, publish, declared.read, forms)
+    residents = Residents(config.sandbox.residents, plan, runtime, publish, declared.read, forms)
+    return residents
 
 
 def _operator_socket(

@@ -41,13 +41,16 @@ NVIDIA_VISIBLE_DEVICES is absent: it would make runsc look for the toolkit's hoo
 determine the cards."""
 
 
-def gpu_access(facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int) -> GpuAccess | None:
+def gpu_access(
+    facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int, listed: tuple[str, ...] = ()
+) -> GpuAccess | None:
     """Compute what a sandbox gets for the requested cards.
 
     Args:
         facts: what ``look_at_gpus`` found on the machine.
         wanted: ``auto`` for all cards of the machine (possibly none), or indices.
         runsc: release date as a number.
+        listed: drivers that this runsc lists itself (``isolation.gpu.listed_drivers``); empty: the table counts.
 
     Returns:
         None: for ``auto`` on a machine without a driver or a card.
@@ -59,7 +62,7 @@ def gpu_access(facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int) -> Gp
         return None
     if not facts.driver:
         raise GpuError("no driver of NVIDIA's is loaded", hint="install it, then: modprobe nvidia")
-    check_driver(facts.driver, runsc)
+    check_driver(facts.driver, runsc, listed)
     cards = facts.cards if isinstance(wanted, str) else tuple(sorted(set(wanted)))
     if not cards:
         raise GpuError("there is no /dev/nvidia0: the driver has made no card's node", hint="nvidia-modprobe -u -c=0")
@@ -73,6 +76,25 @@ def gpu_access(facts: GpuFacts, wanted: str | tuple[int, ...], runsc: int) -> Gp
     devices = tuple(_device(facts, name) for name in names)
     libraries = tuple(_library(facts, name) for name in (CUDA, MANAGEMENT))
     return GpuAccess(facts.driver, devices, libraries, ENVIRONMENT)
+
+
+def plain_environment(facts: GpuFacts, card: int) -> tuple[tuple[str, str], ...]:
+    """Return the environment of a program without a sandbox that computes on one card: it sees the machine's libraries
+    by itself, and is told which card is its own, since nothing hides the others.
+
+    Args:
+        facts: of the machine.
+        card: index of the card.
+    """
+    memory, library = facts.memory_of(card), facts.library(CUDA)
+    own = {"LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "TRITON_LIBCUDA_PATH"}
+    values = [(name, value) for name, value in ENVIRONMENT if name not in own]
+    values.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID"))
+    values.append(("CUDA_VISIBLE_DEVICES", str(facts.cards.index(card)) if memory is None else memory.uuid))
+    if library is not None:
+        # Without it, Triton starts ldconfig to find libcuda.
+        values.append(("TRITON_LIBCUDA_PATH", str(library.path.parent)))
+    return tuple(sorted(values))
 
 
 def _device(facts: GpuFacts, name: str) -> Device:

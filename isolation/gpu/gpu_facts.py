@@ -74,6 +74,20 @@ class Library:
     """Whether all users may read it."""
 
 
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """Memory of a card, as NVML says."""
+
+    index: int
+    """The N of /dev/nvidiaN."""
+    uuid: str
+    """Name by which CUDA_VISIBLE_DEVICES selects the card."""
+    total: int
+    """Bytes."""
+    free: int
+    """Bytes that no program holds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
     """NVIDIA devices, libraries and daemons found on a machine."""
@@ -92,11 +106,19 @@ class GpuFacts:
     """Whether the MPS daemon (multi-process service) listens."""
     persistent: bool = False
     """Whether the persistence daemon runs, which keeps unused cards initialised."""
+    memory: tuple[CardMemory, ...] = ()
+    """Memory of the cards (``isolation.gpu.card_memory``); empty where it was not asked for or is not known."""
+    memory_problem: str = ""
+    """Why it is not known; empty where it is, or was not asked for."""
 
     @property
     def cards(self) -> tuple[int, ...]:
         """Return the indices of cards that have a device node."""
         return tuple(sorted(node.index for node in self.nodes if node.index is not None))
+
+    def memory_of(self, card: int) -> CardMemory | None:
+        """Return the memory of a card by its index; None where it is not known."""
+        return next((one for one in self.memory if one.index == card), None)
 
     def node(self, name: str) -> Node | None:
         """Return a node by its name below /dev."""

@@ -114,6 +114,33 @@ def test_a_release_is_installed_with_the_programs_beside_it(bucket, tmp_path, mo
     assert "is there already" in capsys.readouterr().out
 
 
+def test_the_archive_of_the_pinned_release_is_installed_without_network(bucket, tmp_path, monkeypatch, capsys):
+    """With --archive the file that lies here is checked and installed; another file is refused by its digest."""
+    publish(bucket, monkeypatch, GOOD)
+    file = bucket / f"{runsc.RELEASE}.tar.bz2"
+    monkeypatch.setattr(runsc, "RELEASE_URL", "http://127.0.0.1:1/{release}")
+    assert runsc.main(["--into", str(tmp_path / "bin"), "--archive", str(file)]) == 0
+    assert runsc.version_of(tmp_path / "bin/runsc") == int(runsc.RELEASE.partition(".")[0])
+    other = tmp_path / "other.tar.bz2"
+    other.write_bytes(file.read_bytes() + b"x")
+    assert runsc.main(["--into", str(tmp_path / "else"), "--archive", str(other)]) == 1
+    assert "it is not used" in capsys.readouterr().out
+    assert runsc.main(["--into", str(tmp_path / "else"), "--archive", str(tmp_path / "none")]) == 1
+    assert "there is no" in capsys.readouterr().out
+
+
+def test_only_the_release_is_taken_where_it_is_asked_for(bucket, tmp_path, monkeypatch):
+    """With --release a good runsc of another date on the path is not taken."""
+    publish(bucket, monkeypatch, GOOD)
+    older = tmp_path / "path/runsc"
+    older.parent.mkdir()
+    older.write_text("#!/bin/sh\necho runsc version release-20240729.0\n")
+    older.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{older.parent}:/usr/bin:/bin")
+    assert runsc.main(["--into", str(tmp_path / "bin"), "--release"]) == 0
+    assert runsc.version_of(tmp_path / "bin/runsc") == int(runsc.RELEASE.partition(".")[0])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

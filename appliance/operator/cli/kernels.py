@@ -51,8 +51,8 @@ def gpu(
     dtype: Annotated[str, typer.Option(help="As the engine computes: bfloat16 or float32.")] = "bfloat16",
     block_size: Annotated[int, typer.Option(min=1, max=512, help="As in the model's configuration.")] = 16,
     max_num_seqs: Annotated[
-        int, typer.Option(min=1, max=4096, help="As in the model's configuration; max_num_batched_tokens, if less.")
-    ] = 128,
+        int, typer.Option(min=1, max=4096, help="As `athanor doctor` tells: by card, unless the model's entry says so.")
+    ] = 256,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Compile all kernels that serving a model on a GPU can launch. No GPU has to be there.

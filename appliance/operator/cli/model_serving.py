@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig, ModelConfig
     from appliance.common.config_loader import Resolved
     from appliance.common.model_memory import ModelNeed
+    from appliance.operator.doctor.facts import CardFacts
 
 ADD_EXAMPLES = """
 athanor model add llama --path /srv/models/llama | a folder of this machine
@@ -93,9 +94,10 @@ def add(  # noqa: PLR0913 - a parameter is an option
     if path is None:
         entry["digest"] = _cached(found.config, config, name, source, digest, dry_run=dry_run)
     model = _checked(entry | _settings(settings or []), found.config)
-    need = _fits(model, found.config)
+    card = _card(model, found.config)
+    need = _fits(model, found.config, on_card=card is not None)
     target = _Target(config, name)
-    _tell(model, need, target.file, found.config, output_format)
+    _tell(model, need, card, target.file, found.config, output_format)
     if dry_run:
         return
     confirm(f"serve {name}", yes=yes)
@@ -214,7 +216,7 @@ def _checked(entry: dict[str, Any], loaded: ApplianceConfig) -> ModelConfig:
     return model
 
 
-def _fits(model: ModelConfig, loaded: ApplianceConfig) -> ModelNeed:
+def _fits(model: ModelConfig, loaded: ApplianceConfig, *, on_card: bool) -> ModelNeed:
     """What the model needs; one that does not fit ends the command.
 
     Raises:
@@ -223,13 +225,36 @@ def _fits(model: ModelConfig, loaded: ApplianceConfig) -> ModelNeed:
     from appliance.common.catalog import find_files
     from appliance.common.model_memory import machine_memory, model_need, no_room
 
-    need = model_need(model, find_files(model.name, model.folder)[0])
+    need = model_need(model, find_files(model.name, model.folder)[0], on_card=on_card)
     if problems := no_room([need], loaded.sandbox.memory_bytes, machine_memory().available):
         fail(exits.REFUSED, f"the model {model.name} {problems[model.name]}")
     return need
 
 
-def _tell(model: ModelConfig, need: ModelNeed, file: Path, loaded: ApplianceConfig, output_format: Format) -> None:
+def _card(model: ModelConfig, loaded: ApplianceConfig) -> CardFacts | None:
+    """The card that the model's engine would get beside those of the other models; None where it gets none. One that
+    finds no room ends the command."""
+    from appliance.operator.doctor.gpu_kernel_facts import look_at_cards
+    from isolation.gpu.card_memory import with_memory
+    from isolation.gpu.gpu_facts import look_at_gpus
+
+    if model.gpu == "off":
+        return None
+    cards = look_at_cards((*loaded.models, model), with_memory(look_at_gpus()), running=True)
+    found = next((one for one in cards if one.model == model.name), None)
+    if found is not None and found.problem:
+        fail(exits.REFUSED, found.problem)
+    return found
+
+
+def _tell(
+    model: ModelConfig,
+    need: ModelNeed,
+    card: CardFacts | None,
+    file: Path,
+    loaded: ApplianceConfig,
+    output_format: Format,
+) -> None:
     from appliance.common.figures import printable, size
     from appliance.common.model_memory import machine_memory
 
@@ -237,17 +262,27 @@ def _tell(model: ModelConfig, need: ModelNeed, file: Path, loaded: ApplianceConf
     parts = {"weights_bytes": need.weights, "kv_bytes": need.kv, "about_bytes": need.about}
     facts = {"name": model.name, "folder": str(model.folder), "digest": model.digest, **parts}
     facts |= {"free_bytes": memory.available, "sandbox_bytes": limit, "file": str(file)}
+    if card is not None:
+        facts |= {"card": card.card, "card_plan": card.plan}
     if print_data(facts, output_format):
         return
     lines = [
         f"folder  {model.folder}",
         f"memory  {need.words()}",
-        f"KV      {size(need.kv)}; for how many tokens the engine tells once it serves, since the host opens no model",
+        _kv_words(need.kv, card),
         f"free    {size(memory.available)} of {size(memory.total)}; an engine's sandbox may have {size(limit)}",
         f"file    {file}",
     ]
     for line in lines:
         output().print(printable(line), soft_wrap=True, markup=False)
+
+
+def _kv_words(kv: int, card: CardFacts | None) -> str:
+    from appliance.common.figures import size
+
+    if card is not None:
+        return f"GPU     card {card.card}: {card.plan or 'its memory or the shape of the model is not known'}"
+    return f"KV      {size(kv)}; for how many tokens the engine tells once it serves, since the host opens no model"
 
 
 @dataclass(slots=True)

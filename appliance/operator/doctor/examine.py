@@ -14,7 +14,7 @@ from appliance.common.version import VERSION
 from appliance.operator.doctor.access_checks import check_access
 from appliance.operator.doctor.facts import DoctorFacts, Running
 from appliance.operator.doctor.finding import ORDER, Area, Finding, Subject
-from appliance.operator.doctor.gpu_checks import check_gpu_kernels
+from appliance.operator.doctor.gpu_checks import check_cards, check_gpu_kernels
 from appliance.operator.doctor.machine_checks import check_machine
 from appliance.operator.doctor.machine_facts import look_at_machine
 from appliance.operator.doctor.service_checks import check_service
@@ -44,7 +44,7 @@ def gather(
     machine = look_at_machine(runsc, sandboxed=sandboxed)
     service = None
     if config is not None and running is not None:
-        service = look_at_service(config, path, running, options=options)
+        service = look_at_service(config, path, running, options=options, gpus=machine.gpu.found)
     return DoctorFacts(
         version=VERSION,
         machine=machine,
@@ -63,6 +63,7 @@ def judge(facts: DoctorFacts) -> tuple[Finding, ...]:
     if service is not None:
         findings += check_service(service, facts.version, facts.machine.memory)
         findings += check_units(service)
+        findings += check_cards(service.cards)
         findings += check_gpu_kernels(service.gpu_kernels, facts.machine.gpu)
         findings += check_access(service, facts.machine.clock.now)
     return tuple(sorted(findings, key=lambda one: AREAS.index(one.area)))

@@ -18,6 +18,8 @@ class Gpu:
     """Version of the driver; empty without one."""
     known: tuple[str, ...] = ()
     """Driver versions that this runsc can pass through, by its own word; empty when it says nothing."""
+    list_problem: str = ""
+    """Why its answer cannot be read; empty where it can, or where it knows no such question."""
     found: GpuFacts = field(default_factory=GpuFacts)
     """Nodes, libraries, and how cards are shared."""
 
@@ -241,6 +243,8 @@ class Model:
     weight_bytes: int = 0
     """Bytes of the weight files."""
     kv_bytes: int = 0
+    on_card: bool = False
+    """Whether weights and KV are in a card's memory."""
     int8: bool = False
     null: bool = False
     path: str = ""
@@ -289,6 +293,22 @@ class GpuKernelFacts:
     rows: int
     problem: str = ""
     made: tuple[MadeKernels, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """The card that a model's engine gets, as the supervisor would choose it."""
+
+    model: str
+    card: int = -1
+    plan: str = ""
+    """Memory, rows and budgets; empty where they are not known."""
+    problem: str = ""
+    """Why it gets none."""
+    unknown: str = ""
+    """Why the card's memory is not known."""
+    rows: int = 0
+    """Sequences of one step; 0 where the plan is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +388,8 @@ class ServiceFacts:
     exporters: tuple[Exporter, ...]
     running: Running
     gpu_kernels: tuple[GpuKernelFacts, ...] = ()
+    cards: tuple[CardFacts, ...] = ()
+    """Cards of the models that get one."""
     threads: tuple[str, ...] = ()
     """Threads of the engines with the reason for their number, each line once, as seen from this process."""
     units: tuple[ServiceUnit, ...] = ()

@@ -6,25 +6,17 @@ unless a model's ``gpu`` says that it must have one. A model that gets one and h
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable, Iterator
 
 from appliance.common.figures import counted
-from appliance.operator.doctor.facts import Gpu, GpuKernelFacts
+from appliance.common.gpu_placement import DEFAULT_FOLDER, architecture_of, command_words
+from appliance.operator.doctor.facts import CardFacts, Gpu, GpuKernelFacts
 from appliance.operator.doctor.finding import Area, Finding, Subject
 from isolation.gpu.bundle_additions import expected_numbers, node_mend
-from isolation.gpu.gpu_drivers import newest, supported_drivers
+from isolation.gpu.gpu_drivers import INSTALL_CURRENT, known_drivers, newest
 from isolation.gpu.gpu_facts import CONTROL, CUDA, MANAGEMENT, MEMORY, GpuFacts
 
 NO_GPU = "a model that asks for a GPU cannot be started"
-
-_CARDS = {"sm_80": "A100 A30", "sm_86": "A10 A40", "sm_89": "L4 L40 L40S", "sm_90": "H100 H200 H800 H20 GH200"}
-ARCHITECTURES = {card: architecture for architecture, cards in _CARDS.items() for card in cards.split()}
-"""Architecture by a word of a card's name (NVIDIA, "CUDA GPUs" and their compute capabilities); unknown for others."""
-
-DEFAULT_FOLDER = "/etc/athanor/gpu-kernels"
-"""As the documents call it."""
 
 
 def check_gpu(gpu: Gpu, runsc: int) -> tuple[Finding, ...]:
@@ -42,22 +34,18 @@ def check_gpu(gpu: Gpu, runsc: int) -> tuple[Finding, ...]:
 
 def _driver(gpu: Gpu, runsc: int) -> Finding:
     what = f"{', '.join(gpu.names) or 'no device'}; driver {gpu.driver}"
-    # What this runsc says of itself comes first; the table speaks where it says nothing.
-    known = gpu.known or supported_drivers(runsc)
-    if (gpu.known or runsc) and gpu.driver not in known:
-        install = f"install driver {newest(known)}, or " if known else ""
-        return Subject(Area.MACHINE, "gpu").warning(
-            what,
-            means=f"this runsc does not know the driver: {NO_GPU}",
-            mend=f"{install}a newer runsc: `runsc nvproxy list-supported-drivers`",
-        )
-    if runsc and gpu.driver not in supported_drivers(runsc):
-        return Subject(Area.MACHINE, "gpu").warning(
-            what,
-            means=f"runsc of {runsc} lists the driver and our own table does not: {NO_GPU}",
-            mend="add the row that this runsc prints to isolation/gpu/gpu_drivers.py, or install a driver of the table",
-        )
-    return Subject(Area.MACHINE, "gpu").ok(what)
+    subject = Subject(Area.MACHINE, "gpu")
+    if gpu.list_problem:
+        return subject.warning(f"{what}; {gpu.list_problem}", means=NO_GPU, mend=INSTALL_CURRENT)
+    if not (gpu.known or runsc):
+        return subject.ok(what)
+    known = known_drivers(gpu.known, runsc)
+    if gpu.driver in known:
+        return subject.ok(what)
+    install = f"install driver {newest(known)}, or a newer runsc: " if known else "a newer runsc: "
+    return subject.warning(
+        what, means=f"this runsc does not know the driver: {NO_GPU}", mend=f"{install}{INSTALL_CURRENT}"
+    )
 
 
 def _nodes(found: GpuFacts) -> Iterator[Finding]:
@@ -137,12 +125,6 @@ def check_gpu_kernels(models: Iterable[GpuKernelFacts], gpu: Gpu) -> Iterator[Fi
             yield subject.ok(f"there are some in {found.path}")
 
 
-def architecture_of(card: str) -> str:
-    """The architecture of a card by its name; empty where the name says nothing."""
-    words = re.split(r"[\s/_-]+", card)
-    return next((ARCHITECTURES[word] for word in words if word in ARCHITECTURES), "")
-
-
 def _why_none(found: GpuKernelFacts, architectures: set[str]) -> str:
     """Why no folder of kernels is the model's; empty when one is."""
     if not found.path:
@@ -169,10 +151,26 @@ def _why_none(found: GpuKernelFacts, architectures: set[str]) -> str:
 def _mend(found: GpuKernelFacts, architectures: set[str]) -> str:
     """The command that compiles them, and the line that names them."""
     named = found.path or DEFAULT_FOLDER
-    dtype = f" --dtype {found.dtype}" if found.dtype else ""
     line = "" if found.path else f"    # and sandbox: gpu_kernels: {named}"
-    return (
-        f"athanor kernels gpu {shlex.quote(named)} --model {shlex.quote(found.model_path)} "
-        f"--architecture {min(architectures, default='SM')}{dtype} --block-size {found.block_size} "
-        f"--max-num-seqs {found.rows}{line}"
-    )
+    architecture = min(architectures, default="")
+    return command_words(named, found.model_path, architecture, found.dtype, found.block_size, found.rows) + line
+
+
+def check_cards(cards: Iterable[CardFacts]) -> Iterator[Finding]:
+    """Which card each model gets, and the plan of its memory, which adds up."""
+    for found in cards:
+        subject = Subject(Area.SERVICE, f"gpu of {found.model}")
+        if found.problem:
+            yield subject.problem(
+                found.problem,
+                means="the appliance does not start",
+                mend="gpu_share: LESS    # in athanor.yaml; or fewer models, or gpu: off",
+            )
+        elif found.plan:
+            yield subject.ok(f"card {found.card}: {found.plan}")
+        else:
+            why = f": {found.unknown}" if found.unknown else ""
+            yield subject.note(
+                f"card {found.card}, whose memory or the model's shape is not known{why}",
+                means="rows and budgets are those of the configuration, or a CPU's",
+            )

@@ -1,19 +1,27 @@
-"""Looks for the kernels that were compiled for a model's GPUs: folders and what they are for. No kernel is loaded."""
+"""Looks at what models with a GPU get: their cards, and folders of compiled kernels and what they are for. No kernel
+is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from appliance.common.card_table import ModelOnCard, Placed
+from appliance.common.catalog import find_files
 from appliance.common.config import ApplianceConfig, ModelConfig
-from appliance.common.errors import ApplianceError, reason_of
+from appliance.common.errors import ApplianceError, StartError, reason_of
+from appliance.common.gpu_defaults import on_processor
+from appliance.common.gpu_placement import place_models
 from appliance.common.image.check import resolve
-from appliance.operator.doctor.facts import GpuKernelFacts, MadeKernels
+from appliance.common.model_memory import files_bytes
+from appliance.common.model_shape import read_shape
+from appliance.operator.doctor.facts import CardFacts, GpuKernelFacts, MadeKernels
 from appliance.supervisor.gpu import gpu_kernels
 from engine.backends.cuda.kernels import folder
 from engine.errors import ConfigurationError
 from isolation.errors import RootfsError
+from isolation.gpu.gpu_facts import GpuFacts
 from isolation.image.python_rootfs import OURS_DIR
 from isolation.ipc.messages import Role
 
@@ -21,8 +29,41 @@ SOURCES = "engine/backends/cuda/kernels"
 """Folder of the kernels' sources inside an engine's root file system."""
 
 
-def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig) -> GpuKernelFacts | None:
-    """What is there for a model; None for one that is given no GPU."""
+def look_at_cards(models: Iterable[ModelConfig], facts: GpuFacts, *, running: bool) -> tuple[CardFacts, ...]:
+    """Cards of the models that are given one, as a start would choose them.
+
+    Args:
+        models: of the configuration.
+        facts: of the machine.
+        running: the appliance runs, so what is held of a card is its own.
+    """
+    if not facts.cards:
+        return ()
+    found = [one for model in models if model.gpu != "off" and (one := _on_card(model)) is not None]
+    placed = place_models(facts, found, running=running)
+    return tuple(_card(one.config.name, given, facts) for one, given in zip(found, placed, strict=True))
+
+
+def _on_card(model: ModelConfig) -> ModelOnCard | None:
+    """The model; None where its files are none, as the finding about it says."""
+    try:
+        stored = files_bytes(find_files(model.name, model.folder)[0])
+    except (ApplianceError, OSError):
+        return None
+    return ModelOnCard(model, read_shape(model.folder), stored)
+
+
+def _card(model: str, given: Placed | StartError, facts: GpuFacts) -> CardFacts:
+    if isinstance(given, StartError):
+        return CardFacts(model=model, problem=given.message)
+    if given.plan is None:
+        return CardFacts(model=model, card=given.use.card, unknown=facts.memory_problem)
+    return CardFacts(model=model, card=given.use.card, plan=given.plan.words(), rows=given.plan.rows)
+
+
+def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig, rows: int = 0) -> GpuKernelFacts | None:
+    """What is there for a model; None for one that is given no GPU. ``rows``: sequences of one step by the plan of its
+    card; 0: what the configuration says."""
     if model.gpu == "off":
         return None
     try:
@@ -42,7 +83,7 @@ def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig) -> GpuKerne
         needed=model.gpu != "auto",
         dtype="" if model.dtype == "auto" else model.dtype,
         block_size=model.block_size,
-        rows=min(model.max_num_seqs, model.max_num_batched_tokens),
+        rows=rows or _rows(model),
     )
     if place is None:
         return facts
@@ -50,6 +91,12 @@ def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig) -> GpuKerne
         return replace(facts, made=tuple(_made(facts, place, description, _sources(found.sandbox.image))))
     except OSError as error:
         return replace(facts, problem=reason_of(error))
+
+
+def _rows(model: ModelConfig) -> int:
+    """Sequences of one step, as the configuration says, or as on the processor."""
+    told = model.model_copy(update=on_processor(dict(model)))
+    return min(told.max_num_seqs, told.max_num_batched_tokens)
 
 
 def _sources(image: Path | None) -> str:

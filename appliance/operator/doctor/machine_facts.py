@@ -5,19 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import re
 import resource
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.common.model_memory import machine_memory
 from appliance.operator.doctor.facts import Cgroups, Clock, Gpu, Machine, ProcessLimits, Runsc, UserNamespaces
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.operator.install.system import systemd_runs
-from isolation.errors import ProcessError, RuntimeNotFoundError
+from isolation.errors import GpuError, ProcessError, RuntimeNotFoundError
+from isolation.gpu.card_memory import with_memory
 from isolation.gpu.gpu_facts import look_at_gpus
+from isolation.gpu.listed_drivers import listed_drivers
 from isolation.gvisor.runsc import default_candidates, find_runsc
 from isolation.host.cgroup import CONTROLLERS
 from isolation.host.cgroup_tree import own_directory, parse_mountinfo, parse_own_groups
@@ -43,7 +45,7 @@ def look_at_machine(runsc: str = "", *, sandboxed: bool = True) -> Machine:
         cores=len(os.sched_getaffinity(0)),
         kernel=f"Linux {platform.release()} {platform.machine()}",
         memory=machine_memory(),
-        gpu=_gpu(runsc),
+        gpu=_gpu(runsc, sandboxed=sandboxed),
         runsc=_runsc(runsc) if sandboxed else Runsc(),
         namespaces=_namespaces() if sandboxed else UserNamespaces(),
         cgroups=_cgroups(),
@@ -57,20 +59,17 @@ def units_installed() -> bool:
     return systemd_runs() and any(Path("/", place, "systemd/system", GATEWAY_UNIT).exists() for place in UNIT_PLACES)
 
 
-def _gpu(runsc: str) -> Gpu:
-    found = look_at_gpus()
-    known = _known_drivers(runsc) if found.driver else ()
-    return Gpu(names=found.models, driver=found.driver, known=known, found=found)
-
-
-def _known_drivers(runsc: str) -> tuple[str, ...]:
-    """Driver versions that runsc's nvproxy has tables for; empty when it does not tell."""
+def _gpu(runsc: str, *, sandboxed: bool) -> Gpu:
+    found = with_memory(look_at_gpus())
+    gpu = Gpu(names=found.models, driver=found.driver, found=found)
+    if not found.driver or not sandboxed:
+        return gpu
     try:
-        path = find_runsc(_candidates(runsc)).path
-        done = run([str(path), "nvproxy", "list-supported-drivers"], timeout_s=TRIAL_S)
-    except (ProcessError, RuntimeNotFoundError):
-        return ()
-    return tuple(re.findall(r"^\d+\.\d+(?:\.\d+)?$", done.stdout, re.MULTILINE))
+        return replace(gpu, known=listed_drivers(find_runsc(_candidates(runsc)).path))
+    except RuntimeNotFoundError:
+        return gpu  # the finding about runsc says so
+    except GpuError as error:
+        return replace(gpu, list_problem=str(error))
 
 
 def _candidates(runsc: str) -> tuple[Path, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from appliance.common.disk_space import FULL_BYTES, LOW_BYTES, LOW_SHARE
 from appliance.common.figures import size
-from appliance.common.model_memory import ENGINE_BYTES, LEAST_WEIGHT_SHARE, Memory
+from appliance.common.model_memory import CARD_ENGINE_BYTES, ENGINE_BYTES, LEAST_WEIGHT_SHARE, Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
@@ -173,7 +173,8 @@ def check_model(model: Model) -> Finding:
             mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
         )
     pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
-    what = f"{size(model.weight_bytes)} of weights, {size(model.kv_bytes)} of KV{pinned}"
+    kv = f"{size(model.kv_bytes)} of KV" if not model.on_card else "KV on its card"
+    what = f"{size(model.weight_bytes)} of weights, {kv}{pinned}"
     return Subject(Area.SERVICE, check).ok(what)
 
 
@@ -184,8 +185,11 @@ def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, runni
     says what it holds, once it has loaded (``engine holds`` in the log).
     """
     real = [model for model in models if not model.null and not model.problem]
-    about = {model.name: ENGINE_BYTES + model.kv_bytes + _weights(model) for model in real}
-    least = {model.name: model.kv_bytes + int(model.weight_bytes * LEAST_WEIGHT_SHARE) for model in real}
+    about = {model.name: _about(model) for model in real}
+    least = {
+        model.name: 0 if model.on_card else model.kv_bytes + int(model.weight_bytes * LEAST_WEIGHT_SHARE)
+        for model in real
+    }
     total = sum(about.values())
     what = f"engines need about {size(total)} of {size(memory.total)}"
     over = [name for name, need in least.items() if need > limit]
@@ -213,6 +217,10 @@ def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, runni
             mend="kv_bytes: LESS    # in athanor.yaml; or weights: int8, or fewer models",
         )
     return Subject(Area.SERVICE, "memory").ok(what)
+
+
+def _about(model: Model) -> int:
+    return CARD_ENGINE_BYTES if model.on_card else ENGINE_BYTES + model.kv_bytes + _weights(model)
 
 
 def _weights(model: Model) -> int:

@@ -36,7 +36,7 @@ from appliance.operator.doctor.facts import (
     ServiceFacts,
     ServiceUnit,
 )
-from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
+from appliance.operator.doctor.gpu_kernel_facts import look_at_cards, look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder
 from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
 from appliance.operator.doctor.reach import reach
@@ -45,6 +45,7 @@ from appliance.operator.doctor.units import environment_of, look_at_units
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.supervisor.layout import engine_place, role_threads
 from isolation.errors import RootfsError
+from isolation.gpu.gpu_facts import GpuFacts
 from isolation.ipc.messages import Role
 from policy.errors import PolicyError
 from policy.files import overlooked, read_sources
@@ -70,12 +71,16 @@ INSTALLED = Path("/etc/athanor/athanor.yaml")
 """Configuration of the units as they are shipped."""
 
 
+NO_GPUS = GpuFacts()
+
+
 def look_at_service(
     config: ApplianceConfig,
     path: Path,
     running: Running,
     units: tuple[ServiceUnit, ...] | None = None,
     options: Sequence[str] = (),
+    gpus: GpuFacts = NO_GPUS,
 ) -> ServiceFacts:
     """Gather the facts about what a configuration names.
 
@@ -85,7 +90,10 @@ def look_at_service(
         running: the appliance that runs with it.
         units: our systemd units; None: systemd is asked.
         options: ``KEY=VALUE`` that the configuration was read with.
+        gpus: of the machine.
     """
+    cards = look_at_cards(config.models, gpus, running=running.answers)
+    rows = {one.model: one.rows for one in cards}
     units = tuple(unit for unit in (look_at_units() if units is None else units) if _concerns(unit, path))
     environments = {unit.name: environment_of(unit) for unit in units}
     tried, refusals, untried = _tried(config, path, units)
@@ -104,12 +112,15 @@ def look_at_service(
         disks=tuple(_disks(config)),
         access=tuple(_access(config, path)),
         policy=look_at_policy(config),
-        models=tuple(map(_model, config.models)),
+        models=tuple(_model(model, on_card=bool(gpus.cards)) for model in config.models),
         kernels=_kernels(config),
         image=_image(config),
         exporters=tuple(find_exporters(_exporting(environments))),
         running=running,
-        gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
+        gpu_kernels=tuple(
+            filter(None, (look_at_gpu_kernels(config, model, rows.get(model.name, 0)) for model in config.models))
+        ),
+        cards=cards,
         threads=_threads(config),
         forms=_forms(config),
         account=None if config.audit is None else look_at_account(config.audit.directory),
@@ -316,7 +327,7 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     )
 
 
-def _model(model: ModelConfig) -> Model:
+def _model(model: ModelConfig, *, on_card: bool) -> Model:
     null = model.runner == "null"
     try:
         engine, _ = find_files(model.name, model.folder)
@@ -330,6 +341,7 @@ def _model(model: ModelConfig) -> Model:
         name=model.name,
         weight_bytes=weights,
         kv_bytes=model.kv_bytes,
+        on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
         path=str(model.folder),

@@ -43,6 +43,8 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
     adapted = ModelConfig(name="one", path="/m/one", adapters=[tuned], adapter_bytes=GIB)
     assert model_need(adapted, files).about == model_need(ONE, files).about + GIB
     assert "adapters 1.0 GiB, " in model_need(adapted, files).words()
+    on_card = model_need(ONE, files, on_card=True)
+    assert (on_card.weights, on_card.kv, on_card.least, on_card.about) == (0, 0, 0, 2 * GIB)
     first, second = ModelNeed("first", GIB, GIB, GIB), ModelNeed("second", 2 * GIB, 2 * GIB, GIB)
     assert first.about == ENGINE_BYTES + 2 * GIB
     assert no_room((first, second), 4 * GIB, 6 * GIB) == {}

@@ -35,7 +35,7 @@ def test_the_command_compiles_what_was_asked(tmp_path: Path, monkeypatch: pytest
     done = CliRunner().invoke(for_line(["kernels"]), ["kernels", "gpu", str(tmp_path), *MODEL])
     assert done.stdout.split() == [str(tmp_path / "sm_90-x"), "(24", "kernels,", "ab)"]
     shape = {"architecture": "sm_90", "model": Path("/srv/llama"), "dtype": "bfloat16", "block_size": 16}
-    assert asked == [GpuKernels(**shape, max_num_seqs=64), GpuKernels(**shape, max_num_seqs=128)]
+    assert asked == [GpuKernels(**shape, max_num_seqs=64), GpuKernels(**shape, max_num_seqs=256)]
 
 
 @pytest.mark.parametrize("missing", ["find_compiler", "find_package"])

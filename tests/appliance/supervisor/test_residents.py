@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from appliance.common.control import Control, Fault, Release, SandboxDown, SandboxUp, Want
+from appliance.common.errors import StartError
 from appliance.common.residency import ResidentLimits
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor import residents as residents_module
@@ -60,6 +61,8 @@ class Room:
 
     @staticmethod
     def _plan(model: str, tenant: str, role: Role) -> BootPlan:
+        if model == "full":
+            raise StartError("no GPU has room for an engine of full")
         if model != "m":
             raise KeyError(model)
         name: Any = f"{role.name.lower()}-{tenant}"
@@ -110,6 +113,14 @@ async def test_what_the_policy_grants_is_booted_once(room: Room) -> None:
     await asyncio.sleep(0.05)
     assert sorted(room.alive) == ["engine-d", "text-d", "text-t"]
     assert {(up.role, up.tenant) for up in room.of(SandboxUp)} == {("engine", "d"), ("text", "d"), ("text", "t")}
+
+
+async def test_an_engine_without_room_on_a_gpu_is_refused_and_others_are_served(room: Room) -> None:
+    """A plan that finds no card refuses that wish with the reason, and the next one is served."""
+    room.residents.want(Want("full", "d"))
+    room.residents.want(Want("m", "d"))
+    await until(lambda: room.of(SandboxUp))
+    assert [one.cause for one in room.of(SandboxDown)] == ["no GPU has room for an engine of full"]
 
 
 @pytest.mark.parametrize("wish", [Want("m", "s"), Want("m", "nobody"), Want("other", "t"), Want("other", "d")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,8 +14,10 @@ import pytest
 
 from isolation.errors import GpuError, IsolationError
 from isolation.gpu.bundle_additions import gpu_access
-from isolation.gpu.gpu_drivers import CAPABILITIES_SINCE, SUPPORTED, check_driver, supported_drivers
-from isolation.gpu.gpu_facts import GpuFacts, Library, Places, look_at_gpus
+from isolation.gpu.card_memory import parse_memory, with_memory
+from isolation.gpu.gpu_drivers import CAPABILITIES_SINCE, CURRENT, SUPPORTED, check_driver, supported_drivers
+from isolation.gpu.gpu_facts import CardMemory, GpuFacts, Library, Places, look_at_gpus
+from isolation.gpu.listed_drivers import listed_drivers, read_answer
 from isolation.gvisor.bundle import Bundle, Profile, oci_config
 from isolation.gvisor.runsc import RunscCommand
 from isolation.gvisor.spec import Device
@@ -132,9 +135,10 @@ def test_only_what_is_known_on_both_sides_is_known_between() -> None:
     [
         ("580.65.06", 20_240_729, "install driver 550.90.07, or use runsc of 20260821"),
         ("550.90.07", 20_260_821, "install driver 610.57.04, or use runsc of 20240729"),
-        ("700.1", 20_260_821, "a row for it"),
+        ("580.65.06", 20_240_729, "python images/runsc.py --into DIR --release"),
+        ("700.1", 20_261_001, "use a later runsc whose own list has the driver"),
         ("550.90.07", 20_230_101, "use runsc of 20240729"),
-        ("700.1", 20_230_101, "use runsc of 20260821 and one of its drivers"),
+        ("700.1", 20_230_101, "use a current runsc, if its list has the driver: python images/runsc.py"),
     ],
 )
 def test_a_driver_that_runsc_does_not_know_is_refused(driver: str, runsc: int, mend: str) -> None:
@@ -143,6 +147,94 @@ def test_a_driver_that_runsc_does_not_know_is_refused(driver: str, runsc: int, m
         check_driver(driver, runsc)
     assert driver in str(caught.value) and str(runsc) in str(caught.value) and mend in str(caught.value)
     check_driver("535.129.03", 20_250_101)
+
+
+def test_what_runsc_lists_comes_before_the_table(runsc_path: Path) -> None:
+    """A driver that only the list has is taken, and one that only the table has is refused; the real runsc lists."""
+    listed = listed_drivers(runsc_path)
+    assert set(listed) == set(supported_drivers(RUNSC))
+    check_driver(DRIVER, RUNSC, listed)
+    check_driver("999.1", RUNSC, (*listed, "999.1"))
+    with pytest.raises(GpuError, match=r"does not list the driver 550\.90\.07.*install driver 999\.1"):
+        check_driver(DRIVER, RUNSC, ("999.1",))
+    assert gpu_access(replace(FACTS, driver="999.1", libraries=libraries("999.1").libraries), "auto", RUNSC, ("999.1",))
+
+
+@pytest.mark.parametrize(
+    ("script", "listed", "problem"),
+    [
+        ("echo 580.159.04; echo; echo 610.57", ("580.159.04", "610.57"), ""),
+        ("echo 'Usage: runsc <flags> <subcommand>'; exit 128", (), ""),
+        ("echo 580.159.04 supported", None, "'580.159.04 supported' is no version of a driver"),
+        ("true", None, "it lists nothing"),
+        ("echo 580.159.04; exit 1", None, "it ended with status 1"),
+        ("echo 'panic'; exit 128", None, "it ended with status 128"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_an_error(
+    script: str, listed: tuple[str, ...] | None, problem: str, tmp_path: Path
+) -> None:
+    """A runsc that does not know the command leaves the word to the table; any other odd answer is refused with the
+    command, what is odd and the way to a runsc that was tried."""
+    program = tmp_path / "runsc"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "nvproxy list-supported-drivers" ] || exit 3\n{script}\n')
+    program.chmod(0o755)
+    if listed is not None:
+        assert listed_drivers(program) == listed
+        return
+    with pytest.raises(GpuError, match=rf"{program} nvproxy list-supported-drivers.*{problem}.*images/runsc\.py"):
+        listed_drivers(program)
+
+
+def test_the_real_runsc_refuses_an_unknown_command_as_the_reader_expects(runsc_path: Path) -> None:
+    """The status and the usage by which a runsc without the command is known are the real one's."""
+    done = run([str(runsc_path), "nvproxy", "no-such-command"], timeout_s=20.0, check=False)
+    assert read_answer(runsc_path, done) == ()
+
+
+def test_a_runsc_that_is_not_there_cannot_be_asked(tmp_path: Path) -> None:
+    """The error names the command."""
+    with pytest.raises(GpuError, match="nvproxy list-supported-drivers` failed"):
+        listed_drivers(tmp_path / "none")
+
+
+def test_the_release_that_is_recommended_is_the_one_that_is_pinned() -> None:
+    """Errors name the release whose checksum images/runsc.py has."""
+    pinned = re.search(r'^RELEASE = "(.*)"$', Path("images/runsc.py").read_text(), re.MULTILINE)
+    assert pinned is not None and pinned[1] == CURRENT
+
+
+NVML = """
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory;
+int nvmlInit_v2(void) { return %(status)d; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned place, void **card) { *card = (void *)(long)(place + 1); return 0; }
+int nvmlDeviceGetMinorNumber(void *card, unsigned *minor) { *minor = 4 - (long)card; return 0; }
+int nvmlDeviceGetUUID(void *card, char *text, unsigned size) { strncpy(text, "GPU-0a", size); return 0; }
+int nvmlDeviceGetMemoryInfo(void *card, memory *found) {
+    found->total = 85899345920ull; found->free = (long)card << 30; found->used = 0; return 0;
+}
+"""
+
+
+def test_the_memory_of_cards_is_asked_by_a_program_of_its_own(tmp_path: Path) -> None:
+    """A library with NVML's functions is asked for every card, by the number of its node; one that fails, that is
+    missing, or that tells nonsense leaves the reason."""
+    found = {}
+    for status in (0, 9):
+        source, library = tmp_path / f"{status}.c", tmp_path / f"libnvidia-ml.so.{status}"
+        source.write_text(NVML % {"status": status})
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        found[status] = with_memory(replace(FACTS, libraries=(Library("libnvidia-ml.so", DRIVER, library),)))
+    assert found[0].memory == (CardMemory(2, "GPU-0a", 80 << 30, 2 << 30), CardMemory(3, "GPU-0a", 80 << 30, 1 << 30))
+    assert "nvmlInit_v2 gives 9" in found[9].memory_problem and not found[9].memory
+    gone = with_memory(replace(FACTS, libraries=()))
+    assert gone.memory_problem == f"there is no libnvidia-ml.so.{DRIVER}"
+    assert with_memory(GpuFacts()) == GpuFacts()
+    for text in ("", "{}x", '[{"index": 0}]', '[{"index": 0, "uuid": "GPU-1", "total": 1, "free": 2}]'):
+        with pytest.raises(ValueError, match="NVML"):
+            parse_memory(text)
 
 
 def test_the_bundle_of_a_sandbox_with_a_gpu_is_the_golden_file() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from appliance.common.model_memory import Memory
 from appliance.operator.doctor.facts import (
     Access,
+    CardFacts,
     Certificate,
     Cgroups,
     Clock,
@@ -60,6 +61,16 @@ SERVICE = ServiceFacts(
     access=(Access(path="/etc/athanor/pepper", purpose="pepper", mode=0o600, secret=True),),
     policy=Policy(path="/etc/athanor/policy.yaml", digest="9f86d081884c7d65", tenants=("alpha", "beta")),
     models=(Model(name="qwen3-8b", weight_bytes=16 * GIB, kv_bytes=8 * GIB),),
+    cards=(
+        CardFacts(
+            model="qwen3-8b",
+            card=0,
+            plan="73,403 MiB (90 % of 81,559 MiB) = weights 15,316 + context 512 + reserve 1,788 + spare blocks 516 + "
+            "KV 55,270 + unused 1; 442,160 tokens of KV, 256 rows, 2,048 tokens in a step, context 131,072; "
+            "14 graphs (rows: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)",
+            rows=256,
+        ),
+    ),
     kernels=Kernels(path="/var/lib/athanor/kernels", best="x86-64-v4-dot"),
     image=Image(path="/usr/lib/athanor/image", digest="ab" * 32, pinned="ab" * 32),
     exporters=(Exporter(signal="traces", endpoint="http://collector:4318"),),

@@ -5,16 +5,21 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from inspect import signature
+from pathlib import Path
 
 import pytest
 
+from appliance.common.gpu_placement import architecture_of
 from appliance.operator.cli import kernels
 from appliance.operator.doctor.facts import Gpu, GpuKernelFacts, MadeKernels
 from appliance.operator.doctor.finding import Severity
-from appliance.operator.doctor.gpu_checks import architecture_of, check_gpu, check_gpu_kernels
+from appliance.operator.doctor.gpu_checks import check_cards, check_gpu, check_gpu_kernels
+from appliance.operator.doctor.gpu_kernel_facts import look_at_cards
 from isolation.errors import GpuError
 from isolation.gpu.bundle_additions import gpu_access
+from isolation.gpu.gpu_drivers import INSTALL_CURRENT
 from isolation.gpu.gpu_facts import GpuFacts
+from tests.appliance.common.cards import machine, make_8b, model
 from tests.isolation.gpu.gpu_machine import DRIVER, FACTS, RUNSC
 
 
@@ -83,13 +88,18 @@ def test_what_is_only_to_be_known_is_a_note() -> None:
 
 
 def test_the_table_speaks_where_runsc_does_not() -> None:
-    """Without runsc's own list our table judges, without runsc nobody does, and a driver that only runsc knows is told
-    apart from one that neither knows."""
-    assert check_gpu(gpu(replace(FACTS, driver="999.1"), ()), RUNSC)[0].level is Severity.WARNING
+    """What runsc lists counts, also against the table; without its list the table judges, without runsc nothing does.
+    The way to a current runsc is in the mend, and an answer that cannot be read is a finding of its own."""
+    refused = check_gpu(gpu(replace(FACTS, driver="999.1"), ()), RUNSC)[0]
+    assert refused.level is Severity.WARNING
+    assert INSTALL_CURRENT in refused.mend and "install driver 550.90.07" in refused.mend
     assert [one.level for one in check_gpu(gpu(FACTS, ()), 0)] == [Severity.OK]
-    (finding,) = check_gpu(gpu(NEWER, ("999.1",)), RUNSC)
-    assert finding.level is Severity.WARNING
-    assert "our own table" in finding.means
+    assert check_gpu(gpu(NEWER, ("999.1",)), RUNSC)[0].level is Severity.OK
+    assert check_gpu(gpu(FACTS, ("999.1",)), RUNSC)[0].level is Severity.WARNING
+    odd = replace(gpu(FACTS, ()), list_problem="the answer of `runsc` cannot be read")
+    (finding,) = check_gpu(odd, RUNSC)
+    assert (finding.level, finding.mend) == (Severity.WARNING, INSTALL_CURRENT)
+    assert "cannot be read" in finding.what
 
 
 MADE = MadeKernels(architecture="sm_90", ours=True, fits=True)
@@ -160,3 +170,28 @@ def test_kernels_of_a_gpu_that_nobody_knows_are_left_to_the_engine() -> None:
 def test_architectures_are_known_by_a_card_s_name(card: str, architecture: str) -> None:
     """By a whole word of it."""
     assert architecture_of(card) == architecture
+
+
+def test_the_plan_of_an_8b_model_is_shown_and_a_third_model_is_refused(tmp_path: Path) -> None:
+    """From the files of three models and a machine with two cards: the plans of two, which add up, and the refusal with
+    its numbers."""
+    models = [model(name, str(make_8b(tmp_path / name))) for name in "abc"]
+    first, second, third = check_cards(look_at_cards(models, machine(2), running=False))
+    assert [one.level for one in (first, second, third)] == [Severity.OK, Severity.OK, Severity.PROBLEM]
+    assert (first.check, first.what.startswith("card 0: 73,403 MiB (90 % of 81,559 MiB) = ")) == ("gpu of a", True)
+    held, _, parts = first.what.removeprefix("card 0: ").partition(";")[0].partition(" = ")
+    numbers = [int(part.rpartition(" ")[2].replace(",", "")) for part in parts.split(" + ")]
+    assert sum(numbers) == int(held.partition(" ")[0].replace(",", ""))
+    assert second.what.startswith("card 1: ")
+    assert "b may hold 90 %, 5 % are left and 90 % (72 GiB) are asked for" in third.what
+
+
+def test_cards_are_not_looked_for_where_they_are_not_asked_for(tmp_path: Path) -> None:
+    """No finding without a card, for a model without one, or for files that are none; a note where the card's memory is
+    not known, with the reason."""
+    eight = model("a", str(make_8b(tmp_path / "a")))
+    assert look_at_cards([eight], GpuFacts(), running=False) == ()
+    assert look_at_cards([model(gpu="off"), model(path=str(tmp_path / "none"))], machine(1), running=False) == ()
+    unknown = replace(machine(1, total=0), memory_problem="NVML: nvmlInit_v2 gives 9")
+    (finding,) = check_cards(look_at_cards([eight], unknown, running=False))
+    assert finding.level is Severity.NOTE and finding.what.endswith("not known: NVML: nvmlInit_v2 gives 9")

@@ -1,0 +1,55 @@
+"""Memory of the machine's NVIDIA cards, asked from NVML by a program of its own (``isolation.gpu.nvml_program``)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from isolation.errors import ProcessError
+from isolation.gpu.gpu_facts import MANAGEMENT, CardMemory, GpuFacts
+from isolation.host.process import run
+
+PROGRAM = Path(__file__).with_name("nvml_program.py")
+
+TIMEOUT_S = 30.0
+"""Seconds for the answer: a card without persistence takes some to be initialised."""
+
+MAX_BYTES = 1 << 44
+"""Largest memory of one card that is believed: 16 TiB."""
+
+_UUID = re.compile(r"[A-Za-z0-9-]{1,95}")
+
+
+def with_memory(facts: GpuFacts) -> GpuFacts:
+    """Return the facts with the memory of the cards; with the reason where NVML does not tell it."""
+    if not facts.driver or not facts.cards:
+        return facts
+    library = facts.library(MANAGEMENT)
+    if library is None:
+        return replace(facts, memory_problem=f"there is no {MANAGEMENT}.{facts.driver}")
+    try:
+        done = run([sys.executable, str(PROGRAM), str(library.path)], timeout_s=TIMEOUT_S)
+        return replace(facts, memory=parse_memory(done.stdout))
+    except (ProcessError, ValueError) as error:
+        return replace(facts, memory_problem=str(error))
+
+
+def parse_memory(text: str) -> tuple[CardMemory, ...]:
+    """Parse the line of ``isolation.gpu.nvml_program``. Pure.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = json.loads(text)
+        cards = tuple(CardMemory(one["index"], one["uuid"], one["total"], one["free"]) for one in found)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"NVML's program printed no list of cards: {text[:100]!r}") from error
+    for card in cards:
+        numbers = all(type(one) is int for one in (card.index, card.total, card.free))
+        if not numbers or not 0 <= card.free <= card.total <= MAX_BYTES or not _UUID.fullmatch(str(card.uuid)):
+            raise ValueError(f"NVML tells an impossible card: {card}")
+    return tuple(sorted(cards, key=lambda card: card.index))
