@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from appliance.common.cards import CardStatus
 from appliance.common.figures import counted, printable
 
 UNSAFE_KINDS = ("none", "unsafe")
@@ -389,6 +390,8 @@ class ApplianceStatus:
     """Sandboxes of single tenants that are there or are being booted."""
     alerts: tuple[Alert, ...] = ()
     """Alerts of now, the worst first, as on the console."""
+    cards: tuple[CardStatus, ...] = ()
+    """GPUs that models use."""
 
 
 SERVING_STATES = ("serving", "starting", "failed", "hung", "draining")

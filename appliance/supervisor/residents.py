@@ -69,6 +69,11 @@ class Residents:
         self._held: dict[tuple[Key, Role], _Held] = {}
         self._boots = 1
 
+    @property
+    def keepers(self) -> list[Keeper]:
+        """Keepers of all sandboxes that are there."""
+        return [held.keeper for held in self._held.values()]
+
     def want(self, wish: Want) -> None:
         """Take the gateway's request for a tenant's sandboxes."""
         if self._wishes.qsize() < MAX_WISHES:
