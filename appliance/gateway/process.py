@@ -29,6 +29,7 @@ from appliance.common.control import (
     StoreState,
     Welcome,
 )
+from appliance.common.control_cards import CardState
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
@@ -60,6 +61,7 @@ from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_e
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
+from appliance.gateway.watch.cards import Cards
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
@@ -123,6 +125,7 @@ class Gateway:
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
+        self._cards = Cards()
         wanted = config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
@@ -135,6 +138,7 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
+        self._state.cards = self._cards
         self._stop, self._reloading, self._announced = asyncio.Event(), asyncio.Lock(), False
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:
@@ -148,6 +152,7 @@ class Gateway:
             AuditState: self._audit.take,
             SpillState: self._spill.take,
             DiskState: self._disks.take,
+            CardState: self._cards.take,
             StoreState: self._stored.take,
             Frozen: self._freezer.take,
         }
@@ -186,6 +191,7 @@ class Gateway:
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
             gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
+            gauges.cards = self._cards
             watching = watch_engines(
                 self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
             )

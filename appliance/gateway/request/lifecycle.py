@@ -365,6 +365,9 @@ class Lifecycle:
                 yield visit
             self._answered = True
         except EngineGoneError as error:
+            loss = error.loss
+            if loss is not None and (self.outcome.emitted or not loss.requests_may_be_at_fault):
+                raise loss.error() from error
             if self.outcome.emitted:
                 raise UnavailableError(ENDED, retry_after_s=RETRY_AFTER_S) from error
             self.enter_by = min(self.enter_by, time.monotonic() + REPLAY_S)

@@ -333,8 +333,10 @@ class GatewayService:
             self.share_out()
 
     def engine_ended(self, model: ModelSandboxes, link: EngineLink) -> None:
-        """Note which requests were in an engine that ended."""
+        """Note which requests were in an engine that ended, unless its GPU was lost."""
         self.take_integrity(model, link)
+        if link.loss is not None and not link.loss.requests_may_be_at_fault:
+            return
         inside = (stream.fingerprint for stream in link.inside)
         self.suspects[model.name].engine_died(inside, time.monotonic())
 
