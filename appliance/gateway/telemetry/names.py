@@ -399,7 +399,7 @@ GAUGES = {
     GPU_LOST: Instrument("1", "1 while nothing can compute on the GPU: lost, not listed, or to be reset.", _GPU),
     GPU_MEMORY_SIZE: Instrument("By", "Memory of the GPU.", _GPU),
     GPU_MEMORY_USED: Instrument("By", "Part of it that is in use, by whatever process.", _GPU),
-    GPU_BUSY: Instrument("1", "Share of the time in which something computed on the GPU.", _GPU),
+    GPU_BUSY: Instrument("%", "Part of the time in which something computed on the GPU.", _GPU),
     GPU_POWER: Instrument("W", "Power that the GPU draws.", _GPU),
     GPU_POWER_LIMIT: Instrument("W", "Power that it may draw.", _GPU),
     GPU_TEMPERATURE: Instrument("Cel", "Temperature of the GPU.", _GPU),

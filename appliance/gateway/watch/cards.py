@@ -25,7 +25,7 @@ from appliance.gateway.watch.increases import Increases
 GAUGES = {
     "memory_total_bytes": (names.GPU_MEMORY_SIZE, 1.0),
     "memory_used_bytes": (names.GPU_MEMORY_USED, 1.0),
-    "busy_percent": (names.GPU_BUSY, 0.01),
+    "busy_percent": (names.GPU_BUSY, 1.0),
     "power_mw": (names.GPU_POWER, 0.001),
     "power_limit_mw": (names.GPU_POWER_LIMIT, 0.001),
     "temperature_c": (names.GPU_TEMPERATURE, 1.0),

@@ -56,7 +56,7 @@ def test_a_cards_figures_are_levels() -> None:
     which = "3", UUID
     assert levels[names.GPU_WATCHED,] == 1
     assert levels[names.GPU_LOST, *which] == 0
-    assert levels[names.GPU_BUSY, *which] == pytest.approx(0.93)
+    assert levels[names.GPU_BUSY, *which] == 93
     assert levels[names.GPU_POWER, *which] == 512.5
     assert (names.GPU_TEMPERATURE, *which) not in levels
     throttled = {key[-1]: value for key, value in levels.items() if key[0] == names.GPU_THROTTLED}
