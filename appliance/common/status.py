@@ -484,13 +484,6 @@ class Readiness:
     reason: str = ""
 
 
-def busiest_first(one: TenantStatus) -> tuple[bool, float, int, str]:
-    """Return the key by which tenants are sorted: those at work first (a request in flight, or one that ended in the
-    seconds that rates are of); by output tokens a second, then by requests in flight, both falling; then by name."""
-    at_work = bool(one.in_flight or one.requests_per_s or one.output_tokens_per_s)
-    return not at_work, -(one.output_tokens_per_s or 0.0), -one.in_flight, one.id
-
-
 def is_unsafe(kind: str) -> bool:
     """Whether a sandbox kind is none at all."""
     return kind.lower().startswith(UNSAFE_KINDS)

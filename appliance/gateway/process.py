@@ -61,7 +61,6 @@ from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_e
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
-from appliance.gateway.watch.cards import Cards
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
@@ -99,8 +98,7 @@ class Gateway:
             alone: no launcher started a supervisor with it and would notice that supervisor's end.
             reread: reads the configuration again, for a reload.
         """
-        self._config = config
-        self._config_file = ConfigFile(config, reread)
+        self._config, self._config_file = config, ConfigFile(config, reread)
         self._alone, self._hopeless = alone, ""
         self._gauges: Gauges | None = None
         self._models = _model_sandboxes(config)
@@ -125,7 +123,6 @@ class Gateway:
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
-        self._cards = Cards()
         wanted = config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
@@ -138,7 +135,6 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        self._state.cards = self._cards
         self._stop, self._reloading, self._announced = asyncio.Event(), asyncio.Lock(), False
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:
@@ -152,7 +148,7 @@ class Gateway:
             AuditState: self._audit.take,
             SpillState: self._spill.take,
             DiskState: self._disks.take,
-            CardState: self._cards.take,
+            CardState: lambda told: self._state.cards.take(told),
             StoreState: self._stored.take,
             Frozen: self._freezer.take,
         }
@@ -191,7 +187,6 @@ class Gateway:
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
             gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
-            gauges.cards = self._cards
             watching = watch_engines(
                 self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
             )

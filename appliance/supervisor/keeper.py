@@ -18,7 +18,7 @@ from appliance.common.control import RESTORED, Control, Frozen, HandedOver, Sand
 from appliance.common.control_cards import EngineEnds
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
-from appliance.supervisor.cards.judge import EngineOnCards, Verdict
+from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
@@ -273,7 +273,7 @@ class Keeper:
         booted = self._booted if self._ending is not None else None
         return engine_on_cards(self.plan, self.life.generation, None if booted is None else booted.sandbox.pid)
 
-    def lose_card(self, verdict: Verdict) -> None:
+    def lose_card(self, verdict: CardVerdict) -> None:
         """End this generation of the engine because of its GPU; the gateway tells the requests inside."""
         if verdict.engine.generation != self.life.generation or self._ending is None or self._ending.done():
             return

@@ -113,17 +113,9 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     changes.residents, changes.warm, server.on_models = residents, warm, changes.take
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish))
+    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish), cards.run())
     account = _keep_account(config, server, metering, recorder)
-    asides = (
-        residents.run(),
-        cards.run(),
-        *told,
-        account,
-        answering.run(),
-        _keep_sockets(server, operator),
-        _keep_store(port),
-    )
+    asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator), _keep_store(port))
     tasks = [asyncio.create_task(work) for work in asides]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())

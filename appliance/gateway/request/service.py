@@ -335,9 +335,7 @@ class GatewayService:
     def engine_ended(self, model: ModelSandboxes, link: EngineLink) -> None:
         """Note which requests were in an engine that ended, unless its GPU was lost."""
         self.take_integrity(model, link)
-        if link.loss is not None and not link.loss.requests_may_be_at_fault:
-            return
-        inside = (stream.fingerprint for stream in link.inside)
+        inside = (stream.fingerprint for stream in link.suspected)
         self.suspects[model.name].engine_died(inside, time.monotonic())
 
     def suspicion(self, now: float) -> dict[str, tuple[int, int]]:

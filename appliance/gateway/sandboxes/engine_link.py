@@ -115,6 +115,11 @@ class EngineLink(SandboxLink):
         """Streams whose requests may still be in the engine: live ones, and aborted ones until the engine answered."""
         return (*self._live.values(), *self._leaving.values())
 
+    @property
+    def suspected(self) -> tuple[TokenStream, ...]:
+        """Those of them that may have ended the engine: none where its GPU was lost."""
+        return () if self.loss is not None and not self.loss.requests_may_be_at_fault else self.inside
+
     def submit(
         self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
     ) -> TokenStream:

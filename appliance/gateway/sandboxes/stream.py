@@ -23,6 +23,8 @@ from isolation.ipc.engine import Started
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
 from isolation.ipc.messages import FailureCode, Finish
 
+ENDED = "the engine ended while it answered; the same request may be sent again"
+
 
 class EngineGoneError(Exception):
     """The engine ended under the request; handled by the request's lifecycle, never shown to a caller. ``loss``: what
@@ -30,7 +32,13 @@ class EngineGoneError(Exception):
 
     def __init__(self, reason: str, loss: EngineLoss | None = None) -> None:
         super().__init__(reason)
-        self.loss = loss
+        self._loss = loss
+
+    def told(self, *, shown: bool) -> ApplianceError | None:
+        """What a request is told whose output has been shown in part, or not; None: it may be tried again."""
+        if self._loss is not None and (shown or not self._loss.requests_may_be_at_fault):
+            return self._loss.error()
+        return UnavailableError(ENDED, retry_after_s=RETRY_AFTER_S) if shown else None
 
 
 @dataclass(slots=True)

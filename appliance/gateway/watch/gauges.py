@@ -122,7 +122,7 @@ class Gauges:
         self.door: DoorGauges | None = None
         """Gauges of the tenants' ports; None before they are open."""
         self.cards = Cards()
-        """GPUs as the supervisor tells of them; the gateway puts its own in place."""
+        """GPUs as the supervisor tells of them; ``watch_engines`` puts the appliance's in place."""
         self._restarts = Increases(ours=False)
         self._tokens = Increases(ours=True)
 
@@ -276,6 +276,7 @@ async def watch_engines(
     state: ApplianceState, gauges: Gauges, step_timeout_s: Callable[[], float], freeze: Callable[[], None]
 ) -> None:
     """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle."""
+    gauges.cards = state.cards
     gauges.begin()
     while True:
         state.note()

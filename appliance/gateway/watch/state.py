@@ -58,7 +58,7 @@ class ApplianceState:
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
         self.cards = Cards()
-        """What the supervisor tells of GPUs; the gateway puts its own in place."""
+        """What the supervisor tells of GPUs."""
         self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
         self._history, self._samples = History(), Samples()
         self._engines = EngineStates(sandboxes, service.ledger, self._clocks)

@@ -30,7 +30,7 @@ class EngineOnCards:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CardVerdict:
     """An engine that has to end."""
 
     engine: EngineOnCards
@@ -51,7 +51,7 @@ class Judge:
         self.gone: dict[int, str] = {}
         """Why engines cannot compute on a card, by card."""
 
-    def look(self, cards: Sequence[CardSample], engines: Sequence[EngineOnCards]) -> list[Verdict]:
+    def look(self, cards: Sequence[CardSample], engines: Sequence[EngineOnCards]) -> list[CardVerdict]:
         """Take a sample; returns the engines that have to end."""
         self._seen |= {card.index for card in cards if card.state == OK}
         self.gone = {card.index: why for card in cards if (why := self._why_gone(card))}
@@ -62,13 +62,13 @@ class Judge:
                 if card.index not in engine.cards or not engine.pids:
                     continue
                 if card.index in self.gone:
-                    found.append(Verdict(engine, GPU_LOST, card.index, self.gone[card.index]))
+                    found.append(CardVerdict(engine, GPU_LOST, card.index, self.gone[card.index]))
                     break
                 if (cause := _above(card, engine)) is not None:
                     place = engine.sandbox, engine.generation, card.index
                     above[place] = self._above.get(place, 0) + 1
                     if above[place] >= ABOVE_SAMPLES:
-                        found.append(Verdict(engine, GPU_MEMORY, card.index, cause))
+                        found.append(CardVerdict(engine, GPU_MEMORY, card.index, cause))
                         break
         self._above = above
         return found

@@ -21,7 +21,7 @@ import structlog
 from appliance.common.cards import LOST, MAX_CARDS, OK, CardStatus
 from appliance.common.control import Control, SandboxDown
 from appliance.common.control_cards import GPU_LOST, CardState
-from appliance.supervisor.cards.judge import EngineOnCards, Judge, Verdict, status
+from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards, Judge, status
 from appliance.supervisor.cards.samples import MAX_LINE_BYTES, CardSample, parse
 from appliance.supervisor.keeper import Keeper
 from isolation.errors import ProcessError
@@ -35,7 +35,7 @@ READER = Path(__file__).with_name("reader.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WatchPace:
     """Seconds between and for what the watch does."""
 
     period_s: float = 5.0
@@ -56,15 +56,15 @@ class CardWatch:
     def __init__(
         self,
         engines: Callable[[], Sequence[EngineOnCards]],
-        act: Callable[[Verdict], None],
+        act: Callable[[CardVerdict], None],
         publish: Callable[[Control, tuple[int, ...]], bool],
         places: Places | None = None,
-        pace: Pace | None = None,
+        pace: WatchPace | None = None,
     ) -> None:
         """``engines``: those that have cards, there or being booted, without the children of their processes; ``act``
         ends one."""
         self._engines, self._act, self._publish = engines, act, publish
-        self._places, self._pace = places, pace or Pace()
+        self._places, self._pace = places, pace or WatchPace()
         self._judge = Judge()
         self._child: Child | None = None
         self._told: tuple[CardStatus, ...] = ()
@@ -92,7 +92,11 @@ class CardWatch:
             while True:
                 wanted = self._wanted()
                 if wanted:
-                    problem = await self._watch(wanted)
+                    try:
+                        problem = await self._watch(wanted)
+                    except OSError as error:
+                        problem = f"cannot watch: {error.strerror or error}"
+                        await self._end_reader(problem)
                     if problem:
                         self._tell_problem(problem)
                         log.warning("the GPUs cannot be watched", problem=problem)
@@ -221,7 +225,7 @@ def watch_cards(
     def engines() -> list[EngineOnCards]:
         return [engine for keeper in keepers() if (engine := keeper.on_cards) is not None]
 
-    def act(verdict: Verdict) -> None:
+    def act(verdict: CardVerdict) -> None:
         for keeper in keepers():
             if keeper.plan.name == verdict.engine.sandbox:
                 keeper.lose_card(verdict)

@@ -13,14 +13,14 @@ import pytest
 
 from appliance.common.control import Control, SandboxDown, decode, encode
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState
-from appliance.supervisor.cards.judge import EngineOnCards, Verdict
-from appliance.supervisor.cards.watch import CardWatch, Pace
+from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
+from appliance.supervisor.cards.watch import CardWatch, WatchPace
 from isolation.host.reaper import children
 from tests.appliance.supervisor.cards.conftest import CRASHES, GIB, HANGS, LOST, RESET, UNLISTED, Machine
 
 pytestmark = pytest.mark.timeout(60)
 
-QUICK = Pace(period_s=0.02, first_s=20.0, silent_s=0.3, retry_s=0.02)
+QUICK = WatchPace(period_s=0.02, first_s=20.0, silent_s=0.3, retry_s=0.02)
 """Samples come as fast as the process makes them; only a hang is waited for, a third of a second."""
 
 ENGINE = EngineOnCards(
@@ -34,7 +34,7 @@ class Watched:
 
     engines: list[EngineOnCards] = field(default_factory=lambda: [ENGINE])
     states: list[CardState] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[CardVerdict] = field(default_factory=list)
     watch: CardWatch | None = None
 
     def publish(self, message: Control, _fds: tuple[int, ...]) -> bool:
@@ -44,7 +44,7 @@ class Watched:
         self.states.append(told)
         return True
 
-    def act(self, verdict: Verdict) -> None:
+    def act(self, verdict: CardVerdict) -> None:
         """An engine is ended: it is there no more."""
         self.verdicts.append(verdict)
         self.engines = [one for one in self.engines if one.sandbox != verdict.engine.sandbox]
@@ -67,7 +67,7 @@ def readers() -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def watching(machine: Machine, watched: Watched, pace: Pace = QUICK) -> AsyncIterator[None]:
+async def watching(machine: Machine, watched: Watched, pace: WatchPace = QUICK) -> AsyncIterator[None]:
     """Watch while the block runs; afterwards no process is left."""
     watched.watch = CardWatch(lambda: watched.engines, watched.act, watched.publish, machine.places, pace)
     task = asyncio.create_task(watched.watch.run())
