@@ -56,7 +56,7 @@ SANDBOXES = Dashboard(
             (
                 Panel(
                     "Ends by reason, in 15 minutes",
-                    "Oom: memory limit. Fault: it broke the protocol, or hung. Gpu: its card was lost, or its share exceeded.",
+                    "Oom: memory limit. Fault: it broke the protocol, or hung. Gpu: card lost, or share exceeded.",
                     (
                         (
                             "{{athanor_reason}} {{gen_ai_request_model}} {{athanor_role}}",

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from appliance.common.cards import FIGURES, MAX_CARDS, STATES, XID_KINDS, xid_kind
 
@@ -59,9 +59,9 @@ def parse(line: str) -> tuple[CardSample, ...]:
     """
     try:
         rows = _Line.model_validate(json.loads(line)).cards
-        return tuple(_sample(row) for row in rows)
-    except ValidationError as error:
-        raise ValueError(f"no line of the reader: {error.errors(include_url=False)[0]['msg']}") from None
+    except (ValueError, RecursionError) as error:  # Of JSON and of pydantic.
+        raise ValueError("no line of the reader") from error
+    return tuple(_sample(row) for row in rows)
 
 
 def _sample(row: _Row) -> CardSample:
