@@ -396,7 +396,7 @@ def _cards(facts: Facts) -> Iterator[Alert]:
             yield Alert(key=f"gpu memory/{card.index}", level="degraded", what=what, who=users, do=do, command=command)
         elif set(card.throttled) & {"heat", "hardware"}:
             degrees = card.figures.get("temperature_c")
-            what = f"GPU {card.index} is slowed down" + ("" if degrees is None else f" at {degrees} °C")
+            what = f"GPU {card.index} is slowed down" + ("" if degrees is None else f" at {degrees} degrees Celsius")
             do = "Look at the cooling, and at the power supply where it is not hot."
             yield Alert(key=f"gpu heat/{card.index}", level="degraded", what=what, who=users, do=do, command=command)
 

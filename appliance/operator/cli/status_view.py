@@ -159,15 +159,16 @@ def _cards(cards: tuple[CardStatus, ...]) -> RenderableType:
         used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
         cells = (
             f"{told['busy_percent']} %" if "busy_percent" in told else "-",
-            "-" if used is None or total is None else f"{size(used)} of {size(total)}",
-            f"{told['temperature_c']} °C" if "temperature_c" in told else "-",
+            "-" if used is None or total is None else f"{used >> 30} of {total >> 30} GiB",
+            f"{told['temperature_c']} C" if "temperature_c" in told else "-",
             f"{told['power_mw'] / 1_000:.0f} W" if "power_mw" in told else "-",
         )
-        state = ", ".join(("ok", *(f"slowed by {why}" for why in one.throttled))) if one.state == OK else one.state
         style = "bold red" if one.state != OK else "yellow" if one.failing else "green"
-        shown.add_row(Text(str(one.index), "bold"), Text(state, style), *map(Text, cells))
+        shown.add_row(Text(str(one.index), "bold"), Text(one.state, style), *map(Text, cells))
+        if one.state == OK and one.throttled:
+            held.append(Text(f"GPU {one.index} is slowed down by {', '.join(one.throttled)}", "dim"))
         for model in one.models:
-            share = f" of its share, {size(model.share)}" if model.share else ""
+            share = f"; its share is {size(model.share)}" if model.share else ""
             held.append(Text(f"{printable(model.model)} holds {size(model.held)} of GPU {one.index}{share}", "dim"))
         if one.unknown_bytes:
             held.append(Text(f"others hold {size(one.unknown_bytes)} of GPU {one.index}", "dim"))

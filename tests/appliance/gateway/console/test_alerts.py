@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "gpu not listed": (facts(cards=(card(state="absent"),)), "broken", "GPU 0 is not listed by the driver"),
     "gpu errors": (facts(cards=(told(ecc_uncorrected=2),)), "degraded", "uncorrected errors of memory: 2"),
     "gpu row": (facts(cards=(told(remap_pending=1),)), "degraded", "GPU 0 has bad memory: a bad row"),
-    "gpu hot": (facts(cards=(told(clock_reasons=0x40, temperature_c=91),)), "degraded", "slowed down at 91 °C"),
+    "gpu hot": (facts(cards=(told(clock_reasons=0x40, temperature_c=91),)), "degraded", "slowed down at 91 degrees"),
     "gpu unknown": (facts(cards_problem="NVML hangs"), "degraded", "The GPUs cannot be watched: NVML hangs"),
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),
