@@ -142,7 +142,7 @@ SANDBOXES = Dashboard(
                 Panel(
                     "Lost",
                     "1 while nothing can compute on a card.",
-                    (("card {{athanor_gpu}}", "athanor_gpu_lost"),),
+                    (("card {{athanor_gpu}}", or_none("athanor_gpu_lost", "athanor_gpu")),),
                     kind="stat",
                     steps=GOOD_ZERO,
                 ),
@@ -150,22 +150,25 @@ SANDBOXES = Dashboard(
                     "Memory",
                     "In use by whatever process, and what models' engines hold.",
                     (
-                        ("card {{athanor_gpu}}", "athanor_gpu_memory_used_bytes"),
-                        ("{{gen_ai_request_model}} on {{athanor_gpu}}", f"athanor_gpu_model_memory_bytes{MODEL}"),
+                        ("card {{athanor_gpu}}", or_none("athanor_gpu_memory_used_bytes", "athanor_gpu")),
+                        (
+                            "{{gen_ai_request_model}} on {{athanor_gpu}}",
+                            or_none(f"athanor_gpu_model_memory_bytes{MODEL}", "athanor_gpu"),
+                        ),
                     ),
                     "bytes",
                 ),
                 Panel(
                     "Busy",
                     "Part of the time in which something computes.",
-                    (("card {{athanor_gpu}}", "athanor_gpu_busy_percent"),),
+                    (("card {{athanor_gpu}}", or_none("athanor_gpu_busy_percent", "athanor_gpu")),),
                     "percent",
                     top=100,
                 ),
                 Panel(
                     "Temperature",
                     "Clocks fall where a card is too hot.",
-                    (("card {{athanor_gpu}}", "athanor_gpu_temperature_celsius"),),
+                    (("card {{athanor_gpu}}", or_none("athanor_gpu_temperature_celsius", "athanor_gpu")),),
                     "celsius",
                 ),
             ),
