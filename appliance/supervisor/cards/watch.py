@@ -218,7 +218,10 @@ class CardWatch:
 
 
 def watch_cards(
-    keepers: Callable[[], Sequence[Keeper]], publish: Callable[[Control, tuple[int, ...]], bool]
+    keepers: Callable[[], Sequence[Keeper]],
+    publish: Callable[[Control, tuple[int, ...]], bool],
+    places: Places | None = None,
+    pace: WatchPace | None = None,
 ) -> CardWatch:
     """The watch over the engines of these keepers."""
 
@@ -230,7 +233,7 @@ def watch_cards(
             if keeper.plan.name == verdict.engine.sandbox:
                 keeper.lose_card(verdict)
 
-    return CardWatch(engines, act, publish)
+    return CardWatch(engines, act, publish, places, pace)
 
 
 def with_children(engines: Sequence[EngineOnCards]) -> list[EngineOnCards]:

@@ -105,7 +105,7 @@ def plan(role: Role = Role.ENGINE, *, gpu: bool = True) -> BootPlan:
     """Plan of an engine with the card of a real description, or without."""
     access = gpu_access(FACTS, "auto", RUNSC) if gpu else None
     configuration = EngineConfig(model_dir="/m", model_digest="00", gpu_share=60).to_json()
-    spec: Any = SimpleNamespace(gpu=access)
+    spec: Any = SimpleNamespace(gpu=access, cpus=(), limits=SimpleNamespace(memory_bytes=1))
     return BootPlan("engine-m", "m", role, spec, Path("/x"), configuration, tenant="a")
 
 

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 
 from appliance.common.control import Control, SandboxDown, decode, encode
-from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState
+from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
+from appliance.supervisor import keeper as keeper_module
+from appliance.supervisor.boot import Booted
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
-from appliance.supervisor.cards.watch import CardWatch, WatchPace
+from appliance.supervisor.cards.watch import CardWatch, WatchPace, watch_cards
+from appliance.supervisor.keeper import Keeper
 from isolation.host.reaper import children
+from isolation.ipc.messages import Role
 from tests.appliance.supervisor.cards.conftest import CRASHES, GIB, HANGS, LOST, RESET, UNLISTED, Machine
+from tests.appliance.supervisor.cards.test_judge import plan
+from tests.appliance.supervisor.test_keeper import Sandbox
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -241,3 +247,36 @@ async def test_errors_and_events_are_counted(machine: Machine) -> None:
         state = await watched.until(lambda one: one.xids.get("0", {}).get("memory") == 2)
     assert (state.figures["0"]["ecc_uncorrected"], state.figures["0"]["remap_pending"]) == (3, 1)
     assert (state.last_xids["0"], state.xids["0"]["bus"]) == (48, 0)
+
+
+async def test_a_keepers_engine_is_ended_and_the_gateway_told_why(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the plan of its boot over the process on the card to what the gateway is told: first why, then that it is
+    down; a text sandbox beside it goes on."""
+    machine.card(pid=os.getpid(), held=79 * GIB)
+    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(Sandbox(), None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    told: list[Control] = []
+
+    def publish(message: Control, _fds: tuple[int, ...]) -> bool:
+        told.append(message)
+        return True
+
+    keepers = [Keeper(planned, None, publish) for planned in (plan(), replace(plan(Role.TEXT), name="text-m"))]  # type: ignore[arg-type]
+    watch = watch_cards(lambda: keepers, lambda *_: True, machine.places, QUICK)
+    tasks = [asyncio.create_task(work) for work in (watch.run(), *(keeper.run() for keeper in keepers))]
+    async with asyncio.timeout(30):
+        while not any(isinstance(message, SandboxDown) for message in told):
+            await asyncio.sleep(0.005)
+    tasks[0].cancel()
+    for keeper in keepers:
+        keeper.stop()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    ends, down = (next(one for one in told if isinstance(one, kind)) for kind in (EngineEnds, SandboxDown))
+    assert told.index(ends) < told.index(down)
+    assert ends == EngineEnds("m", 1, GPU_MEMORY, 0, "a")
+    assert isinstance(down, SandboxDown)
+    assert (down.role, down.reason) == ("engine", GPU_MEMORY)
+    assert down.cause.startswith("it holds 79 GiB of card 0, more than 48 GiB")
+    assert {one.role for one in told if isinstance(one, SandboxDown)} == {"engine"}
