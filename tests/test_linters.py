@@ -73,6 +73,10 @@ BREACHES = {
         "import isolation.host.process",
     ),
     "Only the downloader speaks to stores": ("appliance/operator/fetch_client.py", "import obstore"),
+    "Only a program of its own loads NVIDIA's management library": (
+        "appliance/supervisor/cards/watch.py",
+        "import pynvml",
+    ),
     "Only isolation.keys seals, signs and reads certificates and tokens": (
         "appliance/gateway/front/tokens.py",
         "import jwt",

@@ -27,6 +27,7 @@ SLOW = {
     "gen_ai_server_time_to_first_token_seconds_count{}": "0+10x45",
 }
 MODEL, KV_MODEL = 'gen_ai_request_model="m"', 'gen_ai_request_model="k"'
+GPU = 'athanor_gpu="0", athanor_gpu_uuid="GPU-1"'
 SANDBOX = 'gen_ai_request_model="m", athanor_role="engine"'
 
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -61,6 +62,21 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f"athanor_sandbox_memory_limit_bytes{{{SANDBOX}}}": "100x45",
         },
     ),
+    "AthanorGpuLost": ({f"athanor_gpu_lost{{{GPU}}}": "0x40 1x4"}, {f"athanor_gpu_lost{{{GPU}}}": "0x45"}),
+    "AthanorGpuMemory": (
+        {f'athanor_sandbox_losses_total{{{SANDBOX}, athanor_reason="gpu_memory"}}': "0x40 1x4"},
+        {f'athanor_sandbox_losses_total{{{SANDBOX}, athanor_reason="ended"}}': "0x40 1x4"},
+    ),
+    "AthanorGpuFailing": ({f"athanor_gpu_failing{{{GPU}}}": "0x40 1x4"}, {f"athanor_gpu_failing{{{GPU}}}": "0x45"}),
+    "AthanorGpuHot": (
+        {f'athanor_gpu_throttled{{{GPU}, athanor_reason="heat"}}': "0x30 1x15"},
+        # Held down by its limit of power, and hot for a moment.
+        {
+            f'athanor_gpu_throttled{{{GPU}, athanor_reason="power"}}': "1x45",
+            f'athanor_gpu_throttled{{{GPU}, athanor_reason="heat"}}': "0x42 1x3",
+        },
+    ),
+    "AthanorGpuUnwatched": ({"athanor_gpu_watched": "0x45"}, {"athanor_gpu_watched": "1x45"}),
     "AthanorQuarantine": ({f"athanor_quarantined{{{MODEL}}}": "1x45"}, {f"athanor_quarantined{{{MODEL}}}": "0x45"}),
     "AthanorIntegrity": (
         {f"athanor_engine_integrity_failures_total{{{MODEL}}}": "0x40 1x4"},

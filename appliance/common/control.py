@@ -27,6 +27,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
 from appliance.common.control_models import (
     ApplyModels,
     ModelDrained,
@@ -37,7 +38,7 @@ from appliance.common.control_models import (
 )
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 15
+CONTROL_VERSION = 16
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -51,8 +52,9 @@ SPEND_CONFIRM_S = 5.0
 """Longest that a request waits for its reservation of spend: a disk that takes longer is no place for an account. The
 supervisor writes none that is older, since nobody waits for it."""
 
-LOSS_REASONS = ("oom", "fault", "ended")
-"""Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, anything else."""
+LOSS_REASONS = ("oom", "fault", GPU_LOST, GPU_MEMORY, "ended")
+"""Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, its GPU was lost, it held more than
+its share of the GPU's memory, anything else."""
 
 REFUSED = "refused"
 """State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""
@@ -373,11 +375,13 @@ FromSupervisor = (
     | Namespaces
     | SandboxUp
     | SandboxDown
+    | EngineEnds
     | SandboxUse
     | Frozen
     | AuditState
     | SpillState
     | DiskState
+    | CardState
     | Spent
     | SpendReserved
     | Attested

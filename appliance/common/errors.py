@@ -281,6 +281,18 @@ class NoPlaceLeftError(UnavailableError):
     wire = Wire("RESOURCE_EXHAUSTED", 503, "service_unavailable_error", "no_place_left", "NO_PLACE_LEFT")
 
 
+class GpuLostError(UnavailableError):
+    """The GPU that computed the answer was lost; the message names the card."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "gpu_lost", "GPU_LOST")
+
+
+class GpuMemoryError(UnavailableError):
+    """The model's engine took more than its share of a GPU's memory and was ended; the message names the card."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "gpu_memory_exceeded", "GPU_MEMORY_EXCEEDED")
+
+
 class DeadlineExceededError(ApplianceError):
     """The request's deadline passed before its answer was complete."""
 

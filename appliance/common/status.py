@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from appliance.common.cards import CardStatus
 from appliance.common.figures import counted, printable
 
 UNSAFE_KINDS = ("none", "unsafe")
@@ -389,6 +390,8 @@ class ApplianceStatus:
     """Sandboxes of single tenants that are there or are being booted."""
     alerts: tuple[Alert, ...] = ()
     """Alerts of now, the worst first, as on the console."""
+    cards: tuple[CardStatus, ...] = ()
+    """GPUs that models use."""
 
 
 SERVING_STATES = ("serving", "starting", "failed", "hung", "draining")
@@ -479,13 +482,6 @@ class Readiness:
 
     ready: bool
     reason: str = ""
-
-
-def busiest_first(one: TenantStatus) -> tuple[bool, float, int, str]:
-    """Return the key by which tenants are sorted: those at work first (a request in flight, or one that ended in the
-    seconds that rates are of); by output tokens a second, then by requests in flight, both falling; then by name."""
-    at_work = bool(one.in_flight or one.requests_per_s or one.output_tokens_per_s)
-    return not at_work, -(one.output_tokens_per_s or 0.0), -one.in_flight, one.id
 
 
 def is_unsafe(kind: str) -> bool:

@@ -29,6 +29,7 @@ from appliance.common.control import (
     StoreState,
     Welcome,
 )
+from appliance.common.control_cards import CardState
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
@@ -97,8 +98,7 @@ class Gateway:
             alone: no launcher started a supervisor with it and would notice that supervisor's end.
             reread: reads the configuration again, for a reload.
         """
-        self._config = config
-        self._config_file = ConfigFile(config, reread)
+        self._config, self._config_file = config, ConfigFile(config, reread)
         self._alone, self._hopeless = alone, ""
         self._gauges: Gauges | None = None
         self._models = _model_sandboxes(config)
@@ -148,6 +148,7 @@ class Gateway:
             AuditState: self._audit.take,
             SpillState: self._spill.take,
             DiskState: self._disks.take,
+            CardState: lambda told: self._state.cards.take(told),
             StoreState: self._stored.take,
             Frozen: self._freezer.take,
         }

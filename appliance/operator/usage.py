@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, ModelStatus, TenantStatus, busiest_first
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, ModelStatus, TenantStatus
+from appliance.common.tenant_order import busiest_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

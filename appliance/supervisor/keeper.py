@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import structlog
 
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
+from appliance.common.control_cards import EngineEnds
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
+from appliance.supervisor.cards.engines import engine_on_cards
+from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
@@ -265,6 +268,20 @@ class Keeper:
         """End this generation of the sandbox, because the gateway found it at fault."""
         if generation == self.life.generation:
             self._end(_End(f"ended at the gateway's word: {reason}", reason="fault"))
+
+    @property
+    def on_cards(self) -> EngineOnCards | None:
+        """The engine with its cards; None where it has none."""
+        booted = self._booted if self._ending is not None else None
+        return engine_on_cards(self.plan, self.life.generation, None if booted is None else booted.sandbox.pid)
+
+    def lose_card(self, verdict: CardVerdict) -> None:
+        """End this generation of the engine because of its GPU; the gateway tells the requests inside."""
+        if verdict.engine.generation != self.life.generation or self._ending is None or self._ending.done():
+            return
+        told = EngineEnds(self.plan.model, self.life.generation, verdict.reason, verdict.card, self.plan.tenant)
+        self._publish(told, ())
+        self._end(_End(verdict.cause, reason=verdict.reason))
 
     def freeze(self, generation: int, *, frozen: bool) -> None:
         """Freeze this generation of the sandbox, unless it computes, or let it go on; tells the gateway what it is."""

@@ -75,6 +75,11 @@ class Residents:
         """Plans of all sandboxes that are there; also for other threads."""
         return [held.keeper.plan for held in tuple(self._held.values())]
 
+    @property
+    def keepers(self) -> list[Keeper]:
+        """Keepers of all sandboxes that are there."""
+        return [held.keeper for held in tuple(self._held.values())]
+
     def want(self, wish: Want) -> None:
         """Take the gateway's request for a tenant's sandboxes."""
         if self._wishes.qsize() < MAX_WISHES:

@@ -44,6 +44,7 @@ from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
 from appliance.supervisor.boot import BootPlan, plan_boot
+from appliance.supervisor.cards.watch import watch_cards
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
@@ -104,7 +105,8 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms), stop.set)
     image = config.sandbox.image_digest
     answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, image))
-    publish = watching(server.publish, recorder.record, models.digests, image)
+    cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish)
+    publish = cards.explaining(watching(server.publish, recorder.record, models.digests, image))
     for one in planned:
         models.add(one)
     residents = _residents(config, models, runtime, publish, forms)
@@ -112,7 +114,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     changes.residents, changes.warm, server.on_models = residents, warm, changes.take
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish))
+    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish), cards.run())
     account = _keep_account(config, server, metering, recorder)
     asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator), _keep_store(port))
     tasks = [asyncio.create_task(work) for work in asides]

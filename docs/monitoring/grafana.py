@@ -38,6 +38,8 @@ MEANINGS = {
     "running": GREEN,
     "waiting": ORANGE,
     "oom": RED,
+    "gpu_lost": RED,
+    "gpu_memory": RED,
     "fault": PURPLE,
     "ended": GREY,
     "objective": RED,
@@ -210,7 +212,7 @@ def _words(panel: Panel) -> list[str]:
     by_label = {
         "{{athanor_outcome}}": ("ok", "refused", "invalid", "cancelled", "failed"),
         "{{athanor_token_type}}": ("input", "output", "cached"),
-        "{{athanor_reason}}": ("oom", "fault", "ended"),
+        "{{athanor_reason}}": ("oom", "fault", "gpu_lost", "gpu_memory", "ended"),
     }
     found = [word for word in MEANINGS if word in told.replace("{", " ").replace("}", " ").split()]
     return found + [word for label, words in by_label.items() if label in told for word in words]

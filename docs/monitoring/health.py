@@ -56,7 +56,7 @@ SANDBOXES = Dashboard(
             (
                 Panel(
                     "Ends by reason, in 15 minutes",
-                    "Oom: memory limit. Fault: it broke the protocol, or hung.",
+                    "Oom: memory limit. Fault: it broke the protocol, or hung. Gpu: card lost, or share exceeded.",
                     (
                         (
                             "{{athanor_reason}} {{gen_ai_request_model}} {{athanor_role}}",
@@ -133,6 +133,43 @@ SANDBOXES = Dashboard(
                     "bargauge",
                     steps=GOOD_LOW,
                     top=1,
+                ),
+            ),
+        ),
+        Row(
+            "GPUs",
+            (
+                Panel(
+                    "Lost",
+                    "1 while nothing can compute on a card.",
+                    (("card {{athanor_gpu}}", or_none("athanor_gpu_lost", "athanor_gpu")),),
+                    kind="stat",
+                    steps=GOOD_ZERO,
+                ),
+                Panel(
+                    "Memory",
+                    "In use by whatever process, and what models' engines hold.",
+                    (
+                        ("card {{athanor_gpu}}", or_none("athanor_gpu_memory_used_bytes", "athanor_gpu")),
+                        (
+                            "{{gen_ai_request_model}} on {{athanor_gpu}}",
+                            or_none(f"athanor_gpu_model_memory_bytes{MODEL}", "athanor_gpu"),
+                        ),
+                    ),
+                    "bytes",
+                ),
+                Panel(
+                    "Busy",
+                    "Part of the time in which something computes.",
+                    (("card {{athanor_gpu}}", or_none("athanor_gpu_busy_percent", "athanor_gpu")),),
+                    "percent",
+                    top=100,
+                ),
+                Panel(
+                    "Temperature",
+                    "Clocks fall where a card is too hot.",
+                    (("card {{athanor_gpu}}", or_none("athanor_gpu_temperature_celsius", "athanor_gpu")),),
+                    "celsius",
                 ),
             ),
         ),

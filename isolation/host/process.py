@@ -106,6 +106,10 @@ class Child:
             return None
         return self.poll()
 
+    def kill(self) -> None:
+        """End it and do not wait: a process that hangs in a driver ends when the driver lets it. Idempotent."""
+        self._process.kill()
+
     def end(self, grace_s: float = _END_GRACE_S) -> None:
         """End it: SIGTERM, then SIGKILL after ``grace_s`` seconds; 0 means SIGKILL at once. Idempotent."""
         _end(self._process, grace_s=grace_s)

@@ -36,8 +36,16 @@ NOT_YET = (
     "athanor_spill_bytes",
     "athanor_spill_blocks_total",
     "athanor_certificate_end_seconds",
+    "athanor_gpu_watched",
+    "athanor_gpu_lost",
+    "athanor_gpu_failing",
+    "athanor_gpu_throttled",
+    "athanor_gpu_busy_percent",
+    "athanor_gpu_temperature_celsius",
+    "athanor_gpu_memory_used_bytes",
+    "athanor_gpu_model_memory_bytes",
 )
-"""What a healthy appliance without spill and certificate does not have: there is nothing to count."""
+"""What a healthy appliance without spill, certificate and GPU does not have: there is nothing to count."""
 
 LATE = "athanor_refusals_total|athanor:slow_burn:3d|athanor_sandbox_memory_bytes|athanor_kv_resident_blocks"
 """What comes last: once each of these has samples, everything has."""

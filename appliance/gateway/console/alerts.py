@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from appliance.common.cards import ABSENT, LOST, RESET, CardStatus
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.common.disk_space import PLACES, DiskSpace
 from appliance.common.figures import counted, size
@@ -58,6 +59,13 @@ AUDIT_SAID = "the audit log cannot be written: "
 
 _LOGS = "athanor logs --level warning"
 
+_GONE = {
+    LOST: "is lost: it has fallen off the bus",
+    RESET: "is lost until it is reset",
+    ABSENT: "is not listed by the driver",
+}
+"""What is said of a GPU on which nothing can compute."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -93,11 +101,15 @@ class Facts:
     """Unix times between which the certificate that the gateway serves with is valid; None: it has none."""
     disks: tuple[DiskSpace, ...] = ()
     """Space for what the supervisor writes."""
+    cards: tuple[CardStatus, ...] = ()
+    """GPUs that models use."""
+    cards_problem: str = ""
+    """Why nothing is known of them; empty where they are read, and where there are none."""
 
 
 def alerts(facts: Facts) -> tuple[Alert, ...]:
     """Return all alerts of now, the worst first."""
-    told = (_sandboxes, _promises, _requests, _load, _policy, _certificate, _disks)
+    told = (_sandboxes, _promises, _requests, _load, _policy, _certificate, _disks, _cards)
     found = [alert for tell in told for alert in tell(facts)]
     return tuple(sorted(found, key=lambda one: ORDER[one.level]))
 
@@ -358,6 +370,35 @@ def _disks(facts: Facts) -> Iterator[Alert]:
         do="Make room on it, or give it another disk in athanor.yaml.",
         command="athanor doctor",
     )
+
+
+def _cards(facts: Facts) -> Iterator[Alert]:
+    """Yield alerts about GPUs that models use."""
+    if facts.cards_problem:
+        yield Alert(
+            key="gpu watch",
+            level="degraded",
+            what=f"The GPUs cannot be watched: {facts.cards_problem}",
+            who="Nobody yet: engines go on. None that takes too much of a card's memory is ended.",
+            do="If nvidia-smi hangs too, the driver does, and the machine has to start anew.",
+            command="nvidia-smi",
+        )
+    for card in facts.cards:
+        users = _names([one.model for one in card.models]) or "Models that have it"
+        command = f"nvidia-smi -q -i {card.uuid or card.index}"
+        if card.state in _GONE:
+            key, what = f"gpu/{card.index}", f"GPU {card.index} {_GONE[card.state]}"
+            do = "Its engines were ended. Reset the card, or start the machine anew; the kernel's log has the Xid."
+            yield Alert(key=key, level="broken", what=what, who=users, do=do, command=command)
+        elif card.failing:
+            do = "See its remapped rows; a reset applies what is pending. If errors come back, replace it."
+            what = f"GPU {card.index} has bad memory: {card.failing}"
+            yield Alert(key=f"gpu memory/{card.index}", level="degraded", what=what, who=users, do=do, command=command)
+        elif set(card.throttled) & {"heat", "hardware"}:
+            degrees = card.figures.get("temperature_c")
+            what = f"GPU {card.index} is slowed down" + ("" if degrees is None else f" at {degrees} degrees Celsius")
+            do = "Look at the cooling, and at the power supply where it is not hot."
+            yield Alert(key=f"gpu heat/{card.index}", level="degraded", what=what, who=users, do=do, command=command)
 
 
 def _certificate(facts: Facts) -> Iterator[Alert]:

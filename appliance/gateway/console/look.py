@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.common.cards import CardStatus
 from appliance.common.status import Alert, ApplianceLoad, Latency, ModelView, Point, PolicyStatus, TenantStatus
 from appliance.gateway.telemetry.store import TraceSummary
 
@@ -105,6 +106,8 @@ class Look:
     load: ApplianceLoad
     alerts: tuple[Alert, ...]
     models: tuple[ModelView, ...]
+    cards: tuple[CardStatus, ...]
+    """GPUs that models use."""
     own: tuple[ModelView, ...]
     own_total: int
     tenants: Tenants

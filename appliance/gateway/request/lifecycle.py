@@ -68,8 +68,6 @@ Once the replay runs, the request's own deadline holds again."""
 MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
 
-ENDED = "the engine ended while it answered; the same request may be sent again"
-
 NAMING = (InvalidRequestError, FeatureNotAllowedError, PayloadTooLargeError)
 """Errors about a field of the request, which is told by the caller's name of it."""
 
@@ -365,8 +363,8 @@ class Lifecycle:
                 yield visit
             self._answered = True
         except EngineGoneError as error:
-            if self.outcome.emitted:
-                raise UnavailableError(ENDED, retry_after_s=RETRY_AFTER_S) from error
+            if (told := error.told(shown=self.outcome.emitted)) is not None:
+                raise told from error
             self.enter_by = min(self.enter_by, time.monotonic() + REPLAY_S)
 
     def priority(self, granted: Priority) -> wire.Priority:

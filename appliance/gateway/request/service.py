@@ -333,9 +333,9 @@ class GatewayService:
             self.share_out()
 
     def engine_ended(self, model: ModelSandboxes, link: EngineLink) -> None:
-        """Note which requests were in an engine that ended."""
+        """Note which requests were in an engine that ended, unless its GPU was lost."""
         self.take_integrity(model, link)
-        inside = (stream.fingerprint for stream in link.inside)
+        inside = (stream.fingerprint for stream in link.suspected)
         self.suspects[model.name].engine_died(inside, time.monotonic())
 
     def suspicion(self, now: float) -> dict[str, tuple[int, int]]:

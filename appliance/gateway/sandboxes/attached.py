@@ -25,7 +25,9 @@ from appliance.common.control import (
     StoreUp,
     Welcome,
 )
+from appliance.common.control_cards import EngineEnds
 from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.engine_loss import EngineLoss
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
 from appliance.gateway.sandboxes.spare_descriptors import SpareDescriptors
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
@@ -202,6 +204,8 @@ class Sandboxes:
             self._down(message)
         elif isinstance(message, SandboxUse):
             self._note_use(message)
+        elif isinstance(message, EngineEnds):
+            self._engine_ends(message)
         elif (taker := self._takers.get(type(message))) is not None:
             taker(message)
         else:
@@ -309,6 +313,12 @@ class Sandboxes:
         if model is not None and (record := model.records.get(message.role)) is not None:
             record.memory_bytes, record.memory_limit_bytes = message.memory_bytes, message.memory_limit_bytes
 
+    def _engine_ends(self, message: EngineEnds) -> None:
+        """Tell the requests in an engine why the supervisor ends it."""
+        model, loss = self._find(message), EngineLoss.told(message)
+        if model is not None and model.engine is not None and model.engine.generation == message.generation:
+            model.engine.lose(loss)
+
     def _down(self, message: SandboxDown) -> None:
         if message.state == REFUSED:
             self._tenant_sandboxes.refuse(message.model, message.tenant, message.cause)
@@ -322,7 +332,7 @@ class Sandboxes:
             record.become(message.state, message.cause)
             model.note_failure()
 
-    def _find(self, message: SandboxUp | SandboxDown | SandboxUse) -> ModelSandboxes | None:
+    def _find(self, message: SandboxUp | SandboxDown | SandboxUse | EngineEnds) -> ModelSandboxes | None:
         """Return the sandboxes that a message is about; None when they are not, or no longer, asked for."""
         if message.tenant:
             return self._tenant_sandboxes.find(message.model, message.tenant)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.sandboxes.delivery import Delivery
+from appliance.gateway.sandboxes.engine_loss import EngineLoss
 from appliance.gateway.sandboxes.grammars import GrammarRun, Grammars
 from appliance.gateway.sandboxes.link import Link, LinkFullError, SandboxLink
 from appliance.gateway.sandboxes.probe import LATE_S
@@ -77,6 +78,8 @@ class EngineLink(SandboxLink):
         self.integrity_failures = 0
         """Requests that the engine ended because a KV block in their tables was not theirs; ``GatewayService`` counts
         them and resets this."""
+        self.loss: EngineLoss | None = None
+        """What the supervisor said of its end, if it did."""
         self.kv = KvUsage()
         """KV blocks by account, as the engine last said; shown to the operator, never to a tenant."""
         self.public: dict[bytes, PublicUse] = {}
@@ -111,6 +114,11 @@ class EngineLink(SandboxLink):
     def inside(self) -> tuple[TokenStream, ...]:
         """Streams whose requests may still be in the engine: live ones, and aborted ones until the engine answered."""
         return (*self._live.values(), *self._leaving.values())
+
+    @property
+    def suspected(self) -> tuple[TokenStream, ...]:
+        """Those of them that may have ended the engine: none where its GPU was lost."""
+        return () if self.loss is not None and not self.loss.requests_may_be_at_fault else self.inside
 
     def submit(
         self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
@@ -219,6 +227,13 @@ class EngineLink(SandboxLink):
     def _owed(self) -> bool:
         """Whether all requests, if there are any, wait for masks of the text sandbox."""
         return all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values())
+
+    def lose(self, loss: EngineLoss) -> None:
+        """End the link because the supervisor ends the engine; the streams are told why."""
+        if not self._link.closed:
+            self.loss = loss
+            self._link.close()
+            self._ended(loss.words, at_fault=False)
 
     def close(self) -> None:
         """Close the link: all streams end."""
@@ -348,7 +363,7 @@ class EngineLink(SandboxLink):
         self._leaving.clear()
         live, self._live = self._live, {}
         for stream in live.values():
-            stream.engine_gone = reason
+            stream.engine_gone, stream.loss = reason, self.loss
             stream.wake.set()
 
 

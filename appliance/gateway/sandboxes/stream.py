@@ -16,15 +16,29 @@ from appliance.common.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from appliance.gateway.sandboxes.engine_loss import EngineLoss
 from appliance.gateway.sandboxes.grammars import GrammarRun
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from isolation.ipc.engine import Started
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
 from isolation.ipc.messages import FailureCode, Finish
 
+ENDED = "the engine ended while it answered; the same request may be sent again"
+
 
 class EngineGoneError(Exception):
-    """The engine ended under the request; handled by the request's lifecycle, never shown to a caller."""
+    """The engine ended under the request; handled by the request's lifecycle, never shown to a caller. ``loss``: what
+    the supervisor said of it, if it did."""
+
+    def __init__(self, reason: str, loss: EngineLoss | None = None) -> None:
+        super().__init__(reason)
+        self._loss = loss
+
+    def told(self, *, shown: bool) -> ApplianceError | None:
+        """What a request is told whose output has been shown in part, or not; None: it may be tried again."""
+        if self._loss is not None and (shown or not self._loss.requests_may_be_at_fault):
+            return self._loss.error()
+        return UnavailableError(ENDED, retry_after_s=RETRY_AFTER_S) if shown else None
 
 
 @dataclass(slots=True)
@@ -88,6 +102,8 @@ class TokenStream:
     failure: FailureCode | None = None
     engine_gone: str | None = None
     """Why the engine ended, once it has."""
+    loss: EngineLoss | None = None
+    """What the supervisor said of that, if it did."""
     grammar: GrammarRun | None = None
     """Grammar that the output follows, if any."""
     grammar_error: ApplianceError | None = None
@@ -153,7 +169,7 @@ class TokenStream:
         if self.withdrawn is not None:
             raise self.withdrawn
         if self.engine_gone is not None:
-            raise EngineGoneError(self.engine_gone)
+            raise EngineGoneError(self.engine_gone, self.loss)
         if self.grammar_error is not None:
             raise self.grammar_error
         if self.expired:

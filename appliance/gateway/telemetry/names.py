@@ -141,6 +141,21 @@ KV_PREEMPTED = "athanor.kv.preempted_requests"
 KV_WAITED = "athanor.kv.cap_waits"
 DISK_FREE = "athanor.disk.free"
 DISK_SIZE = "athanor.disk.size"
+GPU_WATCHED = "athanor.gpu.watched"
+GPU_LOST = "athanor.gpu.lost"
+GPU_MEMORY_SIZE = "athanor.gpu.memory_size"
+GPU_MEMORY_USED = "athanor.gpu.memory_used"
+GPU_BUSY = "athanor.gpu.busy"
+GPU_POWER = "athanor.gpu.power"
+GPU_POWER_LIMIT = "athanor.gpu.power_limit"
+GPU_TEMPERATURE = "athanor.gpu.temperature"
+GPU_ECC = "athanor.gpu.uncorrected_errors"
+GPU_REMAPPED_ROWS = "athanor.gpu.remapped_rows"
+GPU_FAILING = "athanor.gpu.failing"
+GPU_THROTTLED = "athanor.gpu.throttled"
+GPU_MODEL_MEMORY = "athanor.gpu.model_memory"
+GPU_MODEL_SHARE = "athanor.gpu.model_share"
+GPU_XIDS = "athanor.gpu.xids"
 SPILL_BYTES = "athanor.spill.bytes"
 SPILL_OBJECTS = "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
@@ -223,6 +238,9 @@ HISTOGRAMS = {
 }
 """Filled when a request finishes; nothing outside this package records them."""
 
+_GPU = frozenset({"gpu", "gpu_uuid"})
+"""Labels of a GPU that a model uses: the N of /dev/nvidiaN, and its UUID."""
+
 COUNTERS = {
     REQUESTS: Instrument(
         "{request}",
@@ -277,8 +295,14 @@ COUNTERS = {
     ),
     SANDBOX_LOSSES: Instrument(
         "{loss}",
-        "Sandboxes that ended: oom (its memory limit), fault (it broke the protocol or hung), ended (anything else).",
+        "Sandboxes that ended: oom (its memory limit), fault (it broke the protocol or hung), gpu_lost (its GPU was "
+        "lost), gpu_memory (it held more than its share of the GPU's memory), ended (anything else).",
         frozenset({"model", "role", "reason"}),
+    ),
+    GPU_XIDS: Instrument(
+        "{event}",
+        "Xid events of a GPU by where their cause mostly lies: program, memory, bus, driver, other.",
+        _GPU | {"kind"},
     ),
     EVICTED_CONNECTIONS: Instrument(
         "{connection}",
@@ -371,6 +395,24 @@ GAUGES = {
     KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
     DISK_FREE: Instrument("By", "Free bytes of the disk that a folder of the supervisor is on.", frozenset({"place"})),
     DISK_SIZE: Instrument("By", "Size of that disk.", frozenset({"place"})),
+    GPU_WATCHED: Instrument("1", "1 while NVML answers; there is none while no model has a GPU."),
+    GPU_LOST: Instrument("1", "1 while nothing can compute on the GPU: lost, not listed, or to be reset.", _GPU),
+    GPU_MEMORY_SIZE: Instrument("By", "Memory of the GPU.", _GPU),
+    GPU_MEMORY_USED: Instrument("By", "Part of it that is in use, by whatever process.", _GPU),
+    GPU_BUSY: Instrument("%", "Part of the time in which something computed on the GPU.", _GPU),
+    GPU_POWER: Instrument("W", "Power that the GPU draws.", _GPU),
+    GPU_POWER_LIMIT: Instrument("W", "Power that it may draw.", _GPU),
+    GPU_TEMPERATURE: Instrument("Cel", "Temperature of the GPU.", _GPU),
+    GPU_ECC: Instrument("{error}", "Uncorrected errors of its memory since the driver was loaded.", _GPU),
+    GPU_REMAPPED_ROWS: Instrument("{row}", "Rows of its memory that were replaced after uncorrected errors.", _GPU),
+    GPU_FAILING: Instrument("1", "1 while its memory has had uncorrected errors, or a bad row is not replaced.", _GPU),
+    GPU_THROTTLED: Instrument(
+        "1",
+        "Whether its clocks are lowered, by reason: power (its limit), heat, hardware (the card's own slow-down).",
+        _GPU | {"reason"},
+    ),
+    GPU_MODEL_MEMORY: Instrument("By", "Memory of the GPU that the model's engines hold.", _GPU | {"model"}),
+    GPU_MODEL_SHARE: Instrument("By", "Memory that they may hold together by gpu_share.", _GPU | {"model"}),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
     MODELS: Instrument("{model}", "Models by state; of one that fails, status has the reason.", frozenset({"state"})),

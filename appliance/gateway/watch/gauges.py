@@ -25,9 +25,11 @@ from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
 from appliance.gateway.telemetry.tracer import OtelTelemetry
+from appliance.gateway.watch.cards import Cards
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import view_state
+from appliance.gateway.watch.increases import Increases
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
 from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.rates import TREATMENTS
@@ -42,21 +44,6 @@ KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in (
 
 
 ROLES = ("engine", "text")
-
-
-class Increases:
-    """Turns totals into what has been added; a new process behind them counts from nothing."""
-
-    def __init__(self, *, ours: bool) -> None:
-        """``ours``: this process keeps the totals. What another one has counted before the first call was added in an
-        earlier life of this process, and is not added again."""
-        self._ours = ours
-        self._seen: dict[tuple[str, ...], int] = {}
-
-    def since(self, name: tuple[str, ...], total: int) -> int:
-        """Return what has been added since the last call with this name."""
-        before, self._seen[name] = self._seen.get(name, 0 if self._ours else total), total
-        return total - before if total >= before else total
 
 
 @dataclass(slots=True)
@@ -134,6 +121,8 @@ class Gauges:
         self._telemetry = telemetry
         self.door: DoorGauges | None = None
         """Gauges of the tenants' ports; None before they are open."""
+        self.cards = Cards()
+        """GPUs as the supervisor tells of them; ``watch_engines`` puts the appliance's in place."""
         self._restarts = Increases(ours=False)
         self._tokens = Increases(ours=True)
 
@@ -216,6 +205,7 @@ class Gauges:
         yield Level(names.WAITING_REQUESTS, len(self._service.ledger.lines), {})
         yield from self._spill.levels(self._telemetry.count)
         yield from self._disks.levels()
+        yield from self.cards.levels(self._telemetry.count)
         yield from self._stored.levels()
         if self.door is not None:
             yield from self.door.levels(self._telemetry.count)
@@ -286,6 +276,7 @@ async def watch_engines(
     state: ApplianceState, gauges: Gauges, step_timeout_s: Callable[[], float], freeze: Callable[[], None]
 ) -> None:
     """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle."""
+    gauges.cards = state.cards
     gauges.begin()
     while True:
         state.note()

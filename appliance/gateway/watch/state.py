@@ -27,6 +27,7 @@ from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.model_sandboxes import Leaving
 from appliance.gateway.telemetry.store import MAX_TRACES, Ended, TraceList, TraceStore
+from appliance.gateway.watch.cards import Cards
 from appliance.gateway.watch.definitions import held_share, load
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import EngineStates
@@ -56,6 +57,8 @@ class ApplianceState:
         supervisor tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
+        self.cards = Cards()
+        """What the supervisor tells of GPUs."""
         self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
         self._history, self._samples = History(), Samples()
         self._engines = EngineStates(sandboxes, service.ledger, self._clocks)
@@ -123,6 +126,7 @@ class ApplianceState:
             load=now,
             latency=latency(self._traces.ended(WINDOW_S)),
             alerts=self.alerts(),
+            cards=self.cards.cards,
         )
 
     def look(self, question: Question, page: str) -> Look:
@@ -144,6 +148,7 @@ class ApplianceState:
             load=now,
             alerts=alerts(self._facts(models, own, times, ended)),
             models=models,
+            cards=self.cards.cards,
             own=own[:MAX_OWN_SANDBOXES],
             own_total=len(service.tenant_sandboxes.resident),
             tenants=self._tenants.page(question),
@@ -203,6 +208,8 @@ class ApplianceState:
             recent=tuple(one.summary for one in ended if one.age_s <= RECENT_S),
             certificate=self._certificate(),
             disks=self._disks.spaces,
+            cards=self.cards.cards,
+            cards_problem=self.cards.problem,
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:

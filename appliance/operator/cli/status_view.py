@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from appliance.common.figures import NS, clock, count, counted, duration, printable
+from appliance.common.cards import OK, CardStatus
+from appliance.common.figures import NS, clock, count, counted, duration, printable, size
 from appliance.common.status import (
     Alert,
     ApplianceStatus,
@@ -60,6 +61,8 @@ def status_view(status: ApplianceStatus, now: float, width: int) -> RenderableTy
         if alert.key not in _SAID_ELSEWHERE:
             parts += [_alert(alert, now), ""]
     parts += [_models((*status.models, *status.own), width), "", *_forms(status.models), _tenants(status.tenants), ""]
+    if status.cards:
+        parts += [_cards(status.cards), ""]
     if status.public:
         parts += [_public(status.public), ""]
     parts += [_policy(status.policy), ""]
@@ -145,6 +148,31 @@ def _room(name: str, room: str, one: SandboxStatus, width: int) -> Iterator[Text
         share = f"{100 * one.free_blocks / one.num_blocks:.0f} %" if one.num_blocks else "-"
         cached = f", {one.cached_blocks:,} cached" if one.cached_blocks else ""
         yield Text(f"{share} of {one.num_blocks:,}{cached}" if wide and one.num_blocks else share)
+
+
+def _cards(cards: tuple[CardStatus, ...]) -> RenderableType:
+    """A line a GPU, and one below for what its models hold of it."""
+    shown = table("GPU", "STATE", numbers=("BUSY", "MEMORY", "HEAT", "POWER"))
+    held = []
+    for one in cards:
+        told = one.figures
+        used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
+        cells = (
+            f"{told['busy_percent']} %" if "busy_percent" in told else "-",
+            "-" if used is None or total is None else f"{used >> 30} of {total >> 30} GiB",
+            f"{told['temperature_c']} C" if "temperature_c" in told else "-",
+            f"{told['power_mw'] / 1_000:.0f} W" if "power_mw" in told else "-",
+        )
+        style = "bold red" if one.state != OK else "yellow" if one.failing else "green"
+        shown.add_row(Text(str(one.index), "bold"), Text(one.state, style), *map(Text, cells))
+        if one.state == OK and one.throttled:
+            held.append(Text(f"GPU {one.index} is slowed down by {', '.join(one.throttled)}", "dim"))
+        for model in one.models:
+            share = f"; its share is {size(model.share)}" if model.share else ""
+            held.append(Text(f"{printable(model.model)} holds {size(model.held)} of GPU {one.index}{share}", "dim"))
+        if one.unknown_bytes:
+            held.append(Text(f"others hold {size(one.unknown_bytes)} of GPU {one.index}", "dim"))
+    return Group(shown, *held)
 
 
 def _tenants(tenants: tuple[TenantStatus, ...]) -> RenderableType:

@@ -15,10 +15,10 @@ are those of the GenAI semantic conventions, pinned at v1.41.1. Of more than 64 
 models beyond the first 32.
 """
 
-WORDS = {"s": "seconds", "By": "bytes", "1": "0 or 1"}
+WORDS = {"s": "seconds", "By": "bytes", "1": "0 or 1", "%": "percent", "W": "watts", "Cel": "degrees Celsius"}
 """UCUM units in words; the others are ``{thing}``."""
 
-SUFFIXES = {"s": "seconds", "By": "bytes"}
+SUFFIXES = {"s": "seconds", "By": "bytes", "%": "percent", "W": "watts", "Cel": "celsius"}
 """Units that become part of a Prometheus name."""
 
 

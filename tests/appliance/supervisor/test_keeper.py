@@ -15,8 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from appliance.common.control import Control, Frozen, SandboxDown, SandboxUse
+from appliance.common.control_cards import GPU_LOST, EngineEnds
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor.boot import Booted, BootPlan
+from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.keeper import Keeper
 from isolation.errors import SandboxStartError, SandboxTimeoutError
 from isolation.ipc.messages import Role
@@ -177,6 +179,39 @@ async def test_the_gateway_hears_what_a_sandbox_holds_and_why_it_ended(monkeypat
     assert SandboxUse("m", "engine", 7 << 20, 8 << 20) in published
     down = next(message for message in published if isinstance(message, SandboxDown))
     assert (down.reason, "it hangs" in down.cause) == ("fault", True)
+
+
+async def test_an_engine_that_ends_because_of_its_gpu_is_told_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway is told why before it is told that the sandbox is down, whose reason is the same; a verdict about an
+    earlier generation ends nothing, nor does one while nothing runs."""
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+        return Booted(Sandbox(), None, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    published: list[Control] = []
+    keeper = make(published)
+    keeper.plan = replace(keeper.plan, spec=SimpleNamespace(limits=SimpleNamespace(memory_bytes=1), gpu=None))
+    assert keeper.on_cards is None
+    engine = EngineOnCards(sandbox="engine-m", model="m", tenant="", generation=1, cards=(0,), share=0)
+    verdict = CardVerdict(engine, GPU_LOST, 0, "card 0 is lost")
+    keeper.lose_card(verdict)
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        assert await keeper.first_boot is None
+        await asyncio.sleep(0)  # The keeper waits for the end from its next turn on.
+        keeper.lose_card(replace(verdict, engine=replace(engine, generation=7)))
+        assert published == []
+        keeper.lose_card(verdict)
+        while len(published) < 2:
+            await asyncio.sleep(0.005)
+        keeper.stop()
+        await running
+    assert published[0] == EngineEnds("m", 1, GPU_LOST, 0)
+    down = published[1]
+    assert isinstance(down, SandboxDown)
+    assert (down.reason, down.cause) == (GPU_LOST, "card 0 is lost")
 
 
 async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import { showAlerts, showLost } from "./alerts.js";
 import { byId, setAttribute, setText } from "./dom.js";
 import { age } from "./format.js";
+import { showGpus } from "./gpus.js";
 import * as headline from "./headline.js";
 import { showKv } from "./kvmap.js";
 import { Poll } from "./poll.js";
@@ -39,6 +40,7 @@ function told(picture) {
   headline.showHeadline(picture);
   showKv(picture);
   showSandboxes(picture);
+  showGpus(picture);
   showPolicy(picture);
   requests.showRequests(picture);
   showTenants(picture);

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from appliance.common.cards import CardStatus, ModelOnCard
 from appliance.common.status import (
     AccountView,
     ApplianceLoad,
@@ -120,6 +121,15 @@ def tenant(name: str, **changes: Any) -> TenantView:
     return replace(base, **changes)
 
 
+def card(**changes: Any) -> CardStatus:
+    """A GPU that is well and at work."""
+    figures = {"memory_total_bytes": 80 << 30, "memory_used_bytes": 61 << 30, "busy_percent": 93}
+    figures |= {"temperature_c": 61, "power_mw": 512_000, "ecc_uncorrected": 0, "clock_reasons": 4}
+    held = ModelOnCard(model="athanor-mini", held=60 << 30, share=72 << 30)
+    base = CardStatus(index=0, uuid="GPU-0a1b", state="ok", figures=figures, models=(held,))
+    return replace(base, **changes)
+
+
 def picture(**changes: Any) -> Look:
     """An appliance that is well and at work."""
     now = time.time()
@@ -140,6 +150,7 @@ def picture(**changes: Any) -> Look:
         load=LOAD,
         alerts=(),
         models=(model(),),
+        cards=(),
         own=(),
         own_total=0,
         tenants=Tenants(total=2, matching=2, offset=0, active=2, rows=tenants),

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from appliance.common.cards import CardStatus
 from appliance.common.certificate_dates import DAY_S
 from appliance.common.disk_space import DiskSpace
 from appliance.common.status import Latency, Point, Spread
 from appliance.gateway.console.alerts import AUDIT_SAID, Facts, alerts
 from appliance.gateway.telemetry.store import TraceSummary
-from tests.appliance.gateway.console.pictures import POLICY, UP_S, facts, model, sandbox
+from tests.appliance.gateway.console.pictures import POLICY, UP_S, card, facts, model, sandbox
 from tests.appliance.gateway.telemetry import samples
 
 
@@ -26,6 +27,7 @@ def test_an_appliance_that_is_well_has_no_alert() -> None:
     assert alerts(facts()) == ()
     assert alerts(facts(certificate=(NOW - DAY_S, NOW + 60 * DAY_S))) == ()
     assert alerts(facts(disks=(DiskSpace("audit", 1 << 30, 4 << 30), DiskSpace("run", 3 << 30, 900 << 30)))) == ()
+    assert alerts(facts(cards=(card(),))) == ()
 
 
 def down(**changes: Any) -> Facts:
@@ -39,6 +41,11 @@ NOW = facts().now
 def points(waiting: int = 0, kv_held: float = 0.2) -> tuple[Point, ...]:
     """Forty seconds that are all alike."""
     return tuple(Point(UP_S - 40 + 2 * step, 0, 1, waiting, kv_held, 0) for step in range(21))
+
+
+def told(**figures: int) -> CardStatus:
+    """A GPU with other figures."""
+    return card(figures={**card().figures, **figures})
 
 
 CASES: dict[str, tuple[Facts, str, str]] = {
@@ -62,6 +69,13 @@ CASES: dict[str, tuple[Facts, str, str]] = {
         "1.0 GiB of disk are left: audit log",
     ),
     "disk full": (facts(disks=(DiskSpace("spill", 9, 1 << 30),)), "degraded", "The disk is full: spilled KV"),
+    "gpu lost": (facts(cards=(card(state="lost", figures={}),)), "broken", "GPU 0 is lost: it has fallen off the bus"),
+    "gpu to be reset": (facts(cards=(card(state="reset"),)), "broken", "GPU 0 is lost until it is reset"),
+    "gpu not listed": (facts(cards=(card(state="absent"),)), "broken", "GPU 0 is not listed by the driver"),
+    "gpu errors": (facts(cards=(told(ecc_uncorrected=2),)), "degraded", "uncorrected errors of memory: 2"),
+    "gpu row": (facts(cards=(told(remap_pending=1),)), "degraded", "GPU 0 has bad memory: a bad row"),
+    "gpu hot": (facts(cards=(told(clock_reasons=0x40, temperature_c=91),)), "degraded", "slowed down at 91 degrees"),
+    "gpu unknown": (facts(cards_problem="NVML hangs"), "degraded", "The GPUs cannot be watched: NVML hangs"),
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),
     "certificate ended": (facts(certificate=(NOW - 90 * DAY_S, NOW - DAY_S)), "broken", "certificate has expired"),

@@ -15,7 +15,7 @@ from appliance.common.status import Alert, ApplianceLoad
 from appliance.gateway.console.look import Requests, Tenants
 from tests.appliance.gateway.console.browser import Page
 from tests.appliance.gateway.console.conftest import Console
-from tests.appliance.gateway.console.pictures import HOSTILE, LOAD, model, picture, sandbox, tenant, traces
+from tests.appliance.gateway.console.pictures import HOSTILE, LOAD, card, model, picture, sandbox, tenant, traces
 
 OpenPage = Callable[..., Page]
 
@@ -363,6 +363,20 @@ def test_a_page_of_an_older_version_says_so(open_page: OpenPage, console: Consol
     console.gateway.page = "another"
     page.run(LOOK_NOW)
     page.wait_text("upgraded since this page was opened")
+
+
+def test_gpus_are_shown_where_models_have_some(open_page: OpenPage, console: Console) -> None:
+    """No part for them without any; then a row each, and one that is lost has no numbers."""
+    page = open_page()
+    assert page.run("document.getElementById('gpus-part').hidden")
+    lost = card(index=1, state="lost", figures={}, models=())
+    console.gateway.shown = replace(console.gateway.shown, cards=(card(), lost))
+    page.run(LOOK_NOW)
+    page.wait_text("61 of 80 GiB")
+    rows = page.run("[...document.querySelectorAll('#gpus tr')].map((row) => row.innerText).join('|')")
+    for words in ("athanor-mini", "93 %", "61 °C", "512 W", "lost"):
+        assert words in rows
+    assert page.complaints() == []
 
 
 def test_an_engine_that_boots_is_an_empty_state(open_page: OpenPage, console: Console) -> None:

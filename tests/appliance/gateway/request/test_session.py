@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from appliance.common.control_cards import GPU_LOST, GPU_MEMORY
 from appliance.common.errors import (
     ContextLengthError,
     DeadlineExceededError,
     DeterministicNotAllowedError,
     DeterministicUnavailableError,
     FeatureNotAllowedError,
+    GpuLostError,
+    GpuMemoryError,
     InvalidRequestError,
     PolicyChangedError,
     QuarantinedError,
@@ -44,6 +47,7 @@ from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Standing, Suspects
 from appliance.gateway.sandboxes import model_sandboxes as rooms_module
 from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.engine_loss import EngineLoss
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.text_link import VocabularyTable
 from isolation.ipc.codec import Message
@@ -228,6 +232,41 @@ async def test_what_a_dead_engine_computed_is_not_charged(stage: Stage, monkeypa
     with pytest.raises(UnavailableError):
         await running
     assert (session.life.outcome.output_tokens, session.life.outcome.started) == (0, False)
+
+
+async def test_a_lost_gpu_is_named_to_the_requests_at_once(stage: Stage) -> None:
+    """Not tried again, since no engine comes up on that card: a typed error that names it; nothing is charged."""
+    engine = stage.boot()
+    session = stage.session(max_tokens=50)
+    running = asyncio.ensure_future(collect(session))
+    await hear(engine, Submit)
+    assert stage.model.engine is not None
+    stage.model.engine.lose(EngineLoss(GPU_LOST, 2))
+    with pytest.raises(GpuLostError, match="card 2"):
+        await running
+    assert session.life.outcome.output_tokens == 0
+
+
+async def test_an_engine_above_its_share_is_tried_again_until_something_was_shown(stage: Stage) -> None:
+    """As after the end of its own memory: a request that has shown nothing goes on in the next engine; one that has is
+    told why it ends."""
+    first = stage.boot()
+    running = asyncio.ensure_future(collect(stage.session(max_tokens=2)))
+    await hear(first, Submit)
+    assert stage.model.engine is not None
+    stage.model.engine.lose(EngineLoss(GPU_MEMORY, 0))
+    second = stage.boot()
+    submit = await hear(second, Submit)
+    say(second, submit.request, 5, 6, finish=Finish.LENGTH, started=True)
+    assert [type(event) for event in await running] == [Started, Delta, Finished]
+    events = stage.session(max_tokens=9).run()
+    begun = asyncio.ensure_future(anext(events))
+    say(second, (await hear(second, Submit)).request, 5, started=True)
+    assert isinstance(await begun, Started)
+    assert isinstance(await anext(events), Delta)
+    stage.model.engine.lose(EngineLoss(GPU_MEMORY, 0))
+    with pytest.raises(GpuMemoryError, match="card 0"):
+        await anext(events)
 
 
 async def test_leaving_quickly_does_not_hide_a_killer(stage: Stage) -> None:

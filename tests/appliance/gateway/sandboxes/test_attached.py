@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -32,6 +33,8 @@ from appliance.common.control import (
     SandboxUse,
     Welcome,
 )
+from appliance.common.control_cards import GPU_LOST, EngineEnds
+from appliance.common.errors import GpuLostError
 from appliance.common.residency import ResidentLimits
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.sandboxes import attached as sandboxes_module
@@ -44,7 +47,9 @@ from appliance.gateway.sandboxes.spare_descriptors import NUM_SPARE
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from isolation.ipc import segment
+from isolation.ipc.engine import Submit
 from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Role
+from isolation.ipc.sampling import Sampling
 from isolation.ipc.text import ReadVocabulary
 from tests.appliance.gateway.pairs import ENGINE_READY, TEXT_READY, Pair, make_pair
 
@@ -418,6 +423,31 @@ async def test_losses_and_memory_are_noted(gateway: GatewayEnd, supervisor: Scri
     record = gateway.model.records["engine"]
     assert (record.memory_bytes, record.memory_limit_bytes) == (5, 8)
     assert gateway.sandboxes.every == (gateway.model,)
+
+
+async def test_an_engine_that_ends_because_of_its_gpu_tells_its_requests(
+    gateway: GatewayEnd, supervisor: Scripted
+) -> None:
+    """Words about another generation change nothing; those about this one reach the streams before the engine's end
+    does; a reason that no supervisor gives ends the connection."""
+    supervisor.up(Role.ENGINE)
+    await until(lambda: gateway.model.engine is not None)
+    engine = gateway.model.engine
+    assert engine is not None
+    stream = engine.submit(Submit(1, bytes(32), array("I", [1]), 4, Sampling(temperature=0.0)), b"")
+    supervisor.say(EngineEnds("m", 7, GPU_LOST, 0))
+    supervisor.say(SandboxUse("m", "engine", 5, 8))
+    await until(lambda: gateway.model.records["engine"].memory_bytes == 5)
+    assert stream.engine_gone is None
+    supervisor.say(EngineEnds("m", 1, GPU_LOST, 3))
+    await until(lambda: stream.engine_gone is not None)
+    assert stream.loss is not None
+    assert isinstance(stream.loss.error(), GpuLostError)
+    assert "card 3" in stream.loss.error().message
+    assert gateway.model.engine is None
+    assert gateway.model.records["engine"].cause == "its GPU, card 3, is lost"
+    supervisor.say(EngineEnds("m", 1, "moon", 0))
+    await until(lambda: not gateway.sandboxes.attachment.attached)
 
 
 async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(

@@ -14,7 +14,8 @@ from appliance.common.clocks import Clocks
 from appliance.common.control import CONTROL_VERSION, Welcome
 from appliance.common.errors import RateLimitedError
 from appliance.common.json_codec import encode
-from appliance.common.status import Rates, busiest_first
+from appliance.common.status import Rates
+from appliance.common.tenant_order import busiest_first
 from appliance.gateway.console.look import MAX_ACCOUNTS, MAX_TENANT_ROWS, MAX_TRACE_ROWS, Question
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.ledger import Ledger

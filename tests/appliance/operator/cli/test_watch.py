@@ -22,6 +22,7 @@ from appliance.gateway.telemetry.store import StoredTrace, TraceList, TraceStore
 from appliance.operator.cli import admin_client, exits
 from tests.appliance import golden
 from tests.appliance.admin_server import STATUS, TENANTS, FakeAppliance, serve_admin
+from tests.appliance.gateway.console.pictures import card
 from tests.appliance.gateway.telemetry import samples
 from tests.appliance.operator.cli.conftest import Run
 
@@ -54,6 +55,16 @@ def test_status_without_a_sandbox_is_loud(run: Run, appliance: FakeAppliance) ->
     assert result.exit_code == 0
     assert result.stdout.splitlines()[1].startswith(" NO SANDBOX")
     golden.check(GOLDEN / "status-unsafe-80.txt", result.stdout)
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_status_shows_gpus(run: Run, appliance: FakeAppliance, columns: int) -> None:
+    """A line for each that a model has, what models hold of it below; one that is lost has no numbers."""
+    lost = card(index=1, state="lost", figures={}, models=())
+    appliance.status = replace(STATUS, cards=(card(unknown_bytes=3 << 30), lost))
+    result = run("status", "--admin", appliance.url, columns=columns)
+    assert result.stdout.isascii()
+    golden.check(GOLDEN / f"status-gpus-{columns}.txt", result.stdout)
 
 
 @pytest.mark.parametrize("columns", [60, 80])
