@@ -57,7 +57,9 @@ def allocations(report: Report) -> None:
                 report.check()
                 answers.append({key: one.token_ids for key, one in answer(engine, seed, rows).items()})
         copies = runner._copies
-        arena = {"num_copies": copies.num_copies, "num_waits": copies.ring.num_waits} if isinstance(copies, ArenaCopies) else {}
+        arena = {}
+        if isinstance(copies, ArenaCopies):
+            arena = {"num_copies": copies.num_copies, "num_waits": copies.ring.num_waits}
         report.put("memory", copies=name, schedules=len(answers), taken_after_ready=runner.num_taken, **arena)
         if name == "arena":
             report.figure("taken_after_ready", runner.num_taken)

@@ -53,7 +53,7 @@ where its reason is known. A card that idles, and clocks that somebody has set, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOnCard:
+class ModelMemory:
     """Memory of a card that a model's engines hold, single tenants' ones among them."""
 
     model: str
@@ -79,7 +79,7 @@ class CardStatus:
     """Xid events since the supervisor began to watch, by kind; empty where they are not told."""
     last_xid: int = 0
     """The newest one's number; 0: there was none."""
-    models: tuple[ModelOnCard, ...] = ()
+    models: tuple[ModelMemory, ...] = ()
     """Models whose engines' memory is known."""
     unknown_bytes: int = 0
     """Memory held by processes that are not engines of this appliance, or whose engine is not known."""

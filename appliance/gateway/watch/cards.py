@@ -15,7 +15,7 @@ from appliance.common.cards import (
     THROTTLES,
     XID_KINDS,
     CardStatus,
-    ModelOnCard,
+    ModelMemory,
 )
 from appliance.common.control_cards import CardState
 from appliance.gateway.telemetry import names
@@ -35,7 +35,7 @@ GAUGES = {
 """Gauge of each figure that has one, and what the figure is multiplied by."""
 
 
-class Cards:
+class WatchedCards:
     """Last state of the GPUs."""
 
     def __init__(self) -> None:
@@ -103,6 +103,6 @@ def _card(message: CardState, index: str) -> CardStatus:
         figures=dict(figures),
         xids=dict(xids),
         last_xid=message.last_xids.get(index, 0),
-        models=tuple(ModelOnCard(model=name, held=held, share=share) for name, (held, share) in models.items()),
+        models=tuple(ModelMemory(model=name, held=held, share=share) for name, (held, share) in models.items()),
         unknown_bytes=message.unknown.get(index, 0),
     )

@@ -25,7 +25,7 @@ from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
 from appliance.gateway.telemetry.tracer import OtelTelemetry
-from appliance.gateway.watch.cards import Cards
+from appliance.gateway.watch.cards import WatchedCards
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import view_state
@@ -121,7 +121,7 @@ class Gauges:
         self._telemetry = telemetry
         self.door: DoorGauges | None = None
         """Gauges of the tenants' ports; None before they are open."""
-        self.cards = Cards()
+        self.cards = WatchedCards()
         """GPUs as the supervisor tells of them; ``watch_engines`` puts the appliance's in place."""
         self._restarts = Increases(ours=False)
         self._tokens = Increases(ours=True)

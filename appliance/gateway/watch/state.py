@@ -27,7 +27,7 @@ from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.model_sandboxes import Leaving
 from appliance.gateway.telemetry.store import MAX_TRACES, Ended, TraceList, TraceStore
-from appliance.gateway.watch.cards import Cards
+from appliance.gateway.watch.cards import WatchedCards
 from appliance.gateway.watch.definitions import held_share, load
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import EngineStates
@@ -57,7 +57,7 @@ class ApplianceState:
         supervisor tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
-        self.cards = Cards()
+        self.cards = WatchedCards()
         """What the supervisor tells of GPUs."""
         self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
         self._history, self._samples = History(), Samples()

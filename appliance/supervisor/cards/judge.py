@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from appliance.common.cards import ABSENT, LOST, OK, RESET, CardStatus, ModelOnCard, allowed_bytes
+from appliance.common.cards import ABSENT, LOST, OK, RESET, CardStatus, ModelMemory, allowed_bytes
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY
 from appliance.common.figures import size
 from appliance.supervisor.cards.samples import CardSample
@@ -104,7 +104,7 @@ def _above(card: CardSample, engine: EngineOnCards) -> str | None:
 
 def status(card: CardSample, engines: Iterable[EngineOnCards]) -> CardStatus:
     """What is told of a card."""
-    models: dict[str, ModelOnCard] = {}
+    models: dict[str, ModelMemory] = {}
     ours = 0
     total = card.figures.get("memory_total_bytes", 0)
     for engine in engines:
@@ -113,7 +113,7 @@ def status(card: CardSample, engines: Iterable[EngineOnCards]) -> CardStatus:
             continue
         ours += held
         share = total * engine.share // 100
-        before = models.get(engine.model, ModelOnCard(model=engine.model, held=0, share=0))
+        before = models.get(engine.model, ModelMemory(model=engine.model, held=0, share=0))
         models[engine.model] = replace(before, held=before.held + held, share=before.share + share)
     return CardStatus(
         index=card.index,

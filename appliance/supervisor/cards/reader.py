@@ -35,7 +35,7 @@ STATES = {"GpuIsLost": "lost", "ResetRequired": "reset"}
 """Errors that say what a card is; any other says only that one question has no answer."""
 
 
-class Card:
+class OpenCard:
     """One card that is asked for."""
 
     def __init__(self, index: int) -> None:
@@ -108,7 +108,7 @@ class Reader:
     """The cards that are asked for, and the events of them."""
 
     def __init__(self, indices: list[int]) -> None:
-        self._cards = {index: Card(index) for index in indices}
+        self._cards = {index: OpenCard(index) for index in indices}
         self._events: Any = None
 
     def sample(self) -> list[dict[str, Any]]:
@@ -176,11 +176,11 @@ class Reader:
         return handles, lost
 
     @staticmethod
-    def _state(card: Card, lost: set[int], missing: int) -> str:
+    def _state(card: OpenCard, lost: set[int], missing: int) -> str:
         """State of a card without a handle: lost where NVML says so of its place, or of as many as are missing."""
         return "lost" if card.place in lost or (card.place < 0 and lost and len(lost) == missing) else "absent"
 
-    def _of(self, card: Card, handle: Any) -> dict[str, Any]:
+    def _of(self, card: OpenCard, handle: Any) -> dict[str, Any]:
         """What a card that is there tells."""
         try:
             if not card.uuid:

@@ -248,7 +248,7 @@ def _few_rows(
         more = lines + outputs.to(tl.int64) * FORM.size
     if FORM.early:
         gdc_launch_dependents()
-        # The matrix is nobody's result: what is needed first of it is fetched before the wait.
+        # No launch writes the matrix: what is needed of it first is fetched before the wait.
         _prefetch(lines + part * FORM.share, FORM)
         if FORM.gate >= 0:
             _prefetch(more + part * FORM.share, FORM)

@@ -86,11 +86,7 @@ class DeviceRunner:
         """
         self.model = model
         self.limits = limits
-        # Blocks stay on the device; kernels are compiled before it serves, or come from a cache. Prompts have rooms of
-        # powers of two, each with kernels of its own.
-        rooms = tuple(1 << place for place in range(limits.max_num_seqs.bit_length()))
-        gpu = storage.device.type == "cuda"
-        self.capabilities = Capabilities(publish=True, gpu=gpu, deterministic=operations.exact, warm_rows=rooms)
+        self.capabilities = _capabilities(storage, limits, operations)
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)
@@ -124,8 +120,7 @@ class DeviceRunner:
         if self._stream is not None:
             # Weights and state were written on another stream, for which this one does not wait by itself.
             torch.cuda.synchronize(self._device)
-        self._taken = 0
-        self.num_ahead = 0
+        self._taken = self.num_ahead = 0
         """Rows' tokens that were there before their plan came."""
 
     @property
@@ -370,6 +365,14 @@ def sizes_of(limits: SchedulerLimits) -> ArenaSizes:
         fetched=max(3 * rows * word, report),
         mirrors=(RING_STEPS * rows * word, RING_STEPS * report),
     )
+
+
+def _capabilities(storage: DeviceStorage, limits: SchedulerLimits, operations: Operations) -> Capabilities:
+    """What a device can do before it was tried. Blocks stay on it; kernels are compiled before it serves, or come from
+    a cache. Prompts have rooms of powers of two, each with kernels of its own."""
+    rooms = tuple(1 << place for place in range(limits.max_num_seqs.bit_length()))
+    gpu = storage.device.type == "cuda"
+    return Capabilities(publish=True, gpu=gpu, deterministic=operations.exact, warm_rows=rooms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from appliance.common.cards import CardStatus, ModelOnCard
+from appliance.common.cards import CardStatus, ModelMemory
 from appliance.common.status import (
     AccountView,
     ApplianceLoad,
@@ -125,7 +125,7 @@ def card(**changes: Any) -> CardStatus:
     """A GPU that is well and at work."""
     figures = {"memory_total_bytes": 80 << 30, "memory_used_bytes": 61 << 30, "busy_percent": 93}
     figures |= {"temperature_c": 61, "power_mw": 512_000, "ecc_uncorrected": 0, "clock_reasons": 4}
-    held = ModelOnCard(model="athanor-mini", held=60 << 30, share=72 << 30)
+    held = ModelMemory(model="athanor-mini", held=60 << 30, share=72 << 30)
     base = CardStatus(index=0, uuid="GPU-0a1b", state="ok", figures=figures, models=(held,))
     return replace(base, **changes)
 

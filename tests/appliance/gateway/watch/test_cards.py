@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.common.cards import MAX_CARDS, CardStatus, ModelOnCard
+from appliance.common.cards import MAX_CARDS, CardStatus, ModelMemory
 from appliance.common.control import decode, encode
 from appliance.common.control_cards import CardState
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
-from appliance.gateway.watch.cards import Cards
+from appliance.gateway.watch.cards import WatchedCards
 from appliance.supervisor.cards.watch import card_state
 
 GIB = 1 << 30
@@ -30,11 +30,13 @@ CARD = CardStatus(
         "ecc_uncorrected": 0,
     },
     xids={"program": 0, "memory": 0, "bus": 0, "driver": 0, "other": 0},
-    models=(ModelOnCard(model="m", held=60 * GIB, share=72 * GIB), ModelOnCard(model="n", held=GIB, share=0)),
+    models=(ModelMemory(model="m", held=60 * GIB, share=72 * GIB), ModelMemory(model="n", held=GIB, share=0)),
 )
 
 
-def told(cards: Cards, *statuses: CardStatus, problem: str = "") -> tuple[dict[tuple[str, ...], float], Counter[str]]:
+def told(
+    cards: WatchedCards, *statuses: CardStatus, problem: str = ""
+) -> tuple[dict[tuple[str, ...], float], Counter[str]]:
     """Levels and counts after a state has travelled, with labels as the instruments know them."""
     message = decode(encode(card_state(statuses, problem)))
     assert isinstance(message, CardState)
@@ -52,7 +54,7 @@ def told(cards: Cards, *statuses: CardStatus, problem: str = "") -> tuple[dict[t
 
 def test_a_cards_figures_are_levels() -> None:
     """In base units, with the reasons of slow clocks and the models' memory; a figure that is not known has none."""
-    levels, counts = told(Cards(), CARD)
+    levels, counts = told(WatchedCards(), CARD)
     which = "3", UUID
     assert levels[names.GPU_WATCHED,] == 1
     assert levels[names.GPU_LOST, *which] == 0
@@ -69,7 +71,7 @@ def test_a_cards_figures_are_levels() -> None:
 
 def test_nothing_is_told_without_cards_and_a_lost_one_has_no_figures() -> None:
     """No series at all where no model has a GPU; a lost card is 1 and nothing else; a hung NVML is 0 for watched."""
-    cards = Cards()
+    cards = WatchedCards()
     assert told(cards) == ({}, Counter())
     levels, _ = told(cards, replace(CARD, state="lost"))
     assert levels == {(names.GPU_WATCHED,): 1, (names.GPU_LOST, "3", UUID): 1}
@@ -79,7 +81,7 @@ def test_nothing_is_told_without_cards_and_a_lost_one_has_no_figures() -> None:
 
 def test_events_are_counted_once() -> None:
     """What the first state has was counted before; a reader that begins anew counts from nothing."""
-    cards = Cards()
+    cards = WatchedCards()
     counted = [told(cards, replace(CARD, xids={**CARD.xids, "bus": total}))[1]["bus"] for total in (4, 4, 6, 1)]
     assert counted == [0, 0, 2, 1]
 
@@ -90,9 +92,9 @@ def test_series_do_not_grow_with_tenants_or_cards() -> None:
     gpu = [one for name, one in {**names.GAUGES, **names.COUNTERS}.items() if name.startswith("athanor.gpu.")]
     assert len(gpu) >= 15
     assert set().union(*(one.labels for one in gpu)) == {"gpu", "gpu_uuid", "model", "reason", "kind"}
-    told(Cards(), *(replace(CARD, index=index) for index in range(MAX_CARDS)))
+    told(WatchedCards(), *(replace(CARD, index=index) for index in range(MAX_CARDS)))
     with pytest.raises(ValueError, match="cards"):
-        told(Cards(), *(replace(CARD, index=index) for index in range(MAX_CARDS + 1)))
+        told(WatchedCards(), *(replace(CARD, index=index) for index in range(MAX_CARDS + 1)))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,10 @@ def test_series_do_not_grow_with_tenants_or_cards() -> None:
         {"figures": {"mood": 1}},
         {"figures": {"power_mw": -1}},
         {"xids": {"moon": 1}},
-        {"models": (ModelOnCard(model="m", held=-1, share=0),)},
+        {"models": (ModelMemory(model="m", held=-1, share=0),)},
     ],
 )
 def test_what_is_no_card_is_refused(changes: dict[str, object]) -> None:
     """States, figures and numbers that no supervisor gives."""
     with pytest.raises(ValueError, match="card"):
-        told(Cards(), replace(CARD, **changes))  # type: ignore[arg-type]
+        told(WatchedCards(), replace(CARD, **changes))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from appliance.common.config import ListenConfig
 from appliance.common.control import LOSS_REASONS, Control
 from appliance.gateway.telemetry import names
-from appliance.gateway.watch.cards import Cards
+from appliance.gateway.watch.cards import WatchedCards
 from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.operator.demo import choose_ports
 from appliance.supervisor.cards.judge import CardVerdict
@@ -46,7 +46,7 @@ class Scraped(Watched):
     """A watch whose states become the metrics of an appliance."""
 
     fake: FakeAppliance = field(default_factory=FakeAppliance)
-    cards: Cards = field(default_factory=Cards)
+    cards: WatchedCards = field(default_factory=WatchedCards)
 
     def publish(self, message: Control, fds: tuple[int, ...]) -> bool:
         """As the gateway does."""
