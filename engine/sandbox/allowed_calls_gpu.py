@@ -1,11 +1,11 @@
 """The system calls of an engine on a GPU after warm-up: data, and which descriptors they may be made on.
 
-It was made from what is known of CUDA after its start, and an H200 has run an engine under it, outside of gVisor (driver
-580.159, torch 2.11; ``docs/gpu.md``): no call was missing. Launches and copies are writes into mapped memory and make no
-call; taking and mapping memory, events and modules that are loaded at their first use
-are ioctls on the driver's nodes and maps of them; waits are polls and futexes, woken through event descriptors and
-pipes that the driver made when it started. A call that is missing here ends the engine at its first use, so an error of
-this list is loud and never a hole. What is not here on purpose:
+It was made from what is known of CUDA after its start, and an H200 has run an engine under it, outside of gVisor
+(driver 580.159, torch 2.11; ``docs/gpu.md``): no call was missing. Launches and copies are writes into mapped memory
+and make no call; taking and mapping memory, events and modules that are loaded at their first use are ioctls on the
+driver's nodes and maps of them; waits are polls and futexes, woken through event descriptors and pipes that the driver
+made when it started. A call that is missing here ends the engine at its first use, so an error of this list is loud and
+never a hole. What is not here on purpose:
 
 * open: a name lies in memory, out of a filter's sight. So everything that has to be open is open before: the nodes, and
   NVML, which torch asks when memory runs out. Page-locked memory needs a new descriptor of the driver for each piece,

@@ -20,7 +20,7 @@ import torch
 from engine.errors import ModelLoadError
 from engine.model.checkpoint.checklist import Checklist, Home, Piece
 from engine.model.checkpoint.config import MAX_JSON_BYTES, ModelConfig, read_json_object
-from engine.model.checkpoint.reading import DTYPES, check_finite, read_part
+from engine.model.checkpoint.reading import DTYPES, Staging, check_finite, read_part, staging_for
 from engine.model.checkpoint.registry import build_model, describe_model
 from engine.model.checkpoint.safetensors import OpenCodec, SafetensorsFile, TensorEntry, show_names
 from engine.model.coded.codec import open_numpy_codec
@@ -65,11 +65,12 @@ class UnreadModel:
         Raises:
             ModelLoadError: a file ends early, or holds a number that is not finite.
         """
-        for name, piece in self.checklist.pieces.items():
-            for home in piece.homes:
-                if stopped():
-                    return
-                _read(self.homes[name], name, home)
+        with staging_for(self.model.device) as staging:
+            for name, piece in self.checklist.pieces.items():
+                for home in piece.homes:
+                    if stopped():
+                        return
+                    _read(self.homes[name], name, home, staging)
 
 
 def load_model(  # noqa: PLR0913 - what the caller chooses
@@ -257,11 +258,11 @@ def _check_plain(file: SafetensorsFile, entry: TensorEntry, piece: Piece, before
         raise ModelLoadError(f"{file.name}: tensor {name} is {entry.dtype}; supported are {supported}")
 
 
-def _read(found: Found, name: str, home: Home) -> None:
+def _read(found: Found, name: str, home: Home, staging: Staging) -> None:
     if not home.target.numel():
         return
     if isinstance(found, SafetensorsFile):
-        read_part(found, name, home)
+        read_part(found, name, home, staging)
         check_finite(name, home.target)
     else:
         found.read_part(home)

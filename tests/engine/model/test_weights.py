@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 from engine.errors import ModelLoadError
 from engine.model.checkpoint.checklist import Checklist, Home, targets
 from engine.model.checkpoint.config import ModelConfig
-from engine.model.checkpoint.reading import read_part
+from engine.model.checkpoint.reading import READERS, Staging, read_part
 from engine.model.checkpoint.registry import build_model, describe_model
 from engine.model.checkpoint.safetensors import SafetensorsFile
 from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE, load_model
@@ -201,12 +203,15 @@ SHAPES = [(7,), (6, 10), (5, 4, 6), (3, 2, 4, 5)]
 def test_any_part_is_read_into_any_view(
     shape: tuple[int, ...], dtype: torch.dtype, staging: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of every dimension arrive in contiguous, transposed and strided memory, however small the buffer is."""
+    """Parts of every dimension arrive in contiguous, transposed and strided memory, however small the buffer is: a new
+    one, or one that all share and several threads read into."""
     monkeypatch.setattr("engine.model.checkpoint.reading.STAGING_BYTES", staging)
+    monkeypatch.setattr("engine.model.checkpoint.reading.LEAST_SHARED", 9)
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator).to(dtype)
     save_file({"t": whole}, tmp_path / SINGLE_FILE)
-    with SafetensorsFile(tmp_path / SINGLE_FILE) as file:
+    with SafetensorsFile(tmp_path / SINGLE_FILE) as file, ThreadPoolExecutor(READERS) as pool:
+        shared = Staging(pool)
         for cut in range(len(shape)):
             for low, high in ((0, 1), (1, shape[cut]), (0, shape[cut]), (1, 1)):
                 part = tuple((low, high) if axis == cut else (0, size) for axis, size in enumerate(shape))
@@ -218,8 +223,9 @@ def test_any_part_is_read_into_any_view(
                     torch.full(size[::-1], torch.nan).permute(*reversed(range(len(size)))),
                     torch.full(size, torch.nan, dtype=torch.bfloat16),
                 ]
-                for target in views:
-                    read_part(file, "t", Home(part, target))
+                for target, stage in product(views, (None, shared)):
+                    target.fill_(torch.nan)
+                    read_part(file, "t", Home(part, target), stage)
                     assert torch.equal(target, expected.to(target.dtype)), (part, target.stride())
 
 
