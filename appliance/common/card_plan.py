@@ -164,10 +164,12 @@ def plan_card(model: ModelConfig, shape: ModelShape, stored: int, total: int, fr
         reserve = reserve_bytes(model, shape, rows, batched, context)
         base = weights + CONTEXT_BYTES + reserve
         allowed = min(total * share // 100, free) if share else base + model.kv_bytes
-        blocks = max(0, (allowed - base) // block)
-        spare = min(blocks, rows + 2)
+        blocks, needed = max(0, (allowed - base) // block), rows * shape.reaches + 2
+        spare = min(blocks, needed)
         tokens = (blocks - spare) * model.block_size
-        enough = model.max_num_seqs > 0 or tokens >= rows * LEAST_ROW_TOKENS
+        # By what the engine may hold, not by what happens to be free: kernels are compiled for one number of rows.
+        whole = max(0, ((total * share // 100 if share else allowed) - base) // block - needed) * model.block_size
+        enough = model.max_num_seqs > 0 or whole >= rows * LEAST_ROW_TOKENS
         if (reserve <= most and enough) or (last and batched <= (model.max_num_batched_tokens or LEAST_TOKENS)):
             break
     return CardPlan(

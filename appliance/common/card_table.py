@@ -85,6 +85,9 @@ class CardTable:
         """
         table, refusals = self.without((engine,)), list[str]()
         usable = [card for card in self.cards if card.index in candidates]
+        if any(card.total for card in usable):
+            # A card that tells no memory beside others that do has fallen off.
+            usable = [card for card in usable if card.total]
         for card in sorted(usable, key=table._order):
             placed, refusal = table._try(engine, model, card)
             if placed is not None:
@@ -123,6 +126,7 @@ class CardTable:
             free = self._free(card)
             if model.shape is not None:
                 plan = plan_card(config, model.shape, model.stored, card.total, free)
+                percent = share or max(percent, -(-plan.allowed * 100 // card.total))
             lacking = plan.lacking if plan is not None else max(0, least - min(free, card.total * percent // 100))
             if lacking or least > free:
                 needed = f"{size(weights)} of weights need {size(least)} with context and reserve, and KV beside"

@@ -116,11 +116,14 @@ class ModelChanges:
 
     async def _review(self, message: ReviewModels) -> None:
         self._reviewed, problems = None, list[str]()
+        if not self._changing:
+            self._models.coming = ()
         entries, leaving = self._models.entries, self._models.leaving
         going = {name: self._models.planned(name) for name in entries}
         try:
             found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, going)
             self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
+            self._models.coming = tuple(plan for planned in coming for plan in planned.plans)
         except ApplianceError as error:
             problems = error.message.splitlines()
         except (OSError, IsolationError) as error:
@@ -198,7 +201,7 @@ class ModelChanges:
         try:
             gone = await self._carry_out(reviewed)
         finally:
-            self._changing = False
+            self._changing, self._models.coming = False, ()
         # Last: a checkpoint that is being made holds this up.
         if self.warm is not None:
             for planned in gone:

@@ -59,6 +59,9 @@ class ModelKeepers:
         self._models: dict[str, _Served] = {}
         self.digests: dict[str, str] = {}
         """Digest of each served model's files; read by others and changed here alone."""
+        self.coming: tuple[BootPlan, ...] = ()
+        """Boots that were reviewed and are not carried out yet: what they hold of a card is taken; also for other
+        threads."""
         self.ended: list[asyncio.Task[None]] = []
         """Tasks of keepers that ended by themselves."""
 

@@ -140,6 +140,9 @@ class Residents:
                 self._refuse(wish, "the model is not served here")
             except StartError as error:
                 self._refuse(wish, error.message)
+            except OSError as error:
+                # Files of a model can be gone under a shared engine that has read them.
+                self._refuse(wish, f"the sandboxes cannot be planned: {error}")
             finally:
                 self._wanted.discard((wish.model, wish.tenant))
 

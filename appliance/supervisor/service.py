@@ -208,7 +208,7 @@ def _residents(
     def plan(name: str, tenant: str, role: Role) -> BootPlan:
         one = models.planned(name)
         files = of_tenant(one.files, declared.read(), tenant)
-        planned = (*(keeper.plan for keeper in models.keepers), *residents.plans)
+        planned = (*(keeper.plan for keeper in models.keepers), *models.coming, *residents.plans)
         cards = Cards(held.card for held in planned if held.card is not None)
         return plan_boot(one.appliance, one.entry, files, runtime, role, tenant, cards)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from isolation.errors import ProcessError
 from isolation.gpu.gpu_facts import MANAGEMENT, CardMemory, GpuFacts
-from isolation.host.process import run
+from isolation.host.process import Child, start
 
 PROGRAM = Path(__file__).with_name("nvml_program.py")
 
@@ -19,6 +20,12 @@ TIMEOUT_S = 30.0
 
 MAX_BYTES = 1 << 44
 """Largest memory of one card that is believed: 16 TiB."""
+
+MAX_ANSWER_BYTES = 1 << 16
+"""Bytes of the answer that are read: some hundred for each card."""
+
+_left: list[Child] = []
+"""The program that hung last."""
 
 _UUID = re.compile(r"[A-Za-z0-9-]{1,95}")
 
@@ -31,10 +38,33 @@ def with_memory(facts: GpuFacts) -> GpuFacts:
     if library is None:
         return replace(facts, memory_problem=f"there is no {MANAGEMENT}.{facts.driver}")
     try:
-        done = run([sys.executable, str(PROGRAM), str(library.path)], timeout_s=TIMEOUT_S)
-        return replace(facts, memory=parse_memory(done.stdout))
-    except (ProcessError, ValueError) as error:
+        return replace(facts, memory=parse_memory(_ask([sys.executable, str(PROGRAM), str(library.path)])))
+    except (OSError, ProcessError, ValueError) as error:
         return replace(facts, memory_problem=str(error))
+
+
+def _ask(argv: list[str]) -> str:
+    """What the program prints. One that hangs in the driver, where no signal reaches it, is left behind, and none is
+    started beside it.
+
+    Raises:
+        OSError, ProcessError: it cannot be started, does not end, or fails.
+    """
+    if _left and _left[-1].poll() is None:
+        raise ProcessError(argv, None, problem="the last one still hangs in the driver")
+    _left.clear()
+    with tempfile.TemporaryFile() as output:
+        child = start(argv, stdio=output.fileno())
+        status = child.wait(TIMEOUT_S)
+        if status is None:
+            child.kill()
+            _left.append(child)
+            raise ProcessError(argv, None, problem=f"took longer than {TIMEOUT_S:g} s")
+        output.seek(0)
+        said = output.read(MAX_ANSWER_BYTES).decode(errors="replace")
+    if status != 0:
+        raise ProcessError(argv, status, said)
+    return said
 
 
 def parse_memory(text: str) -> tuple[CardMemory, ...]:

@@ -22,10 +22,10 @@ class _Memory(ctypes.Structure):
 
 
 def read_cards(library: str) -> list[dict[str, object]]:
-    """Ask NVML for all cards that this process may see.
+    """Ask NVML for all cards that this process may see; those that do not answer are left out.
 
     Raises:
-        OSError: the library cannot be loaded, or a call fails.
+        OSError: the library cannot be loaded, or NVML does not start.
     """
     nvml = ctypes.CDLL(library)
 
@@ -41,10 +41,14 @@ def read_cards(library: str) -> list[dict[str, object]]:
     for place in range(count.value):
         device, minor, memory = ctypes.c_void_p(), ctypes.c_uint(), _Memory()
         uuid = ctypes.create_string_buffer(UUID_BYTES)
-        call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(place), ctypes.byref(device))
-        call("nvmlDeviceGetMinorNumber", device, ctypes.byref(minor))
-        call("nvmlDeviceGetUUID", device, uuid, ctypes.c_uint(UUID_BYTES))
-        call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+        try:
+            call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(place), ctypes.byref(device))
+            call("nvmlDeviceGetMinorNumber", device, ctypes.byref(minor))
+            call("nvmlDeviceGetUUID", device, uuid, ctypes.c_uint(UUID_BYTES))
+            call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+        except OSError:
+            # A card that has fallen off the bus answers nothing, and says nothing of the others.
+            continue
         text = uuid.value.decode("ascii", errors="replace")
         found.append({"index": minor.value, "uuid": text, "total": memory.total, "free": memory.free})
     return found

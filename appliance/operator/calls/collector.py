@@ -250,6 +250,12 @@ def _reap() -> None:
             pass
 
 
+def _end_by(pidfd: int) -> None:
+    """End the command, if it is still there: its number may be another's by then."""
+    with suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+
 def _collect(collector: CallCollector, listener: socket.socket, child: Child, pidfd: int) -> None:
     """Answer reports until the command and all that it left behind have ended.
 
@@ -298,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"collector: {error}\n")
             return EXIT_USAGE
         pidfd = os.pidfd_open(child.pid)
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(child.pid, signal.SIGTERM))
+        signal.signal(signal.SIGTERM, lambda *_: _end_by(pidfd))
         try:
             _collect(collector, listener, child, pidfd)
         except (OSError, TimeoutError) as error:
@@ -306,6 +312,7 @@ def main(arguments: Sequence[str]) -> int:
             return EXIT_REFUSED
         finally:
             child.end(grace_s=0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.close(pidfd)
     status = child.poll()
     assert status is not None

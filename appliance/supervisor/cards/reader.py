@@ -149,6 +149,8 @@ class Reader:
                     self._events = None
                     for card in self._cards.values():
                         card.follows = False
+                        # Found anew with the next sample, which then follows it again.
+                        card.address = 0
                 continue
             address = ctypes.cast(event.device, ctypes.c_void_p).value
             for card in self._cards.values():

@@ -134,6 +134,15 @@ def test_a_small_card_gets_fewer_rows_and_a_full_one_says_so() -> None:
     assert plan(free=20 * GIB).allowed == 20 * GIB
 
 
+def test_rows_do_not_follow_what_is_free_at_the_moment() -> None:
+    """Kernels are compiled for a number of rows: with less free memory there is less KV, and the rows are the same."""
+    shape = parse_shape(LLAMA_8B)
+    assert shape is not None
+    plans = [plan_card(model(), shape, WEIGHTS_8B, 24 << 30, (24 << 30) - taken) for taken in (0, 3 << 30, 7 << 29)]
+    assert len({one.rows for one in plans}) == 1
+    assert plans[0].kv > plans[1].kv > plans[2].kv
+
+
 def test_a_wide_model_has_smaller_steps() -> None:
     """Scores of rows and activations of a step stay within a sixteenth of the card, and what is given is not varied."""
     assert SHAPE is not None

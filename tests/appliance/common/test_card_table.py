@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.card_table import Card, CardTable, CardUse, ModelMemory, Placed
+from appliance.common.card_table import Card, CardTable, CardUse, ModelOnCard, Placed
 from appliance.common.config import ModelConfig
 from appliance.common.errors import StartError
 from appliance.common.gpu_placement import candidates, cards_of, kernel_command, place_models
@@ -20,12 +20,12 @@ SHAPE = parse_shape(LLAMA_8B)
 GIB = 1 << 30
 
 
-def entry(name: str = "llama", **given: object) -> ModelMemory:
+def entry(name: str = "llama", **given: object) -> ModelOnCard:
     """The 8B model under a name."""
-    return ModelMemory(model(name, **given), SHAPE, WEIGHTS_8B)
+    return ModelOnCard(model(name, **given), SHAPE, WEIGHTS_8B)
 
 
-def place(facts: GpuFacts, *models: ModelMemory) -> list[int | str]:
+def place(facts: GpuFacts, *models: ModelOnCard) -> list[int | str]:
     """The cards of models, or the messages of those that were refused."""
     found = place_models(facts, models, running=False)
     return [one.use.card if isinstance(one, Placed) else one.message for one in found]
@@ -96,12 +96,20 @@ def test_cards_of_unknown_memory_are_shared_by_percent() -> None:
     assert place(facts, *(entry(name, kv_bytes=GIB) for name in "abc")) == [0, 1, 0]
 
 
+def test_a_card_that_tells_no_memory_beside_others_is_not_used() -> None:
+    """A card that has fallen off answers NVML no more: engines go to the others, which can be full."""
+    facts = machine(2)
+    facts = replace(facts, memory=facts.memory[1:])
+    assert place(facts, entry("a")) == [1]
+    assert isinstance(list(place_models(facts, [entry("a"), entry("b")], running=False))[1], StartError)
+
+
 def test_without_a_shape_the_configuration_holds() -> None:
     """A description that cannot be read still gets a card with room for its weights, and no plan."""
     table = CardTable((Card(0, "", CARD_80),))
-    assert table.place("a", ModelMemory(model(), None, WEIGHTS_8B), (0,))[1].plan is None
+    assert table.place("a", ModelOnCard(model(), None, WEIGHTS_8B), (0,))[1].plan is None
     with pytest.raises(StartError, match=r"are free, 90 % may be held; 93 GiB of weights need"):
-        table.place("a", ModelMemory(model(), None, 100_000_000_000), (0,))
+        table.place("a", ModelOnCard(model(), None, 100_000_000_000), (0,))
 
 
 def test_a_list_is_what_a_model_may_use() -> None:

@@ -63,6 +63,8 @@ class Room:
     def _plan(model: str, tenant: str, role: Role) -> BootPlan:
         if model == "full":
             raise StartError("no GPU has room for an engine of full")
+        if model == "moved":
+            raise FileNotFoundError(2, "No such file or directory", "model.safetensors")
         if model != "m":
             raise KeyError(model)
         name: Any = f"{role.name.lower()}-{tenant}"
@@ -116,11 +118,15 @@ async def test_what_the_policy_grants_is_booted_once(room: Room) -> None:
 
 
 async def test_an_engine_without_room_on_a_gpu_is_refused_and_others_are_served(room: Room) -> None:
-    """A plan that finds no card refuses that wish with the reason, and the next one is served."""
+    """A plan that finds no card, or no weights any more, refuses that wish with the reason, and the next one is
+    served."""
     room.residents.want(Want("full", "d"))
+    room.residents.want(Want("moved", "d"))
     room.residents.want(Want("m", "d"))
     await until(lambda: room.of(SandboxUp))
-    assert [one.cause for one in room.of(SandboxDown)] == ["no GPU has room for an engine of full"]
+    full, moved = (one.cause for one in room.of(SandboxDown))
+    assert full == "no GPU has room for an engine of full"
+    assert moved.startswith("the sandboxes cannot be planned: ") and "model.safetensors" in moved
 
 
 @pytest.mark.parametrize("wish", [Want("m", "s"), Want("m", "nobody"), Want("other", "t"), Want("other", "d")])

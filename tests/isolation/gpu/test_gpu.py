@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from isolation.errors import GpuError, IsolationError
+from isolation.gpu import card_memory
 from isolation.gpu.bundle_additions import gpu_access
 from isolation.gpu.card_memory import parse_memory, with_memory
 from isolation.gpu.gpu_drivers import CAPABILITIES_SINCE, CURRENT, SUPPORTED, check_driver, supported_drivers
@@ -206,10 +207,14 @@ def test_the_release_that_is_recommended_is_the_one_that_is_pinned() -> None:
 
 NVML = """
 #include <string.h>
+#include <unistd.h>
 typedef struct { unsigned long long total, free, used; } memory;
 int nvmlInit_v2(void) { return %(status)d; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned place, void **card) { *card = (void *)(long)(place + 1); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned place, void **card) {
+    if (%(hangs)d) pause();
+    *card = (void *)(long)(place + 1); return place == %(lost)d ? 15 : 0;
+}
 int nvmlDeviceGetMinorNumber(void *card, unsigned *minor) { *minor = 4 - (long)card; return 0; }
 int nvmlDeviceGetUUID(void *card, char *text, unsigned size) { strncpy(text, "GPU-0a", size); return 0; }
 int nvmlDeviceGetMemoryInfo(void *card, memory *found) {
@@ -218,15 +223,33 @@ int nvmlDeviceGetMemoryInfo(void *card, memory *found) {
 """
 
 
+def pretended(folder: Path, *, status: int = 0, lost: int = -1, hangs: bool = False) -> GpuFacts:
+    """A machine whose NVML is a library made here."""
+    source, library = folder / "nvml.c", folder / f"libnvidia-ml.so.{status}{lost}{hangs}"
+    source.write_text(NVML % {"status": status, "lost": lost, "hangs": hangs})
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return replace(FACTS, libraries=(Library("libnvidia-ml.so", DRIVER, library),))
+
+
+def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question ends with its reason, and no second program is started beside one that still hangs; once that is
+    gone cards are asked again."""
+    monkeypatch.setattr(card_memory, "TIMEOUT_S", 1.0)
+    hanging = pretended(tmp_path, hangs=True)
+    # As in a driver, where no signal reaches it.
+    monkeypatch.setattr(card_memory.Child, "kill", lambda _self: None)
+    assert "took longer than 1 s" in with_memory(hanging).memory_problem
+    assert "still hangs in the driver" in with_memory(pretended(tmp_path)).memory_problem
+    monkeypatch.undo()
+    card_memory._left[0].end(grace_s=0)
+    assert len(with_memory(pretended(tmp_path)).memory) == 2
+
+
 def test_the_memory_of_cards_is_asked_by_a_program_of_its_own(tmp_path: Path) -> None:
-    """A library with NVML's functions is asked for every card, by the number of its node; one that fails, that is
-    missing, or that tells nonsense leaves the reason."""
-    found = {}
-    for status in (0, 9):
-        source, library = tmp_path / f"{status}.c", tmp_path / f"libnvidia-ml.so.{status}"
-        source.write_text(NVML % {"status": status})
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-        found[status] = with_memory(replace(FACTS, libraries=(Library("libnvidia-ml.so", DRIVER, library),)))
+    """A library with NVML's functions is asked for every card, by the number of its node; a card that does not answer
+    is left out, and a library that fails, that is missing, or that tells nonsense leaves the reason."""
+    found = {status: with_memory(pretended(tmp_path, status=status)) for status in (0, 9)}
+    assert [one.index for one in with_memory(pretended(tmp_path, lost=0)).memory] == [2]
     assert found[0].memory == (CardMemory(2, "GPU-0a", 80 << 30, 2 << 30), CardMemory(3, "GPU-0a", 80 << 30, 1 << 30))
     assert "nvmlInit_v2 gives 9" in found[9].memory_problem and not found[9].memory
     gone = with_memory(replace(FACTS, libraries=()))

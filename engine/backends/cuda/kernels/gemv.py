@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.backends.cuda.kernels.activation import KINDS, Gate, gated
-from engine.backends.cuda.kernels.triton_common import EMULATED, Threads, ceil_div, dot, narrow
+from engine.backends.cuda.kernels.triton_common import EMULATED, Threads, ceil_div, dot, narrow, power_of_two
 
 MOST_ROWS = 16
 """Rows of a product at the most: the least width of a tensor core's operand in Triton."""
@@ -333,7 +333,7 @@ def few_rows(
         gate=NO_GATE if gate is None else KINDS[gate.kind],
         adds=adds,
         early=shape.early and not EMULATED.value,
-        ahead=max(1, min(shape.ahead, share * x.element_size()) // CACHE_LINE.value),
+        ahead=power_of_two(max(1, min(shape.ahead, share * x.element_size()) // CACHE_LINE.value) // 2 + 1),
     )
     options: dict[str, object] = dict(shape.launch.options)
     if form.early:

@@ -168,7 +168,9 @@ class ExactPass:
         slots = tables.slots(entries, owners, positions, (numbered < 0) | ~sound[owners])
         spans = tuple(zip(begins.tolist(), lengths.tolist(), strict=True))
         placed = Chunks(firsts, sizes.masked_fill(~sound, 0), starts, tables.split(entries), spans)
-        return self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, lines)[: len(wanted)], sound
+        logits = self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, lines)
+        # A copy: a view would keep a whole tile's logits until the last tile is computed.
+        return logits[: len(wanted)].clone(), sound
 
     def is_exact(self, vocab_size: int) -> bool:
         """Whether a row of this model has the same logits wherever in a tile it stands and whatever is beside it. Only

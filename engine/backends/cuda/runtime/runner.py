@@ -47,7 +47,7 @@ from engine.core.backend import Capabilities, Samples
 from engine.core.kv.tags import NO_STAMP
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.plan import FAILED, Admission, Chunk, StepPlan
-from isolation.ipc.logprob import TokenLogprobs
+from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
 
 Flags = NDArray[np.bool_]
 
@@ -438,8 +438,11 @@ class StepCollector:
         if len(rows):
             host.last[rows] = tokens[: len(rows)] if step.places is None else tokens[step.places]
             host.position[rows] += 1
+        scored: dict[int, PromptLogprobs] = {}
         for prefilled in step.prefilled:
-            self._score(prefilled, samples)
+            scored |= self._score(prefilled, samples.foreign)
+        # In the plan's order, whichever way they were computed: that is how the scheduler tells requests apart.
+        samples.prompts.extend(scored[chunk.row] for chunk in plan.prefills if chunk.row in scored)
         if len(step.parts) + len(step.prefilled) > 1:
             logprobs.sort(key=lambda entry: entry.index)
         return samples
@@ -469,13 +472,14 @@ class StepCollector:
         told = (asked >= 0) & (tokens[places] >= 0)
         return entries(places[told], words[told], asked[told])
 
-    def _score(self, prefilled: Prefilled, samples: Samples) -> None:
-        """Log-probabilities of prompts, of chunks that were computed."""
+    def _score(self, prefilled: Prefilled, foreign: frozenset[int]) -> dict[int, PromptLogprobs]:
+        """Log-probabilities of prompts by row, of chunks that were computed."""
         chunks = prefilled.chunks
-        place = sum(chunk.last for chunk in chunks)
+        place, found = sum(chunk.last for chunk in chunks), {}
         for chunk in chunks:
-            if chunk.num_scored and chunk.row not in samples.foreign:
+            if chunk.num_scored and chunk.row not in foreign:
                 lines = prefilled.logits[place : place + chunk.num_scored]
                 tokens = self._host.known[chunk.row][chunk.score_from : chunk.score_from + chunk.num_scored]
-                samples.prompts.append(self._chooser.score(lines, chunk.row, chunk.score_from, tokens))
+                found[chunk.row] = self._chooser.score(lines, chunk.row, chunk.score_from, tokens)
             place += chunk.num_scored
+        return found

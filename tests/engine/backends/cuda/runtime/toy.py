@@ -199,6 +199,7 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: flo
                 structured=wishes.random() < 0.2,
                 logprobs=wishes.choice((-1, -1, -1, 0, 4)),
                 deterministic=classes.random() < exact,
+                prompt_logprobs=classes.choice((-1, 0, 3)) if exact else -1,
             )
         )
         if draw.random() < 0.15:
@@ -272,6 +273,9 @@ def differs(schedule: Schedule, answers: dict[int, Answer]) -> bool:
         if found.failure is not None and not ended:
             return True
         if found.token_ids != (wanted[: len(found.token_ids)] if ended else wanted):
+            return True
+        scored = sum(len(part.logprobs) for part in found.prompts)
+        if not ended and scored != (len(submit.token_ids) - 1 if submit.prompt_logprobs >= 0 else 0):
             return True
         if len(found.logprobs) != (len(found.token_ids) if submit.logprobs >= 0 else 0):
             return True
