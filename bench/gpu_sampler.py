@@ -4,7 +4,7 @@ Each case is recorded as a graph of several input sets and replayed; the median 
 logits over it. Tokens are compared with ``PlainOperations``, and where they differ, with a draw in float64: a token is
 wrong if it is not that of the specification although the point is further than rounding from a border. One line of JSON
 a case, then a table; a case that fails tells its error in full. The same file runs in an older checkout, to compare.
-``--toy`` runs it on a CPU under Triton's interpreter (``TRITON_INTERPRET=1``). ``--tune`` tries other registers,
+``--toy`` runs it on a CPU under Triton's interpreter. ``--tune`` tries other registers,
 stretches and numbers of programs instead, for greedy and top-p over 256 rows.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+if "--toy" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
