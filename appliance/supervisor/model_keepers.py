@@ -14,6 +14,7 @@ from appliance.common.model_memory import ModelNeed, model_need
 from appliance.common.served_models import LEAVING, SERVED, entry_digest
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
+from appliance.supervisor.lifecycle import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class ModelKeepers:
         self._make = make
         self._failed = failed
         self._models: dict[str, _Served] = {}
+        self._boots = 0
+        """Highest generation of a sandbox that is gone."""
         self.digests: dict[str, str] = {}
         """Digest of each served model's files; read by others and changed here alone."""
         self.coming: tuple[BootPlan, ...] = ()
@@ -112,7 +115,12 @@ class ModelKeepers:
         """Take a model; its sandboxes are not booted before ``start``."""
         name = planned.entry.name
         assert name not in self._models, "an earlier model of this name has ended"
-        self._models[name] = _Served(planned, tuple(self._make(plan) for plan in planned.plans))
+        keepers = tuple(self._make(plan) for plan in planned.plans)
+        if self._boots:
+            # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
+            for keeper in keepers:
+                keeper.life = Life(generation=self._boots, restarts=-1)
+        self._models[name] = _Served(planned, keepers)
         self.digests[name] = planned.files.digest
 
     def start(self, name: str) -> None:
@@ -148,6 +156,7 @@ class ModelKeepers:
         for keeper in one.keepers:
             keeper.stop()
         await asyncio.gather(*one.tasks, return_exceptions=True)
+        self._boots = max(self._boots, *(keeper.life.generation for keeper in one.keepers))
         del self._models[name], self.digests[name]
         return one.planned
 

@@ -192,6 +192,8 @@ class Residents:
 
     def _ended(self, key: Key, held: _Held, done: asyncio.Task[None]) -> None:
         role = held.keeper.plan.role
+        # One that was restarted has had more than the one generation that it began with.
+        self._boots = max(self._boots, held.keeper.life.generation)
         if self._held.get((key, role)) is held:
             del self._held[key, role]
         if not done.cancelled() and (error := done.exception()) is not None:

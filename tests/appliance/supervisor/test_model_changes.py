@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from appliance.common.control import Control
 from appliance.common.control_models import ApplyModels, ModelsReviewed, ReviewModels
 from appliance.common.model_digests import DigestCache
 from appliance.supervisor.adapters import leave_out, with_adapters
+from appliance.supervisor.lifecycle import Life
 from appliance.supervisor.model_changes import ModelChanges
 from appliance.supervisor.model_keepers import ModelKeepers
 
@@ -85,3 +89,43 @@ def test_an_adapter_whose_folder_cannot_be_entered_is_left_out(tmp_path: Path, m
     files = ModelFiles.__new__(ModelFiles)
     monkeypatch.setattr(adapters, "replace", lambda _files, adapters: adapters)
     assert with_adapters(files, model, DigestCache.load(None), leave_out) == ()  # type: ignore[arg-type]
+
+
+class Kept:
+    """A keeper as far as its model's end goes."""
+
+    def __init__(self, plan: object) -> None:
+        self.plan, self.life, self._stopped = plan, Life(), asyncio.Event()
+
+    async def run(self) -> None:
+        """Boots five times, until it is stopped."""
+        for _ in range(5):
+            self.life = replace(self.life, generation=self.life.generation + 1)
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopped.set()
+
+
+async def test_a_model_that_comes_again_goes_on_counting() -> None:
+    """Sandboxes of a model that ended and came again have generations that none before had, so a late word about an
+    earlier one ends nothing; its first boot is no restart. Control: the first life begins at nothing."""
+    made: list[Kept] = []
+
+    def make(plan: object) -> Kept:
+        made.append(Kept(plan))
+        return made[-1]
+
+    keepers = ModelKeepers(make, lambda: None)  # type: ignore[arg-type]
+    entry, files = SimpleNamespace(name="m"), SimpleNamespace(digest="0")
+    planned: Any = SimpleNamespace(entry=entry, files=files, plans=(SimpleNamespace(name="engine-m"),))
+    for life in range(2):
+        keepers.add(planned)
+        assert (made[-1].life.generation, made[-1].life.restarts) == ((5, -1) if life else (0, 0))
+        keepers.start("m")
+        await asyncio.sleep(0)
+        keepers.leave("m", again=not life)
+        keepers.drained("m")
+        await keepers.end("m", 5)
+    assert made[-1].life.generation == 10
