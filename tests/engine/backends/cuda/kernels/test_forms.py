@@ -23,7 +23,7 @@ SAMPLE = (
 )
 """A dense model, one with several tables, and each way to have experts."""
 
-SAMPLE_COUNTS = "1-3,8,9,15-17,65,129,257,385,450,513,1000"
+SAMPLE_COUNTS = "1,2,9,16,17,65,385,1000"
 """Numbers of tokens at which a number becomes 1 or a multiple of 16, or is none of both."""
 
 ALL_COUNTS = "1-8192"
