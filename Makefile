@@ -34,7 +34,7 @@ pythons: setup-dev ## the suite on every other Python, in clones of the last com
 
 # The seed is the date, so that each night meets another sequence; the report names the command that repeats a turn.
 soak: setup-dev kernels ## half an hour of faults under load, for every night; as root (docs/soak.md)
-	$(BIN)/python -m bench.soak --minutes 30 --seed $$(date +%Y%m%d)
+	$(BIN)/python -m bench.soak --minutes 30 --seed $$(date +%Y%m%d) --json .venv/soak-$$(date +%Y%m%d).json
 
 # One sequence, so that what was sound before a change is so after it. 5: this machine cannot show it; it says why.
 soak-short: setup-dev kernels ## three minutes of faults under load; as root
