@@ -23,6 +23,7 @@ from engine.core.offline import generate
 from engine.errors import ModelLoadError
 from engine.model.checkpoint import weights
 from engine.model.checkpoint.checklist import Home
+from engine.model.checkpoint.reading import Staging
 from engine.model.checkpoint.registry import load_model_config
 from engine.model.checkpoint.safetensors import SafetensorsFile
 from engine.model.checkpoint.weights import load_model, unread_model
@@ -108,8 +109,8 @@ def test_every_part_is_the_same(small: Path, rank: int, monkeypatch: pytest.Monk
     """Each rank of two gets its part of the published numbers, whole rows and columns, in bfloat16 and in float32."""
     published, seen, read = load_file(embedded_model() / WEIGHTS), set(), weights._read
 
-    def compare(found: weights.Found, name: str, home: Home) -> None:
-        read(found, name, home)
+    def compare(found: weights.Found, name: str, home: Home, staging: Staging) -> None:
+        read(found, name, home, staging)
         part = published[name][tuple(slice(*span) for span in home.part)]
         assert torch.equal(home.target, part.to(home.target.dtype)), name
         seen.add(name)

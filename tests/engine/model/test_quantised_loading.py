@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine.errors import ModelLoadError
+from engine.model.checkpoint.reading import Staging
 from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE
 from engine.model.layers.parallel import Parallel
 from tests.engine.model import test_quantised as formats
@@ -132,8 +133,8 @@ def test_each_rank_of_two_holds_its_part(
     seen: list[str] = []
     read = weights._read
 
-    def compare(found: weights.Found, name: str, home: Any) -> None:
-        read(found, name, home)
+    def compare(found: weights.Found, name: str, home: Any, staging: Staging) -> None:
+        read(found, name, home, staging)
         part = meant[name][tuple(slice(*span) for span in home.part)]
         assert torch.equal(home.target, part), name
         seen.append(name)

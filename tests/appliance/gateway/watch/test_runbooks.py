@@ -47,10 +47,12 @@ async def addresses(prometheus: str, names: set[str], begin: str) -> dict[str, s
     deadline = time.monotonic() + PATIENCE_S
     async with httpx.AsyncClient() as client:
         while True:
-            answer = (await client.get(f"http://{prometheus}/api/v1/alerts")).json()
+            answer = await client.get(f"http://{prometheus}/api/v1/alerts")
+            # It listens before it is ready, and says so in words.
+            alerts = answer.json()["data"]["alerts"] if answer.status_code == 200 else []
             found = {
                 one["labels"]["alertname"]: one["annotations"]["runbook_url"]
-                for one in answer["data"]["alerts"]
+                for one in alerts
                 if one["state"] == "firing"
             }
             if found.keys() == names and all(url.startswith(begin) for url in found.values()):
