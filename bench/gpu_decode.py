@@ -11,16 +11,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
-import statistics
 import sys
-import time
-import traceback
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,50 +27,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from triton.runtime.errors import TritonError
 
-from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model
+from bench.gpu_engines import BLOCK
+from bench.gpu_pieces import (
+    BF16,
+    DEVICE,
+    META,
+    REHEARSE,
+    ROTATED,
+    Figures,
+    noise,
+    read_bandwidth,
+    relative,
+    seconds_of,
+    tried,
+)
+from bench.gpu_steps import steps
 from engine.backends.attention import AttentionRule
-from engine.backends.common.loading import layout_for, limits_for
 from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.gemv import FewRows
-from engine.backends.cuda.kernels.operations import KernelOperations, kernel_operations
+from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.tile_map import DecodeShape
-from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
+from engine.backends.cuda.kernels.tile_sizes import configuration
 from engine.backends.cuda.kernels.triton_common import Threads
-from engine.backends.cuda.load import make_device_runner, without_spares
 from engine.backends.cuda.runtime.operations import KvLayer
-from engine.config import EngineConfig
-from engine.core.engine import Engine
-from engine.core.fairness.tenancy import Fairness
-from engine.core.kv.block_pool import BlockPool
-from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.scheduler.scheduler import Scheduler
-from isolation.ipc.engine import Submit
-from isolation.ipc.sampling import Sampling
 
-REHEARSE = "--rehearse" in sys.argv
-ERRORS = (
-    TritonError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a piece may end with; the next one goes on."""
-BF16 = torch.bfloat16
-DEVICE = torch.device("cpu" if REHEARSE else "cuda")
-META = torch.device("meta")
-ROTATED = 1 if REHEARSE else 400 << 20
-"""Bytes that a piece rotates over: several times the second-level cache."""
-ROUNDS = 1 if REHEARSE else 5
 COUNTS = (1, 2, 4, 8)
 
 PRODUCTS: dict[str, tuple[int, int, bool, str]] = {
@@ -142,78 +121,6 @@ if REHEARSE:
     SHAPES = (DecodeShape(16, 1, 4),)
 
 
-@dataclass(slots=True)
-class Figures:
-    """What was measured, printed at once and again as tables."""
-
-    began: float = field(default_factory=time.monotonic)
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    def put(self, section: str, **values: Any) -> None:
-        """One figure."""
-        line = {"section": section, **values}
-        self.lines.append(line)
-        print(json.dumps({**line, "at_s": round(time.monotonic() - self.began, 1)}), flush=True)
-
-    def table(self) -> None:
-        """The best of each piece, and what it is compared with."""
-        print(f"\n{'piece':34} {'GB/s':>8} {'share':>7}  by")
-        chosen: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for line in self.lines:
-            if "share" in line:
-                chosen.setdefault((line["section"], line["piece"], line["rows"]), []).append(line)
-        for (section, piece, rows), lines in chosen.items():
-            for kind in sorted({line["kind"] for line in lines}):
-                best = max((line for line in lines if line["kind"] == kind), key=lambda line: float(line["share"]))
-                name = f"{section} {piece} x {rows}"
-                print(f"{name:34} {best['gb_per_s']:8.0f} {best['share']:7.3f}  {kind} {best.get('cut', '')}")
-
-
-def seconds_of(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of one of ``repeats`` pieces that a call starts: the median of replays of a graph."""
-    run()
-    if DEVICE.type != "cuda":
-        began = time.perf_counter()
-        run()
-        return (time.perf_counter() - began) / repeats
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    taken = []
-    for _ in range(ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) / 1e3 / repeats)
-    return statistics.median(taken)
-
-
-def tried(work: Callable[[], None], name: str) -> None:
-    """Do it; an error is printed in full, and nothing else ends by it."""
-    try:
-        work()
-    except ERRORS:
-        print(f"--- {name} failed\n{traceback.format_exc()}", flush=True)
-
-
-def read_bandwidth(figures: Figures) -> float:
-    """Bytes a second of a sum over memory that no cache holds."""
-    source = torch.ones((1 << 20) if REHEARSE else (1 << 30), device=DEVICE)
-    best = max(source.nbytes / seconds_of(source.sum, 1) for _ in range(3))
-    name = "cpu" if REHEARSE else torch.cuda.get_device_name()
-    figures.put("bandwidth", device=name, gb_per_s=best / 1e9, torch=torch.__version__)
-    return best
-
-
-def noise(*shape: int, spread: float = 1.0) -> Tensor:
-    """Normal numbers in bfloat16."""
-    return torch.randn(shape, device=DEVICE, dtype=torch.float32).mul_(spread).to(BF16)
-
-
 def products(figures: Figures, bandwidth: float) -> None:
     """All products at all numbers of rows."""
     for name in PRODUCTS:
@@ -277,11 +184,6 @@ def reference(x: Tensor, weight: Tensor, gain: Tensor | None, kind: str) -> Tens
     return y
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    """Largest error over the largest value."""
-    return ((found.double() - wanted).abs().max() / wanted.abs().max()).item()
-
-
 def attention(figures: Figures, bandwidth: float) -> None:
     """Decode attention at all numbers of rows and contexts."""
     for rows, (name, lengths) in itertools.product(ROWS, CONTEXTS.items()):
@@ -340,128 +242,6 @@ def decoder(shape: DecodeShape) -> KernelOperations:
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE.type == "cuda" else 132
     chosen = replace(configuration("sm_90", DIM), decode=shape)
     return KernelOperations((KV_HEADS * GROUP, KV_HEADS), 1, chosen, processors)
-
-
-def steps(figures: Figures, bandwidth: float) -> None:
-    """The whole step at batch 1 and 8."""
-    sizes, dtype = (TINY, torch.float32) if REHEARSE else (EIGHT_B, BF16)
-    model = build_model(sizes, DEVICE, dtype)
-    weights = sum(one.nbytes for one in _tensors(model)) - model.embedding.weight.nbytes
-    for (kind, change), rows in itertools.product(WAYS.items(), (1, 8)):
-        if rows == 1 or kind in ("fused", "early", "separate"):
-            tried(
-                lambda rows=rows, kind=kind, change=change: stepped(
-                    figures, bandwidth, make_engine(model, rows, change), weights, rows, kind
-                ),
-                f"step {kind} x {rows}",
-            )
-
-
-def early(chosen: Configuration, ahead: int, splits: DecodeShape | None = None) -> Configuration:
-    """Launches that begin before the one in front of them is over."""
-    found = replace(chosen, few=replace(chosen.few, early=True, ahead=ahead))
-    return found if splits is None else replace(found, decode=splits)
-
-
-WAYS: dict[str, Callable[[Configuration], Configuration]] = {
-    "fused": lambda chosen: replace(chosen, few=replace(chosen.few, early=False)),
-    "early": lambda chosen: early(chosen, 1_024),
-    "early, 256": lambda chosen: early(chosen, 256),
-    "early, 2048": lambda chosen: early(chosen, 2_048),
-    "early, short splits": lambda chosen: early(chosen, 1_024, DecodeShape(64, 2, 32, Threads(4, 2))),
-    "separate": lambda chosen: replace(chosen, few=replace(chosen.few, most=0), joined=False),
-}
-"""Ways to compute a step."""
-
-
-def _tensors(model: Any) -> Iterable[Tensor]:
-    yield model.embedding.weight
-    yield model.head.linear.loaded if not model.packed or DEVICE.type == "cuda" else model.embedding.weight
-    for layer in model.layers:
-        first, second = layer.sublayers
-        for linear in (first.block.qkv, first.block.out.linear, second.block.gate_up, second.block.down.linear):
-            if linear.weight is not None:
-                yield linear.weight
-
-
-def make_engine(model: Any, rows: int, change: Callable[[Configuration], Configuration]) -> Engine:
-    """The real scheduler around the device's runner."""
-    config = EngineConfig(
-        model_dir="",
-        model_digest="00",
-        block_size=BLOCK,
-        kv_bytes=(1 << 22) if REHEARSE else (6 << 30),
-        max_context=256 if REHEARSE else 4_096,
-        max_num_seqs=rows,
-        max_num_batched_tokens=64 if REHEARSE else 4_096,
-        backend="device",
-    )
-    layout = without_spares(layout_for(config, model.config, str(model.dtype).removeprefix("torch.")), rows)
-    limits = limits_for(config, model.config, layout)
-    shape = model.config
-    operations = None
-    if not REHEARSE:
-        heads = shape.num_heads, shape.num_kv_heads
-        operations = kernel_operations(heads, shape.head_dim, shape.vocab_size, DEVICE)
-        operations._chosen = change(operations._chosen)
-    runner = make_device_runner(config, model, layout, limits, operations)
-    pool = BlockPool(layout.num_blocks)
-    cache = PrefixCache(pool, root=layout.root("00"), block_size=BLOCK, caching=True)
-    return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), runner)
-
-
-def stepped(figures: Figures, bandwidth: float, engine: Engine, weights: int, rows: int, kind: str) -> None:
-    """Greedy rows of a short prompt: weights are all that is read."""
-    engine.runner.prove()
-    count = 12 if REHEARSE else 400
-    for row in range(rows):
-        engine.add(
-            Submit(
-                row + 1,
-                bytes(32),
-                array("I", range(3 + row, 35 + row)),
-                count,
-                Sampling(temperature=0.0),
-                ignore_eos=True,
-            )
-        )
-    tokens, began, ended = 0, 0.0, 0.0
-    asked = (count // 4, count - 8)
-    while engine.has_work:
-        output = engine.step()
-        if output is None:
-            continue
-        tokens += len(output.token_ids)
-        at = tokens // rows
-        if at >= asked[0] and not began:
-            began, first = time.perf_counter(), tokens
-        if at <= asked[1]:
-            ended, last = time.perf_counter(), tokens
-    taken = (ended - began) / ((last - first) / rows)
-    figures.put(
-        "step", piece="8B", rows=rows, kind=kind, us=taken * 1e6, gb_per_s=weights / taken / 1e9,
-        share=weights / taken / bandwidth, tokens_per_s=rows / taken,
-    )  # fmt: skip
-    if DEVICE.type == "cuda":
-        tried(lambda: profile(figures, engine, rows, kind), f"profile {kind} x {rows}")
-
-
-def profile(figures: Figures, engine: Engine, rows: int, kind: str) -> None:
-    """Which launches a step's time goes to."""
-    sampling = Sampling(temperature=0.0)
-    for row in range(rows):
-        engine.add(Submit(1_000 + row, bytes(32), array("I", range(7 + row, 27 + row)), 24, sampling, ignore_eos=True))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        while engine.has_work:
-            engine.step()
-        torch.cuda.synchronize()
-    events = sorted(found.key_averages(), key=lambda one: -one.self_device_time_total)
-    for event in events[:24]:
-        figures.put(
-            "profile", kind=kind, batch=rows, name=event.key[:80], count=event.count,
-            us_each=event.self_device_time_total / max(event.count, 1),
-        )  # fmt: skip
-    figures.put("launches", kind=kind, batch=rows, in_all=sum(event.count for event in events), tokens=24)
 
 
 def compile_form(form: LaunchForm) -> None:

@@ -35,8 +35,8 @@ class Bar:
 
 BARS = {
     "decode_share_batch_1": Bar("batch-1 decode, share of measured HBM bandwidth", least=0.80),
-    "attention_decode_share": Bar("attention decode on mixed lengths, share of HBM bandwidth", least=0.80),
-    "attention_prefill_ratio": Bar("prefill attention over the best library kernel", least=0.60),
+    "attention_decode_share": Bar("attention decode on mixed lengths, share of HBM bandwidth", least=0.85),
+    "attention_prefill_ratio": Bar("prefill attention over the best library kernel", least=0.75),
     "over_transformers_256": Bar("tokens/s at 256 streams over transformers' continuous batching", least=2.0),
     "host_ms_per_step": Bar("host processor time of a decode step, ms", most=0.30),
     "host_cores_at_200": Bar("host cores at 200 streams", most=0.25),

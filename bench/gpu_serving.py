@@ -214,8 +214,29 @@ def closed_loops(world: World) -> None:
             figure = read / statistics.median(load.steps) / world.rates["read_bytes_per_s"]
             report.figure("decode_share_batch_1", figure)
         if streams == (max(world.streams) if report.toy else 200) and load.host:
+            steady(Driver(world, engine, meter), streams)
             report.figure("host_ms_per_step", statistics.median(load.host) * 1e3)
             report.figure("host_cores_at_200", load.processor / load.seconds)
+
+
+def steady(driver: Driver, streams: int) -> None:
+    """The host's processor time of steps in which nobody comes or goes."""
+    report, rounds = driver._world.report, 4 if driver._world.report.toy else 60
+    prompt, output = (4, 3 * rounds) if report.toy else (30, 3 * rounds)
+    for _ in range(streams):
+        driver.add(prompt, output)
+    while driver._asked:
+        report.check()
+        driver.step()
+    began, used = time.perf_counter(), time.process_time()
+    for _ in range(rounds):
+        driver.step()
+    host, wall = (time.process_time() - used) / rounds, (time.perf_counter() - began) / rounds
+    report.put("steady steps", streams=streams, host_s_per_step=host, step_s=wall)
+    for request in [*driver._asked, *driver._last]:
+        driver.engine.abort(request)
+    while driver.engine.has_work:
+        driver.engine.step()
 
 
 def trace(world: World) -> None:

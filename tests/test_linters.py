@@ -73,7 +73,7 @@ BREACHES = {
         "import isolation.host.process",
     ),
     "Only the downloader speaks to stores": ("appliance/operator/fetch_client.py", "import obstore"),
-    "Only a program of its own loads NVIDIA's management library": (
+    "Only programs of their own load NVIDIA's management library": (
         "appliance/supervisor/cards/watch.py",
         "import pynvml",
     ),
