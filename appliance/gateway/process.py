@@ -58,6 +58,7 @@ from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, un
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
+from appliance.gateway.shared_runs import SharedRuns
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
@@ -135,7 +136,8 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        self._stop, self._reloading, self._announced = asyncio.Event(), asyncio.Lock(), False
+        self._stop, self._announced = asyncio.Event(), False
+        self.reload = SharedRuns(self._reload).run
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:
         return {
@@ -264,24 +266,22 @@ class Gateway:
             self._service.begin_drain()
             await front.stop(DRAIN_S)
 
-    async def reload(self) -> ReloadOutcome:
-        """Replace policy, keys and what of the configuration can change in a process that runs, or keep all of them.
-        One at a time: the later call reads the later file."""
-        async with self._reloading:
-            if self._announced:
-                notify.reloading()
-            outcome = await self._reload()
-            verdict = "ok" if outcome.ok else "failed"
-            self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
-            self._audit_policy(verdict, outcome.digest)
-            if outcome.ok:
-                self._service.shadows.use(self._file.shadow)
-                await self._follow_policy()
-            if self._announced:
-                notify.ready(outcome.summary)
-            return outcome
-
     async def _reload(self) -> ReloadOutcome:
+        """Replace policy, keys and what of the configuration can change in a process that runs, or keep all of them."""
+        if self._announced:
+            notify.reloading()
+        outcome = await self._reload_files()
+        verdict = "ok" if outcome.ok else "failed"
+        self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
+        self._audit_policy(verdict, outcome.digest)
+        if outcome.ok:
+            self._service.shadows.use(self._file.shadow)
+            await self._follow_policy()
+        if self._announced:
+            notify.ready(outcome.summary)
+        return outcome
+
+    async def _reload_files(self) -> ReloadOutcome:
         before = self._config_file.running
         try:
             found = await self._config_file.look()
