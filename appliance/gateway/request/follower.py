@@ -184,11 +184,10 @@ class Follower:
         try:
             deliver()
             while not self._over:
+                # Tokens that came before a loss still count. It may have come with them, before anybody waited here.
+                stream.raise_if_lost()
                 await woken(stream.wake)
-                # Tokens that came before a loss still count.
                 deliver()
-                if not self._over:
-                    stream.raise_if_lost()
             if self._defect is not None:
                 raise self._defect
         finally:

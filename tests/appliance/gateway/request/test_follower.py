@@ -157,6 +157,23 @@ async def test_what_came_before_a_death_is_written_first(stage: Stage) -> None:
     assert basket.text == "10 11 12 "
 
 
+async def test_a_death_in_the_moment_of_the_first_token_is_told(stage: Stage) -> None:
+    """First tokens and the engine's end that are read in one go wake the request once; it tells both, and does not wait
+    for a second call that never comes."""
+    pair, basket = stage.boot(), Basket()
+    running = asyncio.ensure_future(run(stage.session(max_tokens=50), basket))
+    submit = await hear(pair, Submit)
+    say(pair, submit.request, 10, 11, started=True)
+    pair.guest.close()
+    # What a bell does that finds the pipe closed: an engine that knows that it will be looked at rings for nothing else.
+    assert stage.model.engine is not None
+    stage.model.engine._link._drain_last()
+    async with asyncio.timeout(20):
+        with pytest.raises(UnavailableError, match="may be sent again"):
+            await running
+    assert basket.text == "10 11 "
+
+
 async def test_a_defect_of_one_sink_is_its_request_s_alone(stage: Stage) -> None:
     """An exception while writing ends that request and no other stream of the same pass."""
     pair, broken, whole = stage.boot(), Basket(), Basket()
