@@ -1,4 +1,8 @@
-"""The collector of spans is away, silent, refusing or mad. No request may notice."""
+"""The collector of spans is away, silent, refusing or mad. No request may notice.
+
+Each lasts until the queue of spans is full, where the load fills it in time: then every such fault costs the gateway the
+same memory, the most that it may, and what grows from one to the next is no queue that was a little longer this time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ from bench.soak.collector import Mood
 from bench.soak.ground import Act, Fault, Ground
 
 DROPPED = "athanor_telemetry_dropped_spans"
+FULL_S = 25.0
+"""Within which the load fills the queue on an idle machine: 8,192 spans, of some hundred requests a second."""
+
 MET_S = 30.0
 """Within which an export has come, or has been given up: one is made every few seconds and tried again for ten."""
 
@@ -23,11 +30,17 @@ def _mood(mood: Mood) -> Act:
             lost = await ground.served.metric(DROPPED, reason="export_failed") - before
             return f"{lost:g} spans were given up" if lost > 0 else ""
 
+        async def is_full() -> str:
+            more = await ground.served.metric(DROPPED, reason="queue_full") - fitted
+            return f"; the queue was full, {more:g} spans found no place" if more > 0 else ""
+
         before = await ground.served.metric(DROPPED, reason="export_failed")
+        fitted = await ground.served.metric(DROPPED, reason="queue_full")
         await ground.collector.become(mood)
         try:
             await ground.last(4.0, 8.0)
-            return await ground.until(is_missed if mood == "away" else is_met, MET_S)
+            shown = await ground.until(is_missed if mood == "away" else is_met, MET_S)
+            return shown and shown + await ground.until(is_full, FULL_S)
         finally:
             await ground.collector.become("well")
 
