@@ -11,7 +11,7 @@ from bench.soak.ground import Act, Fault, Ground
 
 DROPPED = "athanor_telemetry_dropped_spans"
 FULL_S = 25.0
-"""Within which the load fills the queue on an idle machine: 8,192 spans, of some hundred requests a second."""
+"""Within which the load fills the queue on an idle machine: 4,096 spans, of some hundred requests a second."""
 
 MET_S = 30.0
 """Within which an export has come, or has been given up: one is made every few seconds and tried again for ten."""
