@@ -39,13 +39,13 @@ from appliance.operator.calls.session import Mode, Trial, run
 from appliance.operator.calls.text_load import TextLoad
 from bench.gpu_child import PartError, told
 from bench.gpu_engines import SMALL, TINY, published, write_checkpoint
+from bench.gpu_program import program_environment
 from engine.backends.cuda.runtime.runner import DeviceRunner
 from engine.config import EngineConfig
 from engine.core.engine import Engine
 from engine.model.checkpoint.registry import describe_model, load_model_config
 from engine.startup.load import load_engine
 from engine.startup.warmup import warm_up
-from isolation.gpu.bundle_additions import ENVIRONMENT
 from isolation.ipc.engine import Submit
 from isolation.ipc.sampling import Sampling
 
@@ -325,12 +325,11 @@ class Killer:
 def _kill(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The real program under its list, with load on it, killed."""
     limit = LIMITS["killed"] * (PATIENCE if options.rehearse else 1.0)
-    compiled = {"TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
     trial = Trial(
         config=_config(options, folder),
         mode=Mode.ENFORCE,
         seconds=limit,
-        environment={**compiled, **os.environ, **{name: value for name, value in ENVIRONMENT if "PATH" not in name}},
+        environment=program_environment(),
         ready_timeout_s=limit,
         watch=Killer(40 if options.rehearse else KILLED_TOKENS),
     )

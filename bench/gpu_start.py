@@ -129,8 +129,8 @@ ROUTES = {
     "one buffer of ordinary memory": Route(locked=False),
     "page-locked, 4 readers": Route(readers=4),
     "page-locked, 8 readers": Route(),
-    "page-locked, 16 readers, 24 places": Route(readers=16, places=24),
-    "page-locked, places of 4 MiB": Route(place_bytes=4 << 20),
+    "page-locked, 16 readers, 32 places": Route(readers=16, places=32),
+    "page-locked, places of 16 MiB": Route(place_bytes=16 << 20),
     "page-locked, files mapped": Route(),
 }
 """Ways of weights to a card. The first two runs also find pages of the card that are mapped for the first time."""

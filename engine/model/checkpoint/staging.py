@@ -35,11 +35,12 @@ LEAST_SHARED = 1 << 23
 RING_READERS = 8
 """Threads that read for a ring, a stretch each: at some 6 GB/s for one, as much as a bus of 50 GB/s takes."""
 
-PLACE_BYTES = 1 << 24
+PLACE_BYTES = 1 << 23
 """Bytes of a place in a ring. A reader takes the interpreter's lock twice a stretch, which has to be rare."""
 
-PLACES = 12
-"""Places of a ring: one for each reader, and some whose copies are under way."""
+PLACES = 16
+"""Places of a ring: one for each reader, and as many whose copies are under way. All together are a power of two, as
+torch takes page-locked memory in powers of two."""
 
 
 def check_finite(name: str, target: Tensor) -> None:
