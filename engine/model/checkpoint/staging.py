@@ -228,7 +228,7 @@ class RingStaging(Staging):
         self._copying: deque[int] = deque()
         """Places, oldest first."""
         self._checked: list[tuple[str, torch.dtype, Tensor]] = []
-        """Of each checked tensor, whether it is finite, where its copies went."""
+        """Whether each checked tensor is finite, as a number where its copies went."""
 
     def carry(self, file: SafetensorsFile, name: str, stretch: Stretch, target: Tensor) -> None:
         """Begin to read a stretch; it is copied later, at the latest in ``finish``.

@@ -18,7 +18,7 @@ from engine.model.checkpoint.reading import read_part
 from engine.model.checkpoint.registry import build_model, describe_model
 from engine.model.checkpoint.safetensors import SafetensorsFile
 from engine.model.checkpoint.staging import READERS, Mark, RingStaging, Staging
-from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE, load_model
+from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE, load_model, unread_model
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.layers import Linear, Memory
 from engine.model.layers.parallel import Parallel
@@ -278,6 +278,22 @@ def test_a_ring_tells_of_a_number_that_is_not_finite_and_of_a_file_that_ends(tmp
                 read_part(file, name, home, second)
             second.finish()
         second.close()
+
+
+def test_a_whole_model_through_a_ring_is_that_of_one_buffer(tmp_path: Path) -> None:
+    """Every tensor of a model that is converted while it is read has the same numbers by both ways, with few places for
+    many tensors and copies that end late."""
+    save_file(tensors_for(), tmp_path / SINGLE_FILE)
+    device, models = LateDevice(), []
+    with ThreadPoolExecutor(3) as pool:
+        ring = RingStaging(pool, torch.empty(4 * 1_024, dtype=torch.uint8), device.marks(4), device.copy)
+        for staging in (None, ring):
+            with unread_model(str(tmp_path), CONFIG, dtype="bfloat16", device=CPU) as unread:
+                unread.fill(staging=staging)
+                models.append(targets(unread.checklist.pieces.values()))
+        ring.close()
+    for name, target in models[0].items():
+        assert torch.equal(target, models[1][name]) and bool(target.any()), name
 
 
 SHAPES = [(7,), (6, 10), (5, 4, 6), (3, 2, 4, 5)]
