@@ -35,6 +35,18 @@ TINY: dict[str, Any] = {
     "max_positions": 2_048,
 }
 
+SMALL: dict[str, Any] = {
+    "hidden_size": 1_024,
+    "intermediate_size": 2_816,
+    "num_layers": 4,
+    "num_heads": 8,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 32_000,
+    "max_positions": 4_096,
+}
+"""Heads as wide as those of large models, and weights of 230 MB in bfloat16: it can run beside other work."""
+
 EIGHT_B: dict[str, Any] = {
     "hidden_size": 4_096,
     "intermediate_size": 14_336,
@@ -150,9 +162,13 @@ def published(sizes: dict[str, Any]) -> dict[str, Any]:
 
 def save(model: Decoder, sizes: dict[str, Any], folder: Path) -> int:
     """A checkpoint in the published layout, one file; gives its bytes."""
-    (folder / "config.json").write_text(json.dumps(published(sizes)))
+    return write_checkpoint(folder, published(sizes), weights_of(model, sizes, model.device))
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> int:
+    """A description and one file of tensors; gives the tensors' bytes."""
+    (folder / "config.json").write_text(json.dumps(config))
     names = {torch.bfloat16: "BF16", torch.float32: "F32"}
-    tensors = weights_of(model, sizes, model.device)
     header, place = {}, 0
     for name, tensor in tensors.items():
         header[name] = {

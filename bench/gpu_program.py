@@ -15,6 +15,9 @@ can be compiled for it. With ``--kernels`` the engine has kernels that were comp
 rows; without, Triton compiles what warm-up meets, and a form that warm-up did not meet shows as files that are opened.
 ``--rehearse`` runs all of it on a CPU.
 
+``--minutes N`` puts mixed load on the program under its list for N minutes instead, beside other work if need be
+(``bench/gpu_minutes.py``); ``--small`` has heads as wide as those of large models, and 230 MB of weights.
+
 Exit status 0: nothing was outside of the list and the engine lived under it.
 """
 
@@ -40,7 +43,8 @@ import torch
 
 from appliance.operator.calls.report import lines, table
 from appliance.operator.calls.session import Mode, Trial, TrialOutcome, run
-from bench.gpu_engines import EIGHT_B, TINY, build_model, save
+from bench.gpu_engines import EIGHT_B, SMALL, TINY, build_model, save
+from bench.gpu_minutes import EVERY_S, begin_minutes, run_minutes
 from engine.config import EngineConfig
 from isolation.gpu.bundle_additions import ENVIRONMENT
 
@@ -68,10 +72,14 @@ def main() -> int:
         sys.exit("torch sees no GPU; --rehearse runs everything on the CPU")
     deadline = time.monotonic() + options.budget
     # An engine that stands still is ended by this, and told: runs look at the time themselves.
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, options.budget + LATE_S)
+    state = begin_minutes(options) if options.minutes else None
+    if state is None:
+        signal.signal(signal.SIGALRM, _out_of_time)
+        signal.setitimer(signal.ITIMER_REAL, options.budget + LATE_S)
     _put(options.out, "machine", torch=torch.__version__, kernel=os.uname().release, card=_card(options.rehearse))
     with _model(options) as folder:
+        if state is not None:
+            return run_minutes(state, options, _config(options, folder), program_environment())
         if not options.only:
             return 0
         outcomes = trials(options, _config(options, folder), deadline)
@@ -95,6 +103,7 @@ def _options() -> argparse.Namespace:
         "--model", type=Path, help="a checkpoint; where there is none, random weights are written there and kept"
     )
     parser.add_argument("--eight", action="store_true", help="random weights of an 8B model's shape")
+    parser.add_argument("--small", action="store_true", help="random weights of 230 MB, heads of 128")
     parser.add_argument("--kernels", type=Path, help="kernels that were compiled ahead for this model and these rows")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--rows", type=int, help="max_num_seqs")
@@ -105,6 +114,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, help="of load in the first run")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of the whole call")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of mixed load under the list, and nothing else")
+    parser.add_argument("--every", type=float, default=EVERY_S, help="seconds between two lines of those minutes")
     parser.add_argument("--only", nargs="*", choices=tuple(SHARES), default=tuple(SHARES))
     options = parser.parse_args()
     defaults = {"rows": 4, "context": 64, "tokens": 32, "kv_bytes": 1 << 22, "seconds": 1.0}
@@ -116,12 +127,16 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def trials(options: argparse.Namespace, config: EngineConfig, deadline: float) -> dict[str, TrialOutcome]:
-    """One engine after the other, each told as soon as it has ended."""
-    # A bundle's environment; the libraries of this machine stay where they are.
+def program_environment() -> dict[str, str]:
+    """A bundle's environment; the libraries of this machine stay where they are."""
     # Kernels that Triton compiled for other stages are found: a sandbox's home is elsewhere.
     compiled = {"TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
-    environment = {**compiled, **os.environ, **{name: value for name, value in ENVIRONMENT if "PATH" not in name}}
+    return {**compiled, **os.environ, **{name: value for name, value in ENVIRONMENT if "PATH" not in name}}
+
+
+def trials(options: argparse.Namespace, config: EngineConfig, deadline: float) -> dict[str, TrialOutcome]:
+    """One engine after the other, each told as soon as it has ended."""
+    environment = program_environment()
     modes = {"collect": Mode.OUTSIDE, "enforced and more": Mode.ENFORCE, "enforced": Mode.ENFORCE, "used": Mode.COLLECT}
     outcomes: dict[str, TrialOutcome] = {}
     for name in options.only:
@@ -182,7 +197,9 @@ def _model(options: argparse.Namespace) -> Iterator[Path]:
     # Tiny weights are made on the CPU, so that this process holds nothing of the card.
     device = torch.device("cuda" if options.eight and not options.rehearse else "cpu")
     dtype = torch.float32 if options.rehearse else getattr(torch, options.dtype)
-    sizes = EIGHT_B if options.eight else TINY | ({} if options.rehearse else TINY_HEADS)
+    sizes = TINY | ({} if options.rehearse else TINY_HEADS)
+    if options.eight or options.small:
+        sizes = EIGHT_B if options.eight else SMALL
     if options.model is not None:
         options.model.mkdir(parents=True, exist_ok=True)
         save(build_model(sizes, device, dtype), sizes, options.model)

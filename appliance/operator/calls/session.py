@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from appliance.operator.calls.engine_load import EngineLoad
 from appliance.operator.calls.text_load import TextLoad
@@ -62,6 +62,18 @@ class Mode(StrEnum):
     """The lists."""
 
 
+class Watch(Protocol):
+    """What is told of a trial while it runs."""
+
+    def started(self, pid: int) -> None:
+        """The process is there: the program's own where no collector stands before it."""
+        ...
+
+    def serving(self, load: EngineLoad | TextLoad) -> None:
+        """The program is ready, and this load is about to be put on it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One program and how it is tried."""
@@ -77,6 +89,7 @@ class Trial:
     """Arguments of Python before those of ``appliance.operator.calls.observed``."""
     ready_timeout_s: float = READY_TIMEOUT_S
     seed: int = 0
+    watch: Watch | None = None
 
 
 @dataclass(slots=True)
@@ -138,6 +151,8 @@ def _run(trial: Trial, folder: Path, said: int) -> TrialOutcome:
         began = time.monotonic()
         child = start(_command(trial, folder, path), env=_environment(trial), cwd=ROOT, stdio=said, own_group=True)
         try:
+            if trial.watch is not None:
+                trial.watch.started(child.pid)
             channel = listener.accept(None, ATTACH_TIMEOUT_S, standard_layout(), role)
             try:
                 _serve(trial, channel, outcome, began)
@@ -168,6 +183,8 @@ def _serve(trial: Trial, channel: Channel, outcome: TrialOutcome, began: float) 
     outcome.ready_s = time.monotonic() - began
     load = _load(trial, ready)
     served = time.monotonic()
+    if trial.watch is not None:
+        trial.watch.serving(load)
     try:
         load.play(channel, trial.seconds)
         last = time.monotonic() + END_TIMEOUT_S

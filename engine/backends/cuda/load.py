@@ -13,7 +13,7 @@ from engine.backends.cuda.runtime.budget import cap_share, check_room, kv_bytes_
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
 from engine.backends.cuda.runtime.operations import Operations
-from engine.backends.cuda.runtime.preparation import WeightMemory, filling, reading
+from engine.backends.cuda.runtime.preparation import WeightMemory, filling, reading, release_locked
 from engine.backends.cuda.runtime.presence import gpu_starts
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
@@ -57,6 +57,7 @@ def load(source: LoadSource) -> Loaded:
             memory = WeightMemory(runner.model, unread)
             runner.record(enough=under_way.over)
         memory.check()
+    release_locked(place)
     return Loaded(backend=runner)
 
 

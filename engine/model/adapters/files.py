@@ -19,8 +19,9 @@ from engine.model.adapters.form import MAX_RANK, AdapterForm, read_form
 from engine.model.checkpoint.checklist import FLOATS, Home, Site
 from engine.model.checkpoint.config import MAX_JSON_BYTES, read_json_object
 from engine.model.checkpoint.fields import Fields
-from engine.model.checkpoint.reading import check_finite, read_part
+from engine.model.checkpoint.reading import read_part
 from engine.model.checkpoint.safetensors import SafetensorsFile, TensorEntry, show_name
+from engine.model.checkpoint.staging import check_finite
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"

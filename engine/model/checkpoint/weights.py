@@ -20,9 +20,10 @@ import torch
 from engine.errors import ModelLoadError
 from engine.model.checkpoint.checklist import Checklist, Home, Piece
 from engine.model.checkpoint.config import MAX_JSON_BYTES, ModelConfig, read_json_object
-from engine.model.checkpoint.reading import DTYPES, Staging, check_finite, read_part, staging_for
+from engine.model.checkpoint.reading import DTYPES, read_part
 from engine.model.checkpoint.registry import build_model, describe_model
 from engine.model.checkpoint.safetensors import OpenCodec, SafetensorsFile, TensorEntry, show_names
+from engine.model.checkpoint.staging import Staging, staging_for
 from engine.model.coded.codec import open_numpy_codec
 from engine.model.families.headless import name_headless
 from engine.model.layers.decoder import Decoder
@@ -59,18 +60,26 @@ class UnreadModel:
     checklist: Checklist
     homes: dict[str, Found]
 
-    def fill(self, stopped: Callable[[], bool] = lambda: False) -> None:
+    def fill(self, stopped: Callable[[], bool] = lambda: False, staging: Staging | None = None) -> None:
         """Read all weights into their memory, which does not move; checks between tensors whether to stop.
+
+        Args:
+            stopped: whether to stop.
+            staging: what they go through where they are not read in place; None: a buffer of its own.
 
         Raises:
             ModelLoadError: a file ends early, or holds a number that is not finite.
         """
-        with staging_for(self.model.device) as staging:
-            for name, piece in self.checklist.pieces.items():
-                for home in piece.homes:
-                    if stopped():
-                        return
-                    _read(self.homes[name], name, home, staging)
+        if staging is None:
+            with staging_for(self.model.device) as own:
+                self.fill(stopped, own)
+            return
+        for name, piece in self.checklist.pieces.items():
+            for home in piece.homes:
+                if stopped():
+                    return
+                _read(self.homes[name], name, home, staging)
+        staging.finish()
 
 
 def load_model(  # noqa: PLR0913 - what the caller chooses
@@ -263,6 +272,6 @@ def _read(found: Found, name: str, home: Home, staging: Staging) -> None:
         return
     if isinstance(found, SafetensorsFile):
         read_part(found, name, home, staging)
-        check_finite(name, home.target)
+        staging.check(name, home.target)
     else:
         found.read_part(home)

@@ -23,9 +23,9 @@ from engine.core.offline import generate
 from engine.errors import ModelLoadError
 from engine.model.checkpoint import weights
 from engine.model.checkpoint.checklist import Home
-from engine.model.checkpoint.reading import Staging
 from engine.model.checkpoint.registry import load_model_config
 from engine.model.checkpoint.safetensors import SafetensorsFile
+from engine.model.checkpoint.staging import Staging
 from engine.model.checkpoint.weights import load_model, unread_model
 from engine.model.coded.codec import NumpyCodec, WeightCodec
 from engine.model.coded.layout import SUFFIX

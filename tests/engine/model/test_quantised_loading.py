@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine.errors import ModelLoadError
-from engine.model.checkpoint.reading import Staging
+from engine.model.checkpoint.staging import Staging
 from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE
 from engine.model.layers.parallel import Parallel
 from tests.engine.model import test_quantised as formats

@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from engine.errors import ModelLoadError
 from engine.model.checkpoint.checklist import Checklist, Home, targets
 from engine.model.checkpoint.config import ModelConfig
-from engine.model.checkpoint.reading import READERS, Staging, read_part
+from engine.model.checkpoint.reading import read_part
 from engine.model.checkpoint.registry import build_model, describe_model
 from engine.model.checkpoint.safetensors import SafetensorsFile
-from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE, load_model
+from engine.model.checkpoint.staging import READERS, Mark, RingStaging, Staging
+from engine.model.checkpoint.weights import INDEX_FILE, SINGLE_FILE, load_model, unread_model
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.layers import Linear, Memory
 from engine.model.layers.parallel import Parallel
@@ -194,6 +195,107 @@ def test_packing_changes_no_result(tmp_path: Path) -> None:
             assert torch.allclose(packed(x), plain(x), atol=tolerance, rtol=tolerance)
 
 
+class LateDevice:
+    """Copies that are made as late as they may: when the mark behind them is waited for."""
+
+    def __init__(self, *, careless: bool = False) -> None:
+        """``careless``: a wait for a mark does nothing; copies are made by ``end``."""
+        self._started: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._careless = careless
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Start a copy."""
+        self._started.append((target, source))
+
+    def end(self) -> None:
+        """Make the copies."""
+        for target, source in self._started:
+            target.copy_(source)
+        self._started.clear()
+
+    def marks(self, count: int) -> list[Mark]:
+        """Marks of its queue."""
+        return [LateMark(self, careless=self._careless) for _ in range(count)]
+
+
+class LateMark:
+    """A mark in such a device's queue."""
+
+    def __init__(self, device: LateDevice, *, careless: bool) -> None:
+        self._device, self._careless = device, careless
+
+    def record(self) -> None:
+        """Mark the end of all that was started."""
+
+    def wait(self) -> None:
+        """Make the copies up to it, and those behind."""
+        if not self._careless:
+            self._device.end()
+
+
+@pytest.mark.parametrize("careless", [False, True])
+def test_a_place_is_read_into_again_only_when_its_copy_is_over(*, careless: bool, tmp_path: Path) -> None:
+    """A hundred stretches through three places arrive where each copy is made as late as it may be; where copies are
+    not waited for they do not."""
+    whole = torch.arange(100 * 64, dtype=torch.float32).view(100, 64)
+    save_file({"t": whole}, tmp_path / SINGLE_FILE)
+    device, target = LateDevice(careless=careless), torch.zeros(100, 64, dtype=torch.float64)
+    with SafetensorsFile(tmp_path / SINGLE_FILE) as file, ThreadPoolExecutor(2) as pool:
+        ring = RingStaging(pool, torch.empty(3 * 256, dtype=torch.uint8), device.marks(3), device.copy)
+        read_part(file, "t", Home(((0, 100), (0, 64)), target), ring)
+        ring.finish()
+        device.end()
+        assert torch.equal(target, whole.double()) is not careless
+        assert ring.times.carried_bytes == whole.nbytes
+        ring.close()
+
+
+def test_a_ring_tells_of_a_number_that_is_not_finite_and_of_a_file_that_ends(tmp_path: Path) -> None:
+    """The first is told at the end, by the tensor's name; the second when its stretch is waited for, and the ring can
+    be closed then though more was under way."""
+    good, bad = torch.ones(8, 4), torch.full((8, 4), torch.inf)
+    save_file({"bad": bad, "good": good}, tmp_path / SINGLE_FILE)
+    homes = {name: Home(((0, 8), (0, 4)), torch.zeros(8, 4, dtype=torch.bfloat16)) for name in ("good", "bad")}
+    device = LateDevice()
+    with SafetensorsFile(tmp_path / SINGLE_FILE) as file, ThreadPoolExecutor(2) as pool:
+
+        def ring() -> RingStaging:
+            return RingStaging(
+                pool, torch.empty(2 * 32, dtype=torch.uint8), device.marks(2), lambda to, of: to.copy_(of)
+            )
+
+        first = ring()
+        for name, home in homes.items():
+            read_part(file, name, home, first)
+            first.check(name, home.target)
+        with pytest.raises(ModelLoadError, match="tensor bad holds a number that is not finite"):
+            first.finish()
+        first.close()
+        (tmp_path / SINGLE_FILE).write_bytes((tmp_path / SINGLE_FILE).read_bytes()[:-100])
+        second = ring()
+        with pytest.raises(ModelLoadError, match="ends early"):
+            for name, home in homes.items():
+                read_part(file, name, home, second)
+            second.finish()
+        second.close()
+
+
+def test_a_whole_model_through_a_ring_is_that_of_one_buffer(tmp_path: Path) -> None:
+    """Every tensor of a model that is converted while it is read has the same numbers by both ways, with few places for
+    many tensors and copies that end late."""
+    save_file(tensors_for(), tmp_path / SINGLE_FILE)
+    device, models = LateDevice(), []
+    with ThreadPoolExecutor(3) as pool:
+        ring = RingStaging(pool, torch.empty(4 * 1_024, dtype=torch.uint8), device.marks(4), device.copy)
+        for staging in (None, ring):
+            with unread_model(str(tmp_path), CONFIG, dtype="bfloat16", device=CPU) as unread:
+                unread.fill(staging=staging)
+                models.append(targets(unread.checklist.pieces.values()))
+        ring.close()
+    for name, target in models[0].items():
+        assert torch.equal(target, models[1][name]) and bool(target.any()), name
+
+
 SHAPES = [(7,), (6, 10), (5, 4, 6), (3, 2, 4, 5)]
 
 
@@ -204,13 +306,15 @@ def test_any_part_is_read_into_any_view(
     shape: tuple[int, ...], dtype: torch.dtype, staging: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of every dimension arrive in contiguous, transposed and strided memory, however small the buffer is: a new
-    one, or one that all share and several threads read into."""
-    monkeypatch.setattr("engine.model.checkpoint.reading.STAGING_BYTES", staging)
-    monkeypatch.setattr("engine.model.checkpoint.reading.LEAST_SHARED", 9)
+    one, one that all share and several threads read into, or a ring, whose copies end late."""
+    monkeypatch.setattr("engine.model.checkpoint.staging.STAGING_BYTES", staging)
+    monkeypatch.setattr("engine.model.checkpoint.staging.LEAST_SHARED", 9)
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator).to(dtype)
     save_file({"t": whole}, tmp_path / SINGLE_FILE)
     with SafetensorsFile(tmp_path / SINGLE_FILE) as file, ThreadPoolExecutor(READERS) as pool:
+        device = LateDevice()
+        ring = RingStaging(pool, torch.empty(3 * max(staging, 4), dtype=torch.uint8), device.marks(3), device.copy)
         shared = Staging(pool)
         for cut in range(len(shape)):
             for low, high in ((0, 1), (1, shape[cut]), (0, shape[cut]), (1, 1)):
@@ -223,9 +327,10 @@ def test_any_part_is_read_into_any_view(
                     torch.full(size[::-1], torch.nan).permute(*reversed(range(len(size)))),
                     torch.full(size, torch.nan, dtype=torch.bfloat16),
                 ]
-                for target, stage in product(views, (None, shared)):
+                for target, stage in product(views, (None, shared, ring)):
                     target.fill_(torch.nan)
                     read_part(file, "t", Home(part, target), stage)
+                    ring.finish()
                     assert torch.equal(target, expected.to(target.dtype)), (part, target.stride())
 
 

@@ -13,6 +13,7 @@ made after reading, are not computed on a device at all.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,9 @@ from types import FunctionType, MethodType
 import torch
 from torch import Tensor
 
+from engine.backends.cuda.runtime.copying import CudaFence
 from engine.errors import ModelLoadError
+from engine.model.checkpoint.staging import USUAL_ROUTE, RingStaging, RingTimes, Route
 from engine.model.checkpoint.weights import UnreadModel
 
 Fill = Callable[[Callable[[], bool]], None]
@@ -31,6 +34,10 @@ Fill = Callable[[Callable[[], bool]], None]
 
 OURS = "engine."
 """Modules whose objects are looked into for tensors."""
+
+
+SWITCH_S = 5e-4
+"""Seconds until a thread gives the interpreter to another while weights are read."""
 
 
 class MovedWeightsError(AssertionError):
@@ -70,22 +77,64 @@ def reading(fill: Fill) -> Iterator[Reading]:
         future.result()
 
 
-def filling(unread: UnreadModel) -> Fill:
+def filling(unread: UnreadModel, route: Route = USUAL_ROUTE, times: list[RingTimes] | None = None) -> Fill:
     """What fills a model. On a GPU it copies on a stream of its own and has waited for that when it ends: whatever is
-    launched from then on finds the weights. It never waits for the whole device, which no recording would survive."""
+    launched from then on finds the weights. It never waits for the whole device, which no recording would survive.
+
+    Args:
+        unread: the model.
+        route: how weights go to a GPU. Page-locked memory is taken here, by the thread that records later, and given
+            back by ``release_locked``.
+        times: takes what a ring waited for.
+    """
     device = unread.model.device
     if device.type != "cuda":
         return unread.fill
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # Its memory was made zero on the stream that is the current one here.
     stream.wait_stream(torch.cuda.current_stream(device))
+    memory, marks = None, []
+    if route.locked:
+        memory = torch.empty(route.places * route.place_bytes, dtype=torch.uint8, pin_memory=True)
+        marks = [CudaFence() for _ in range(route.places)]
 
     def fill(stopped: Callable[[], bool]) -> None:
-        with torch.cuda.stream(stream):
-            unread.fill(stopped)
+        nonlocal memory
+        with torch.cuda.stream(stream), often_switched():
+            if memory is None:
+                unread.fill(stopped)
+            else:
+                with ThreadPoolExecutor(route.readers, thread_name_prefix="weights-read") as pool:
+                    staging = RingStaging(pool, memory, marks)
+                    try:
+                        unread.fill(stopped, staging)
+                    finally:
+                        staging.close()
+                memory = None
+                if times is not None:
+                    times.append(staging.times)
         stream.synchronize()
 
     return fill
+
+
+@contextmanager
+def often_switched() -> Iterator[None]:
+    """Inside, a thread that computes in Python gives way to those that read after ``SWITCH_S``: each stretch needs the
+    interpreter a few times for some microseconds, and would wait the usual 5 ms each time while steps are recorded."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def release_locked(device: torch.device) -> None:
+    """Give page-locked memory that is not in use back to the driver. The thread that records calls this: torch looks
+    at events meanwhile, which another thread must not do during a recording."""
+    if device.type == "cuda":
+        torch._C._host_emptyCache()
 
 
 class WeightMemory:
