@@ -3,7 +3,7 @@
 One warp has the bulk copy engine (TMA) bring tiles of keys and values into shared memory, 16 tokens of the paged cache
 at a time. Two groups of four warps take 64 lines each and multiply with ``wgmma``, which reads shared memory itself and
 runs beside other instructions: the weights of one tile are computed while the values of the tile before are summed
-(Shah et al., FlashAttention-3, arXiv 2407.08608). Barriers in shared memory say which tiles are full and which are free.
+(Shah et al., FlashAttention-3, arXiv 2407.08608). Barriers in shared memory say which tiles are full and which free.
 
 It computes what ``engine.backends.cuda.kernels.prefill_attention`` computes, for layers that see whole contexts and
 have heads of one width (``fits``). A line's operations do not depend on the lines beside it: a tile that a query sees
@@ -30,25 +30,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.kernels.prefill_attention import ChunkPlaces, heads_together
+from engine.backends.cuda.kernels.prefill_copies import (
+    GROUP_LINES,
+    PIECE,
+    Extent,
+    PagedMemory,
+    PipelineForm,
+    Room,
+    copies,
+    load_tiles,
+    make_room,
+    paged,
+)
 from engine.backends.cuda.kernels.tile_map import ChunkMap
 from engine.backends.cuda.kernels.triton_common import LOG2_E
 from engine.backends.cuda.runtime.operations import KvLayer
-
-PIECE = gl.constexpr(16)
-"""Tokens of one bulk copy; a block of the cache is a multiple of it."""
-
-HALF = gl.constexpr(64)
-"""Numbers of a line in one bulk copy: 128 bytes, the widest that the engine can put into the order of products."""
-
-GROUP_LINES = gl.constexpr(64)
-"""Lines that a group of four warps computes: the extent of one product."""
-
-BEHIND = gl.constexpr(1 << 30)
-"""A row behind the end of any memory: the copy engine writes zeros for it."""
 
 WIDTHS = (64, 128)
 """Of heads that the kernel is made for."""
@@ -81,54 +80,6 @@ class PipelinedShape:
         return 2 * int(GROUP_LINES.value)
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineForm:
-    """What is fixed when the kernel is compiled."""
-
-    block: int
-    """Tokens of a block."""
-    group: int
-    """Query heads that share one key-value head."""
-    queries: int
-    """Of a tile, times ``heads`` the tile's lines."""
-    heads: int
-    """Computed together."""
-    parts: int
-    """Into which a group of heads falls by that."""
-    width: int
-    """Numbers of a head."""
-    tile: int
-    stages: int
-    ordered: bool
-
-
-class PagedMemory(NamedTuple):
-    """Keys or values of a layer."""
-
-    pieces: TensorDescriptor
-    """A token's numbers of all heads in a row; a piece is 16 rows of half a head."""
-    base: Tensor
-    block: int
-    """Numbers from a block to the next."""
-    slot: int
-    """Numbers from a token to the next."""
-    ratio: int
-    """Rows from a block to the next."""
-
-
-class Extent(NamedTuple):
-    """Keys and values that a program reads."""
-
-    table: Tensor
-    """Blocks."""
-    kv_head: Tensor
-    highest: Tensor
-    """Last position that is read."""
-    whole: Tensor
-    """Tiles that every query sees whole."""
-    tiles: Tensor
-
-
 class Lines(NamedTuple):
     """Queries of a program."""
 
@@ -149,123 +100,22 @@ class Lines(NamedTuple):
     """What a score is multiplied by for an exponent of two."""
 
 
-class Room(NamedTuple):
-    """Tiles in shared memory, and barriers, one for each tile."""
-
-    queries: Tensor
-    key_tiles: Tensor
-    value_tiles: Tensor
-    key_pieces: Tensor
-    """The same memory as ``key_tiles``, by pieces."""
-    value_pieces: Tensor
-    full_keys: Tensor
-    free_keys: Tensor
-    full_values: Tensor
-    free_values: Tensor
-    turns: Tensor
-    """One for each group that computes."""
-
-
 @gluon.jit
-def _rows(extent, tile, ratio, LAST: gl.constexpr, FORM: gl.constexpr):
-    """Rows of a tile's pieces; in the last tile those behind the end for pieces that no query sees."""
-    COUNT: gl.constexpr = FORM.tile // PIECE
-    rows = ()
-    for piece in gl.static_range(COUNT):
-        place = tile * FORM.tile + piece * PIECE
-        entry = extent.table + place // FORM.block
-        if LAST:
-            row = gl.load(entry, mask=place <= extent.highest, other=0).to(gl.int32) * ratio + place % FORM.block
-            row = gl.where(place <= extent.highest, row, BEHIND)
-        else:
-            row = gl.load(entry).to(gl.int32) * ratio + place % FORM.block
-        rows = rows + (row,)  # noqa: RUF005 - Triton has no unpacking
-    return rows
-
-
-@gluon.jit
-def _copy_some(extent, memory, pieces, stage, FORM: gl.constexpr):
-    """Write the piece in which the last position lies, zeros behind it."""
-    SPREAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    COUNT: gl.constexpr = FORM.tile // PIECE
-    HALVES: gl.constexpr = FORM.width // HALF
-    place = extent.highest // PIECE * PIECE
-    block = gl.load(extent.table + place // FORM.block).to(gl.int64)
-    token = gl.arange(0, PIECE, gl.SliceLayout(1, SPREAD))
-    number = gl.arange(0, HALF, gl.SliceLayout(0, SPREAD))
-    present = (place + token <= extent.highest)[:, None] & (number >= 0)[None, :]
-    slots = block * memory.block + (place % FORM.block + token).to(gl.int64) * memory.slot
-    lines = memory.base + extent.kv_head * FORM.width + slots
-    for half in gl.static_range(HALVES):
-        numbers = gl.load(lines[:, None] + (number + half * HALF)[None, :], mask=present, other=0.0)
-        pieces.index((stage * HALVES + half) * COUNT + place % FORM.tile // PIECE).store(numbers)
-    # Products read by other means than these stores write. The arrival at the barrier waits for all threads.
-    fence_async_shared()
-
-
-@gluon.jit
-def _bring(rows, extent, memory, pieces, stage, full, broken, LAST: gl.constexpr, FORM: gl.constexpr):
-    """Start the bulk copies of a tile; in the last one all but that of the piece ``broken``."""
-    COUNT: gl.constexpr = FORM.tile // PIECE
-    HALVES: gl.constexpr = FORM.width // HALF
-    column = extent.kv_head * FORM.width
-    for half in gl.static_range(HALVES):
-        for piece in gl.static_range(COUNT):
-            target = pieces.index((stage * HALVES + half) * COUNT + piece)
-            place = [rows[piece], column + half * HALF]
-            if LAST:
-                tma.async_copy_global_to_shared(memory.pieces, place, full, target, pred=broken != piece)
-            else:
-                tma.async_copy_global_to_shared(memory.pieces, place, full, target)
-
-
-@gluon.jit
-def _bring_last(rows, extent, memory, pieces, stage, full, FORM: gl.constexpr):
-    """Have the last tile brought, of which only a part may be read."""
-    BYTES: gl.constexpr = FORM.tile * FORM.width * 2
-    LESS: gl.constexpr = BYTES - PIECE * FORM.width * 2
-    broken = -1
-    if (extent.highest + 1) % PIECE != 0:
-        broken = extent.highest % FORM.tile // PIECE
-        _copy_some(extent, memory, pieces, stage, FORM)
-        mbarrier.expect(full, LESS)
-    else:
-        mbarrier.expect(full, BYTES)
-    _bring(rows, extent, memory, pieces, stage, full, broken, True, FORM)
-
-
-@gluon.jit
-def _load(extent, keys, values, room, FORM: gl.constexpr):
-    """Bring all tiles, each as soon as its room is free: what the warp that loads does."""
-    BYTES: gl.constexpr = FORM.tile * FORM.width * 2
-    last = extent.tiles - 1
-    for tile in range(last):
-        # Where they lie is asked for while room is waited for.
-        rows = _rows(extent, tile, keys.ratio, False, FORM)
-        stage, turn = tile % FORM.stages, tile // FORM.stages & 1
-        # A barrier that is new counts as one whose last phase was odd.
-        mbarrier.wait(room.free_keys.index(stage), turn ^ 1)
-        mbarrier.expect(room.full_keys.index(stage), BYTES)
-        _bring(rows, extent, keys, room.key_pieces, stage, room.full_keys.index(stage), -1, False, FORM)
-        mbarrier.wait(room.free_values.index(stage), turn ^ 1)
-        mbarrier.expect(room.full_values.index(stage), BYTES)
-        _bring(rows, extent, values, room.value_pieces, stage, room.full_values.index(stage), -1, False, FORM)
-    rows = _rows(extent, last, keys.ratio, True, FORM)
-    stage, turn = last % FORM.stages, last // FORM.stages & 1
-    mbarrier.wait(room.free_keys.index(stage), turn ^ 1)
-    _bring_last(rows, extent, keys, room.key_pieces, stage, room.full_keys.index(stage), FORM)
-    mbarrier.wait(room.free_values.index(stage), turn ^ 1)
-    _bring_last(rows, extent, values, room.value_pieces, stage, room.full_values.index(stage), FORM)
-
-
-@gluon.jit
-def _exp2(x):
+def _exp2(x: gl.tensor) -> gl.tensor:
     """Powers of two; those below the least normal number are zero, which saves three instructions for each."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
-def _weigh(score, largest, weight, unit, place, position, CUT: gl.constexpr):
+def _weigh(
+    score: gl.tensor,
+    largest: gl.tensor,
+    weight: gl.tensor,
+    unit: gl.tensor,
+    place: gl.tensor,
+    position: gl.tensor,
+    CUT: gl.constexpr,
+) -> tuple[gl.tensor, ...]:
     """A tile's weights, the factor of the sums so far, the largest score and the sum of weights. With and without
     ``CUT`` the same bits where every query sees the whole tile."""
     if CUT:
@@ -279,7 +129,18 @@ def _weigh(score, largest, weight, unit, place, position, CUT: gl.constexpr):
 
 
 @gluon.jit
-def _over_tiles(sums, begin, end, query, room, own, unit, position, CUT: gl.constexpr, FORM: gl.constexpr):
+def _over_tiles(
+    sums: gl.tuple,
+    begin: gl.tensor,
+    end: gl.tensor,
+    query: gl.shared_memory_descriptor,
+    room: Room,
+    own: gl.tensor,
+    unit: gl.tensor,
+    position: gl.tensor,
+    CUT: gl.constexpr,
+    FORM: gl.constexpr,
+) -> tuple[gl.tensor, ...]:
     """Scores and weights of tiles ``begin .. end``, and the values of the tile before each; 1 at least is ``begin``."""
     TILE: gl.constexpr = FORM.tile
     WIDTH: gl.constexpr = FORM.width
@@ -295,7 +156,9 @@ def _over_tiles(sums, begin, end, query, room, own, unit, position, CUT: gl.cons
             # The first group begins; each passes the turn on when its products are under way.
             mbarrier.wait(room.turns.index(own), (tile - own) & 1)
         nothing = gl.zeros([GROUP_LINES, TILE], gl.float32, SCORES)
-        scoring = warpgroup_mma(query, room.key_tiles.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scoring = warpgroup_mma(
+            query, room.key_tiles.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
+        )
         mbarrier.wait(room.full_values.index(before), (tile - 1) // FORM.stages & 1)
         summing = warpgroup_mma(share, room.value_tiles.index(before), total, is_async=True)
         if FORM.ordered:
@@ -312,7 +175,9 @@ def _over_tiles(sums, begin, end, query, room, own, unit, position, CUT: gl.cons
 
 
 @gluon.jit
-def _attend(lines, extent, own, query, room, FORM: gl.constexpr):
+def _attend(
+    lines: Lines, extent: Extent, own: gl.tensor, query: gl.shared_memory_descriptor, room: Room, FORM: gl.constexpr
+) -> gl.tensor:
     """Sums of the lines of one group over all tiles, divided by their weights."""
     TILE: gl.constexpr = FORM.tile
     WIDTH: gl.constexpr = FORM.width
@@ -345,7 +210,7 @@ def _attend(lines, extent, own, query, room, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _compute(lines, extent, own, room, FORM: gl.constexpr):
+def _compute(lines: Lines, extent: Extent, own: gl.tensor, room: Room, FORM: gl.constexpr) -> None:
     """Read 64 lines, attend, write: what a group of four warps does, the first or the second of the program."""
     SPREAD: gl.constexpr = gl.BlockedLayout([1, 8], [256 // FORM.width, FORM.width // 8], [4, 1], [1, 0])
     query = room.queries.index(own)
@@ -366,38 +231,22 @@ def _compute(lines, extent, own, room, FORM: gl.constexpr):
     gl.store(target, query.load(SPREAD), mask=live)
 
 
-@gluon.jit
-def _make_room(TYPE: gl.constexpr, FORM: gl.constexpr):
-    """All of the program's shared memory; barriers as nothing has arrived yet."""
-    ORDER: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    COUNT: gl.constexpr = FORM.stages * (FORM.tile // PIECE) * (FORM.width // HALF)
-    queries = gl.allocate_shared_memory(TYPE, [2, GROUP_LINES, FORM.width], ORDER)
-    key_pieces = gl.allocate_shared_memory(TYPE, [COUNT, PIECE, HALF], ORDER)
-    value_pieces = gl.allocate_shared_memory(TYPE, [COUNT, PIECE, HALF], ORDER)
-    full_keys = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
-    free_keys = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
-    full_values = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
-    free_values = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    STAGES: gl.constexpr = FORM.stages
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full_keys.index(stage), count=1)
-        mbarrier.init(full_values.index(stage), count=1)
-        mbarrier.init(free_keys.index(stage), count=2)
-        mbarrier.init(free_values.index(stage), count=2)
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
-    fence_async_shared()
-    # Products read halves of lines that lie one behind the other, as pieces are brought.
-    keys = key_pieces._reinterpret(TYPE, [FORM.stages, FORM.tile, FORM.width], ORDER)
-    values = value_pieces._reinterpret(TYPE, [FORM.stages, FORM.tile, FORM.width], ORDER)
-    return Room(
-        queries, keys, values, key_pieces, value_pieces, full_keys, free_keys, full_values, free_values, turns
-    )
-
-
 @gluon.jit(do_not_specialize=("table_row", "heads"))
-def _prefill_pipelined(q, q_row, keys, values, unit, out, tiles, chunks, table_row, heads, FORM: gl.constexpr):
+def _prefill_pipelined(
+    q: gl.tensor,
+    q_row: gl.tensor,
+    keys: PagedMemory,
+    values: PagedMemory,
+    key_source: tma.tensor_descriptor,
+    value_source: tma.tensor_descriptor,
+    unit: gl.tensor,
+    out: gl.tensor,
+    tiles: ChunkMap,
+    chunks: ChunkPlaces,
+    table_row: gl.tensor,
+    heads: gl.tensor,
+    FORM: gl.constexpr,
+) -> None:
     # The last tiles of a chunk see most of it, so they begin first.
     program = gl.num_programs(0) - 1 - gl.program_id(0)
     chunk = gl.load(tiles.tile_chunks + program)
@@ -411,12 +260,12 @@ def _prefill_pipelined(q, q_row, keys, values, unit, out, tiles, chunks, table_r
         table = chunks.tables + chunk.to(gl.int64) * table_row
         extent = Extent(table, kv_head, highest, (start + first + 1) // FORM.tile, highest // FORM.tile + 1)
         lines = Lines(q, q_row, out, heads, gl.program_id(1) % FORM.parts, begin, first, length, start, unit)
-        room = _make_room(q.dtype.element_ty, FORM)
+        room = make_room(q.dtype.element_ty, FORM)
         gl.warp_specialize(
             [
                 (_compute, (lines, extent, 0, room, FORM)),
                 (_compute, (lines, extent, 1, room, FORM)),
-                (_load, (extent, keys, values, room, FORM)),
+                (load_tiles, (extent, keys, values, key_source, value_source, room, FORM)),
             ],
             [4, 1],
             [COMPUTER_REGISTERS, LOADER_REGISTERS],
@@ -436,17 +285,6 @@ def fits(q: Tensor, layer: KvLayer, rule: AttentionRule) -> bool:
         and layer.keys.stride() == layer.values.stride()
         and all(one.dtype == torch.bfloat16 for one in (q, *memories))
         and all(one.shape[3] == width and one.stride(0) % one.stride(1) == 0 for one in memories)
-    )
-
-
-def _paged(memory: Tensor) -> PagedMemory:
-    blocks, size, heads, width = memory.shape
-    block, slot = memory.stride()[:2]
-    rows = (blocks - 1) * (block // slot) + size
-    order = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    piece = [int(PIECE.value), int(HALF.value)]
-    return PagedMemory(
-        TensorDescriptor(memory, [rows, heads * width], [slot, 1], piece, order), memory, block, slot, block // slot
     )
 
 
@@ -485,8 +323,10 @@ def prefill_pipelined(
     _prefill_pipelined[(len(tiles.tile_chunks), layer.heads * parts)](
         q,
         q.stride(0),
-        _paged(layer.keys),
-        _paged(layer.values),
+        paged(layer.keys),
+        paged(layer.values),
+        copies(layer.keys),
+        copies(layer.values),
         rule.scale * LOG2_E.value,
         out,
         tiles,
