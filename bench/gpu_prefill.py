@@ -133,8 +133,8 @@ class Trial:
             parts = []
             for start in range(0, length, size):
                 tokens = min(size, length - start)
-                numbers = [torch.tensor([number], device="cuda") for number in (0, tokens, start)]
-                attend = case.kernels.prefilling(Chunks(*numbers, (case.tables,), ((0, tokens),)))
+                begin, taken, at = (torch.tensor([number], device="cuda") for number in (0, tokens, start))
+                attend = case.kernels.prefilling(Chunks(begin, taken, at, (case.tables,), ((0, tokens),)))
                 parts.append(attend(q[start : start + tokens], case.layer, case.rule))
             count += not torch.equal(first, torch.cat(parts))
         return count

@@ -78,17 +78,17 @@ class Extent(NamedTuple):
 class Room(NamedTuple):
     """Tiles in shared memory, and barriers, one for each tile."""
 
-    queries: Tensor
-    key_tiles: Tensor
-    value_tiles: Tensor
-    key_pieces: Tensor
+    queries: gl.shared_memory_descriptor
+    key_tiles: gl.shared_memory_descriptor
+    value_tiles: gl.shared_memory_descriptor
+    key_pieces: gl.shared_memory_descriptor
     """The same memory as ``key_tiles``, by pieces."""
-    value_pieces: Tensor
-    full_keys: Tensor
-    free_keys: Tensor
-    full_values: Tensor
-    free_values: Tensor
-    turns: Tensor
+    value_pieces: gl.shared_memory_descriptor
+    full_keys: gl.shared_memory_descriptor
+    free_keys: gl.shared_memory_descriptor
+    full_values: gl.shared_memory_descriptor
+    free_values: gl.shared_memory_descriptor
+    turns: gl.shared_memory_descriptor
     """One for each group that computes."""
 
 
@@ -124,7 +124,7 @@ def _rows(
             row = gl.where(place <= extent.highest, row, BEHIND)
         else:
             row = gl.load(entry).to(gl.int32) * ratio + place % FORM.block
-        rows = rows + (row,)  # noqa: RUF005 - Triton has no unpacking
+        rows = rows + (row,)  # type: ignore[assignment] # noqa: RUF005 - unpacking is unknown to Triton
     return rows
 
 
