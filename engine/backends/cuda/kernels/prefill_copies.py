@@ -38,7 +38,7 @@ class PipelineForm:
     group: int
     """Query heads that share one key-value head."""
     queries: int
-    """Of a tile, times ``heads`` the tile's lines."""
+    """Queries of a tile; times ``heads`` they are its lines."""
     heads: int
     """Computed together."""
     parts: int
@@ -82,7 +82,7 @@ class Room(NamedTuple):
     key_tiles: gl.shared_memory_descriptor
     value_tiles: gl.shared_memory_descriptor
     key_pieces: gl.shared_memory_descriptor
-    """The same memory as ``key_tiles``, by pieces."""
+    """Memory of ``key_tiles``, by pieces."""
     value_pieces: gl.shared_memory_descriptor
     full_keys: gl.shared_memory_descriptor
     free_keys: gl.shared_memory_descriptor

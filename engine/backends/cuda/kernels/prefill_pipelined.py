@@ -50,17 +50,17 @@ from engine.backends.cuda.kernels.triton_common import LOG2_E
 from engine.backends.cuda.runtime.operations import KvLayer
 
 WIDTHS = (64, 128)
-"""Of heads that the kernel is made for."""
+"""Numbers of a head that the kernel is made for."""
 
 WARPS = 4
-"""Of a group that computes; the second one and the warp that loads are added to them."""
+"""Warps of a group that computes; the second group and the warp that loads are added to them."""
 
 LAUNCH_REGISTERS = 168
-"""Of a thread at the launch: three times 128 threads share the 65,536 of a multiprocessor."""
+"""Registers of a thread at the launch: three times 128 threads share the 65,536 of a multiprocessor."""
 
 COMPUTER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
-"""Of a thread while they run: those that load give some to those that compute."""
+"""Registers of a thread while they run: those that load give some to those that compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Lines(NamedTuple):
     first: Tensor
     """The tile's first query in its chunk."""
     length: Tensor
-    """Of the chunk."""
+    """Tokens of the chunk."""
     start: Tensor
     """Position of the chunk's first token."""
     unit: Tensor
