@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu_prefill import compare
 from bench.gpu_report import BARS, Report
 from bench.gpu_tune import MARGIN, choose
 
@@ -82,3 +83,26 @@ def test_the_choice_of_a_configuration() -> None:
     assert choose("now", near, near.get) == ("now", 1.0)
     with pytest.raises(ValueError, match="cannot be used"):
         choose("c", times, times.get)
+
+
+def test_a_form_that_never_ends_is_left_out() -> None:
+    """Neither one that gives no answer, nor one with wrong numbers, nor one that fails is timed; the others are."""
+
+    def says(*lines: str) -> list[str]:
+        return [sys.executable, "-c", "\n".join(lines)]
+
+    ready = "print('{\"ready\": true}', flush=True)"
+    found = compare(
+        {
+            "right": says(ready, "input()", 'print(\'{"seconds": {"a": 1.0}}\', flush=True)'),
+            "wrong": says("print('{\"ready\": false}', flush=True)", "input()"),
+            "fails": says("raise SystemExit(3)"),
+            "endless": says(ready, "import threading", "threading.Event().wait()"),
+        },
+        30.0,
+        2.0,
+    )
+    assert found["right"] == {"ready": True, "seconds": {"a": 1.0}}
+    assert found["wrong"] == {"ready": False}
+    assert found["fails"] == {"failed": "no answer in time, or an error"}
+    assert found["endless"] == {"ready": True, "failed": "not timed in time"}

@@ -19,6 +19,7 @@ from engine.backends.cuda.kernels import (
     grouped,
     norm,
     prefill_attention,
+    prefill_pipelined,
     rope,
     routing,
     sampler,
@@ -26,7 +27,6 @@ from engine.backends.cuda.kernels import (
     tile_map,
 )
 from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention, joins
-from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
 from engine.backends.cuda.runtime import simulated_steps
@@ -145,9 +145,7 @@ class KernelOperations:
 
     def prefilling(self, chunks: Chunks) -> Attend:
         """All chunks in one launch a layer."""
-        shape = self._chosen.prefill
-        _, _, queries = prefill_attention.heads_together(self._heads, self._kv_heads, shape.lines)
-        return _Prefilling(shape, queries, chunks)
+        return _Prefilling(self._chosen, (self._heads, self._kv_heads), chunks)
 
     def gate(self, x: Tensor, kind: Activation) -> Tensor:
         """The activation in one pass, or by itself where no kernel knows it."""
@@ -239,9 +237,9 @@ class _Decoding:
 
 
 class _Prefilling:
-    """Attention of prompt chunks: one map of tiles for all layers."""
+    """Attention of prompt chunks: a map of tiles for each number of queries that a tile of some layers has."""
 
-    def __init__(self, shape: PrefillShape, queries: int, chunks: Chunks) -> None:
+    def __init__(self, chosen: Configuration, heads: tuple[int, int], chunks: Chunks) -> None:
         count, device = len(chunks.lengths), chunks.lengths.device
         room = power_of_two(count, LEAST_CHUNKS)
         begins, lengths, starts = torch.zeros(3, room, dtype=torch.int32, device=device)
@@ -252,16 +250,31 @@ class _Prefilling:
             table = source.new_zeros(room, source.shape[1])
             table[:count] = source
             self._placed.append(prefill_attention.ChunkPlaces(begins, lengths, starts, table))
-        self._shape = shape
-        self._map = tile_map.ChunkMap.empty(sum(length for _, length in chunks.spans), room, queries, device)
-        tile_map.map_chunks(lengths, queries, self._map)
+        self._chosen, self._heads = chosen, heads
+        self._tokens = sum(length for _, length in chunks.spans)
+        self._lengths = lengths
+        self._maps: dict[int, tile_map.ChunkMap] = {}
 
     def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
         # Tokens of a chunk that is not computed keep zeros: what comes of them goes nowhere.
         out = q.new_zeros(*q.shape[:2], layer.values.shape[3])
-        placed = self._placed[layer.table]
-        prefill_attention.prefill_attention(q, layer, placed, (self._map, self._shape), rule, out)
+        placed, shape, pipelined = self._placed[layer.table], self._chosen.prefill, self._chosen.pipelined
+        if pipelined is not None and prefill_pipelined.fits(q, layer, rule):
+            mapped = self._mapped(pipelined.lines), pipelined
+            prefill_pipelined.prefill_pipelined(q, layer, placed, mapped, rule, out)
+        else:
+            mapped_plain = self._mapped(shape.lines), shape
+            prefill_attention.prefill_attention(q, layer, placed, mapped_plain, rule, out)
         return out.flatten(1)
+
+    def _mapped(self, lines: int) -> tile_map.ChunkMap:
+        _, _, queries = prefill_attention.heads_together(*self._heads, lines)
+        found = self._maps.get(queries)
+        if found is None:
+            found = tile_map.ChunkMap.empty(self._tokens, len(self._lengths), queries, self._lengths.device)
+            tile_map.map_chunks(self._lengths, queries, found)
+            self._maps[queries] = found
+        return found
 
 
 def kernel_operations(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.grouped import ProductTile
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
+from engine.backends.cuda.kernels.prefill_pipelined import PipelinedShape
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.triton_common import Threads
 
@@ -33,6 +34,9 @@ class Configuration:
     """Products of few rows."""
     joined: bool = True
     """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
+    pipelined: PipelinedShape | None = None
+    """For prompts of layers that ``prefill_pipelined.fits``, on the architecture that it is made for; None: all layers
+    take ``prefill``."""
     measured: str = ""
     """The card on which this row was chosen by time; empty: on none."""
 

@@ -58,6 +58,7 @@ def main() -> None:
                     "shared": built.metadata.shared,
                     "warps": built.metadata.num_warps,
                     "bytes": len(built.asm["cubin"]),
+                    "bulk": len(re.findall(r"cp\.async\.bulk\.tensor", built.asm["ptx"])),
                     "mma": len(re.findall(r"wgmma|mma\.sync", built.asm["ptx"])),
                 }
             ),

@@ -23,6 +23,8 @@ MODULES = (
     "logprobs",
     "norm",
     "prefill_attention",
+    "prefill_copies",
+    "prefill_pipelined",
     "rope",
     "routing",
     "sampler",

@@ -18,6 +18,7 @@ from engine.backends.cuda.kernels import (
     grouped,
     norm,
     prefill_attention,
+    prefill_pipelined,
     rope,
     routing,
     sampler,
@@ -104,6 +105,18 @@ def attention(
         )
 
     return start
+
+
+def pipelined() -> None:
+    """Prompts of Llama 3.1 8B by the form for sm_90, over a layer's part of memory that holds several."""
+    memory = tensor(BLOCKS, 4 * 16, 8, 128)
+    layer, shape = KvLayer(memory[:, 16:32], memory[:, 16:32]), prefill_pipelined.PipelinedShape()
+    _, _, queries = prefill_attention.heads_together(32, 8, shape.lines)
+    map_ = tile_map.ChunkMap.empty(TOKENS, 4, queries, META)
+    chunks = prefill_attention.ChunkPlaces(whole(4), whole(4), whole(4), tensor(4, 512, dtype=torch.int64))
+    q, rule = tensor(TOKENS, 32, 128), AttentionRule(128**-0.5)
+    assert prefill_pipelined.fits(q, layer, rule)
+    prefill_pipelined.prefill_pipelined(q, layer, chunks, (map_, shape), rule, tensor(TOKENS, 32, 128))
 
 
 def rows() -> None:
@@ -290,6 +303,7 @@ LAUNCHES = {
     "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
     "deepseek": attention(1, 128, 576, 512, latent=True),
     "rows": rows,
+    **({"pipelined": pipelined} if ARCHITECTURE == "sm_90" else {}),
     "few rows": few_rows,
     "experts": experts,
     "sampling": sampling,

@@ -16,6 +16,7 @@ LAUNCHES = (
     "gpt-oss",
     "deepseek",
     "rows",
+    "pipelined",
     "few rows",
     "experts",
     "sampling",
@@ -25,6 +26,9 @@ LAUNCHES = (
     "device windows",
     "device latent",
 )
+QUICK = ((90, "guards"), (90, "rows"), (90, "pipelined"))
+"""Compiled in every run; the last because no interpreter knows its language."""
+
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one program may take on an A100 and on an H100 or H200 (CUDA C++ Programming Guide, table of
 technical specifications)."""
@@ -32,7 +36,7 @@ technical specifications)."""
 SPILLED_BYTES = 1_024
 """Of a thread: more would say that a tile does not fit the registers at all."""
 
-PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows"}
+PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows", "_prefill_pipelined"}
 """Kernels whose products have to run on tensor cores."""
 
 
@@ -52,10 +56,11 @@ def compile_in(root: Path, cache: Path, *arguments: str) -> subprocess.Completed
 @pytest.mark.parametrize(
     ("capability", "launch"),
     [
-        pytest.param(capability, launch, marks=() if (capability, launch) in ((90, "guards"), (90, "rows")) else full)
+        pytest.param(capability, launch, marks=() if (capability, launch) in QUICK else full)
         for full in [[pytest.mark.full, pytest.mark.timeout(1_800)]]
         for capability in SHARED_BYTES
         for launch in LAUNCHES
+        if (capability, launch) != (80, "pipelined")
     ],
 )
 @pytest.mark.timeout(300)
@@ -70,6 +75,7 @@ def test_launches_compile_for_gpus(root: Path, tmp_path: Path, capability: int, 
         assert one["bytes"] > 0 and one["shared"] <= SHARED_BYTES[capability], one
         assert one["spilled"] <= SPILLED_BYTES, one
         assert one["mma"] > 0 or one["kernel"] not in PRODUCTS, one
+        assert one["kernel"] != "_prefill_pipelined" or (one["bulk"] > 0 and one["warps"] == 12), one
 
 
 def test_what_does_not_compile_is_noticed(root: Path, tmp_path: Path) -> None:
