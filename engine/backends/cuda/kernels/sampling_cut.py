@@ -43,13 +43,25 @@ NEGLIGIBLE = tl.constexpr(-28.0)
 LOGIT_SPAN = tl.constexpr(40.0)
 """Scores so far below a sample's largest are of no use in a list."""
 
-LEAST_SAMPLED = tl.constexpr(256.0)
-"""Ids of a sample, at the least, above a limit: one likely id that a sample met by chance says little about a row, and
-so few in a list cost nothing."""
+LEAST_SAMPLED = tl.constexpr(64.0)
+"""Ids of a sample, at the least, above a limit for top-k: so few in a list cost nothing."""
+
+CHANCE = tl.constexpr(16.0)
+"""Ids of a sample, the largest, that it may have met by chance."""
+
+CERTAIN = tl.constexpr(0.85)
+"""Part of what a cut may drop that is left out of a list: with what ``CHANCE`` adds, none of some thousand drawn rows of
+any shape had a list that was too short, where a limit at the sample's own share was too high for one row in seven."""
 
 SAMPLE_PIECES = tl.constexpr(64)
 SAMPLE_PIECE = tl.constexpr(128)
 """A sample of a row: so many pieces of so many ids, evenly spread."""
+
+HALVES = tl.constexpr(10)
+"""Steps of a search that halve the distance, before those that end at a key."""
+
+LONG, VERY_LONG = tl.constexpr(24_576.0), tl.constexpr(65_536.0)
+"""Scores of a list from which on it is looked at once and twice more before it is shortened."""
 
 MOST_STEPS = tl.constexpr(40)
 """Steps of a search: 32 suffice; a bound, so that no rounding makes one endless."""
@@ -115,8 +127,16 @@ def listed(list_: List, start: tl.tensor, SPAN: tl.constexpr, WIDTH: tl.constexp
     stretch = tl.arange(0, SPAN)
     place = start + tl.arange(0, WIDTH)
     exists = place[None, :] < figure(list_, LISTED, SPAN).to(tl.int32)[:, None]
-    score = tl.load(list_.scores + stretch[:, None] * BLOCK + place[None, :], mask=exists, other=-float("inf"))
-    return over_temperature(score, list_.peak, list_.temperature)
+    return over_temperature(places(list_, stretch, place, exists, BLOCK), list_.peak, list_.temperature)
+
+
+@triton.jit
+def places(list_: List, stretch: tl.tensor, place: tl.tensor, exists: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Scores in these places of a list, minus infinity where nothing is: memory behind a list is read, several numbers
+    at once, and not looked at."""
+    whole = (stretch < list_.stretches)[:, None] & (place < BLOCK)[None, :]
+    score = tl.load(list_.scores + stretch[:, None] * BLOCK + place[None, :], mask=whole, other=-float("inf"))
+    return tl.where(exists, score, -float("inf"))
 
 
 @triton.jit
@@ -151,42 +171,146 @@ def search(
     cut: Cut,
     stage: tl.tensor,
     wanted: tl.tensor,
+    known: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """Whether the list holds the greatest floor that keeps at least ``wanted``, and that floor, which is a key. What a
-    floor keeps falls as it rises, roundings included: a sum of fewer numbers in the same order is never larger."""
-    more = figure(list_, MORE_WEIGHT, SPAN).to(tl.float64)
-    more = tl.sum(tl.where(stage == BY_COUNT, figure(list_, MORE, SPAN).to(tl.float64), more), 0)
+    floor keeps falls as it rises, roundings included: a sum of fewer numbers in the same order is never larger.
+    ``known``: the list was shortened around the floor, by sums in another order; roundings do not put that in question.
+    """
+    more = more_of(list_, stage, SPAN)
     value = listed(list_, 0, SPAN, WIDTH, BLOCK)
     key, amount = keyed(value, cut, stage)
-    part = tl.sum(amount, 1)
-    low = tl.min(tl.min(tl.where(key > -float("inf"), key, float("inf")), 1), 0)
-    high = tl.max(tl.max(key, 1), 0)
+    part = tl.sum(amount).to(tl.float64)
+    low = tl.min(tl.where(key > -float("inf"), key, float("inf")))
+    high = tl.max(key)
     for start in range(WIDTH, list_.longest, WIDTH):
         further, further_amount = keyed(listed(list_, start, SPAN, WIDTH, BLOCK), cut, stage)
-        part += tl.sum(further_amount, 1)
-        low = tl.minimum(low, tl.min(tl.min(tl.where(further > -float("inf"), further, float("inf")), 1), 0))
-        high = tl.maximum(high, tl.max(tl.max(further, 1), 0))
-    holds = (more < wanted) & (more + tl.sum(part.to(tl.float64), 0) >= wanted) & (high > -float("inf"))
+        part += tl.sum(further_amount).to(tl.float64)
+        low = tl.minimum(low, tl.min(tl.where(further > -float("inf"), further, float("inf"))))
+        high = tl.maximum(high, tl.max(further))
+    holds = (known | ((more < wanted) & (more + part >= wanted))) & (high > -float("inf"))
+    if holds & (list_.longest <= WIDTH):
+        # Everything is at hand: first by halves of the distance, which needs one sum each.
+        begin, end = low, high
+        for _ in range(HALVES):
+            middle = (begin + end) * 0.5
+            enough = more + tl.sum(tl.where(key >= middle, amount, 0.0)).to(tl.float64) >= wanted
+            begin = tl.where(enough, middle, begin)
+            end = tl.where(enough, end, middle)
+        low = tl.min(tl.where(key >= begin, key, float("inf")))
+        high = tl.where(end < high, tl.max(tl.where(key < end, key, -float("inf"))), high)
     # Below ``low`` no floor is of use and above ``high`` none suffices; both are keys.
     step = tl.cast(0, tl.int32)
     while holds & (low < high) & (step < MOST_STEPS):
         step += 1
         middle = halfway(low, high)
-        part = tl.sum(tl.where(key >= middle, amount, 0.0), 1)
-        above = tl.min(tl.where(key >= middle, key, float("inf")), 1)
-        below = tl.max(tl.where(key < middle, key, -float("inf")), 1)
+        part = tl.sum(tl.where(key >= middle, amount, 0.0)).to(tl.float64)
+        above = tl.min(tl.where(key >= middle, key, float("inf")))
+        below = tl.max(tl.where(key < middle, key, -float("inf")))
         for start in range(WIDTH, list_.longest, WIDTH):
             further, further_amount = keyed(listed(list_, start, SPAN, WIDTH, BLOCK), cut, stage)
-            part += tl.sum(tl.where(further >= middle, further_amount, 0.0), 1)
-            above = tl.minimum(above, tl.min(tl.where(further >= middle, further, float("inf")), 1))
-            below = tl.maximum(below, tl.max(tl.where(further < middle, further, -float("inf")), 1))
-        enough = more + tl.sum(part.to(tl.float64), 0) >= wanted
-        low = tl.where(enough, tl.min(above, 0), low)
-        high = tl.where(enough, high, tl.max(below, 0))
+            part += tl.sum(tl.where(further >= middle, further_amount, 0.0)).to(tl.float64)
+            above = tl.minimum(above, tl.min(tl.where(further >= middle, further, float("inf"))))
+            below = tl.maximum(below, tl.max(tl.where(further < middle, further, -float("inf"))))
+        enough = more + part >= wanted
+        low = tl.where(enough, above, low)
+        high = tl.where(enough, high, below)
     return holds, low
+
+
+@triton.jit
+def more_of(list_: List, stage: tl.tensor, SPAN: tl.constexpr) -> tl.tensor:
+    """Number or weight of what lies above the list; float64."""
+    weight = figure(list_, MORE_WEIGHT, SPAN).to(tl.float64)
+    return tl.sum(tl.where(stage == BY_COUNT, figure(list_, MORE, SPAN).to(tl.float64), weight), 0)
+
+
+@triton.jit
+def bracket(
+    list_: List,
+    cut: Cut,
+    stage: tl.tensor,
+    wanted: tl.tensor,
+    low: tl.tensor,
+    SPAN: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """Two scaled scores between which the floor lies that is sought by count or weight, if the list holds it: the
+    first keeps enough or is ``low``, the second keeps too little. Five marks are looked at in a pass, close together
+    at the lower end, near which a list's limit puts the floor."""
+    more = more_of(list_, stage, SPAN)
+    begin, end = low, tl.cast(float("inf"), tl.float32)
+    span = tl.where(stage == BY_COUNT, tl.cast(LOGIT_SPAN, tl.float32) / list_.temperature, -NEGLIGIBLE)
+    bottom, top = tl.where(low > -float("inf"), low, -span), low * 0.0
+    top = tl.where(top == top, top, 0.0)
+    number = tl.sum(figure(list_, LISTED, SPAN), 0)
+    for _ in range(1 + (number > LONG).to(tl.int32) + (number > VERY_LONG).to(tl.int32)):
+        width = top - bottom
+        a, b, c = bottom + 0.03 * width, bottom + 0.11 * width, bottom + 0.25 * width
+        d, e = bottom + 0.44 * width, bottom + 0.69 * width
+        in_a, in_b = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
+        in_c, in_d, in_e = in_a, in_a, in_a
+        for start in range(0, list_.longest, PART):
+            key, amount = keyed(listed(list_, start, SPAN, PART, BLOCK), cut, stage)
+            in_a += tl.where(key >= a, amount, 0.0)
+            in_b += tl.where(key >= b, amount, 0.0)
+            in_c += tl.where(key >= c, amount, 0.0)
+            in_d += tl.where(key >= d, amount, 0.0)
+            in_e += tl.where(key >= e, amount, 0.0)
+        begin, end, bottom, top = halved(begin, end, bottom, top, a, more + tl.sum(in_a).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, b, more + tl.sum(in_b).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, c, more + tl.sum(in_c).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, d, more + tl.sum(in_d).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, e, more + tl.sum(in_e).to(tl.float64) >= wanted)
+    return begin, end
+
+
+@triton.jit
+def halved(
+    begin: tl.tensor, end: tl.tensor, bottom: tl.tensor, top: tl.tensor, mark: tl.tensor, enough: tl.tensor
+) -> tuple[tl.tensor, ...]:
+    """What is left of a stretch of scores, and of its finite part, when it is known what a mark keeps."""
+    begin, bottom = tl.where(enough, tl.maximum(begin, mark), begin), tl.where(enough, tl.maximum(bottom, mark), bottom)
+    end, top = tl.where(enough, end, tl.minimum(end, mark)), tl.where(enough, top, tl.minimum(top, mark))
+    return begin, end, bottom, top
+
+
+@triton.jit
+def shorten(
+    list_: List, low: tl.tensor, high: tl.tensor, SPAN: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Keep of a list only what has scaled scores from ``low`` to below ``high``, in place; gives its longest stretch."""
+    stretch = tl.arange(0, SPAN)
+    lines = list_.scores + stretch[:, None] * BLOCK
+    ends = figure(list_, LISTED, SPAN).to(tl.int32)
+    count = tl.zeros([SPAN], tl.int32)
+    higher, weight = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
+    for start in range(0, list_.longest, PART):
+        place = start + tl.arange(0, PART)
+        score = places(list_, stretch, place, place[None, :] < ends[:, None], BLOCK)
+        value = over_temperature(score, list_.peak, list_.temperature)
+        inside = (value >= low) & (value < high) & (score > -float("inf"))
+        higher += (value >= high).to(tl.float32)
+        weight += tl.where(value >= high, tl.exp(value), 0.0)
+        target = count[:, None] + tl.cumsum(inside.to(tl.int32), 1) - 1
+        count += tl.sum(inside.to(tl.int32), 1)
+        # What is overwritten was read by then, by all threads: nothing moves to a higher place.
+        tl.debug_barrier()
+        tl.store(lines + target, score, mask=inside)
+    exists = stretch < list_.stretches
+    own = list_.figures + stretch
+    above = figure(list_, MORE, SPAN) + tl.sum(higher, 1)
+    weight_above = figure(list_, MORE_WEIGHT, SPAN) + tl.sum(weight, 1)
+    tl.debug_barrier()
+    tl.store(own + LISTED * list_.stretches, count.to(tl.float32), mask=exists)
+    tl.store(own + MORE * list_.stretches, above, mask=exists)
+    tl.store(own + MORE_WEIGHT * list_.stretches, weight_above, mask=exists)
+    tl.debug_barrier()
+    return tl.max(count, 0)
 
 
 @triton.jit
@@ -204,7 +328,8 @@ def make_list(
         _, score = scores_of(line, row, wishes, token, logits_of(line, token), first, first + BLOCK)
         weight = tl.exp(over_temperature(score, list_.peak, list_.temperature))
         higher = score >= high
-        count = list_part(list_.scores + first, score, low, high)
+        inside = (score >= low) & (score < high) & (score > -float("inf"))
+        count = list_part(list_.scores + first, score, inside)
         longest = tl.maximum(longest, count)
         own = list_.figures + stretch
         tl.store(own + LISTED * list_.stretches, count.to(tl.float32))
@@ -216,9 +341,8 @@ def make_list(
 
 
 @triton.jit
-def list_part(target: tl.tensor, score: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """Store the scores from ``low`` to below ``high``, close together; gives their number."""
-    inside = (score >= low) & (score < high) & (score > -float("inf"))
+def list_part(target: tl.tensor, score: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Store the scores that are inside, close together; gives their number."""
     place = tl.cumsum(inside.to(tl.int32), 0) - 1
     tl.store(target + place, score, mask=inside)
     return tl.sum(inside.to(tl.int32), 0)
@@ -232,40 +356,29 @@ def sampled(
     place = tl.arange(0, SAMPLE_PIECE)
     token = (tl.arange(0, SAMPLE_PIECES) * stride)[:, None] + place[None, :]
     _, score = scores_of(line, row, wishes, token, logits_of(line, token), 0, line.size)
-    peak = tl.max(tl.max(score, 1), 0)
+    peak = tl.max(score)
     # A sample without a score: whatever comes of it, the row has few.
     peak = tl.where(peak > -float("inf"), peak, 0.0)
     return over_temperature(score, peak, temperature), peak
 
 
 @triton.jit
-def level(
-    value: tl.tensor,
-    weight: tl.tensor,
-    lowest: tl.tensor,
-    mass: tl.tensor,
-    count: tl.tensor,
-    most: tl.tensor,
-    STEPS: tl.constexpr,
-) -> tl.tensor:
-    """About the greatest level above which a sample has ``mass`` and ``count``, or else ``most``; of scaled scores, and
-    ``lowest`` where there is none."""
+def level(value: tl.tensor, amount: tl.tensor, lowest: tl.tensor, below: tl.tensor, STEPS: tl.constexpr) -> tl.tensor:
+    """About the greatest level under which a sample has no more than ``below``; of scaled scores, and ``lowest`` where
+    there is none. What is small is added up, which a chance score far above the others does not change."""
     low, high = lowest, lowest * 0.0
     for _ in range(STEPS):
         middle = (low + high) * 0.5
-        above = value >= middle
-        number_above = tl.sum(tl.sum(above.to(tl.float32), 1), 0)
-        mass_above = tl.sum(tl.sum(tl.where(above, weight, 0.0), 1), 0)
-        enough = ((mass_above >= mass) & (number_above >= count)) | (number_above >= most)
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
+        fits = tl.sum(tl.where(value < middle, amount, 0.0)) <= below
+        low = tl.where(fits, middle, low)
+        high = tl.where(fits, high, middle)
     return low
 
 
 @triton.jit
 def lowest_level(value: tl.tensor, temperature: tl.tensor) -> tl.tensor:
     """The least scaled score of a sample that a level is looked for at."""
-    least = tl.min(tl.min(tl.where(value > -float("inf"), value, 0.0), 1), 0)
+    least = tl.min(tl.where(value > -float("inf"), value, 0.0))
     span = tl.cast(LOGIT_SPAN, tl.float32) / temperature
     return tl.maximum(least, tl.minimum(-span, NEGLIGIBLE))
 
@@ -274,31 +387,33 @@ def lowest_level(value: tl.tensor, temperature: tl.tensor) -> tl.tensor:
 def suggested_limit(
     line: MaskedLine, row: RowWords, wishes: Wishes, stride: tl.tensor, temperature: tl.tensor
 ) -> tl.tensor:
-    """A score above which everything that the row's cut keeps lies, if a sample tells the truth and that is at most
-    some eighth of the row."""
+    """A score above which everything that the row's cut keeps lies, if a sample tells the truth.
+
+    What a cut by weight drops is many small weights, which a sample knows well, and a share of the whole, which it does
+    not: a few scores may have most of it. So the whole is taken as what it is at least: the sample's ``CHANCE`` largest
+    weights once each, the others as often as the row is larger than the sample."""
     value, peak = sampled(line, row, wishes, stride, temperature)
     weight = tl.exp(value)
-    size = tl.sum(tl.sum((value > -float("inf")).to(tl.float32), 1), 0)
-    whole = tl.sum(tl.sum(weight, 1), 0)
+    exists = (value > -float("inf")).to(tl.float32)
+    size = tl.sum(exists)
+    times = tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE).to(tl.float32) / (SAMPLE_PIECES * SAMPLE_PIECE)
     most = integer(row, TOP_K).to(tl.float32)
     share, typical = number(row, TOP_P).to(tl.float32), number(row, TYPICAL_P).to(tl.float32)
     least = number(row, MIN_P).to(tl.float32)
-    mass, count = whole * 0.0, tl.cast(LEAST_SAMPLED, tl.float32)
-    only_least = (most == 0) & (share >= 1) & (least > 0)
-    if most > 0:
-        part = most * (SAMPLE_PIECES * SAMPLE_PIECE) / tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE)
-        count = tl.maximum(part * 1.25 + 4 * tl.sqrt(part) + 8, LEAST_SAMPLED)
-    elif share < 1:
-        mass = whole * (0.75 * share + 0.25)
-    elif only_least:
-        count = tl.cast(float("inf"), tl.float32)
-    else:
-        mass = whole * (0.125 * typical + 0.875)
     lowest = lowest_level(value, temperature)
-    limit = level(value, weight, lowest, mass, count, tl.maximum(size / 8, LEAST_SAMPLED), 10)
-    if only_least:
+    if most > 0:
+        part = most / times
+        count = tl.maximum(part * 1.25 + 4 * tl.sqrt(part) + 8, LEAST_SAMPLED)
+        limit = level(value, exists, lowest, size - count, 10)
+    elif (share >= 1) & (least > 0):
         # The row's largest score is no smaller than the sample's.
-        limit = tl.maximum(tl.log(least) - 0.001, limit)
+        limit = tl.maximum(tl.log(least) - 0.001, lowest)
+    else:
+        dropped = tl.where(share < 1, 1 - share, 0.125 * (1 - typical))
+        chance = level(value, exists, lowest, size - CHANCE, 10)
+        others = tl.sum(tl.where(value < chance, weight, 0.0))
+        whole = others + tl.sum(tl.where(value < chance, 0.0, weight)) / times
+        limit = tl.minimum(level(value, weight, lowest, dropped * CERTAIN * whole, 10), chance)
     return tl.where((size < 1_024) | (limit <= lowest), -float("inf"), peak + limit * temperature)
 
 
@@ -317,17 +432,15 @@ def around(
     value, peak = sampled(line, row, wishes, stride, temperature)
     exists = value > -float("inf")
     weight = tl.where(stage == BY_COUNT, exists.to(tl.float32), tl.exp(value))
-    whole = tl.sum(tl.sum(weight, 1), 0)
+    whole = tl.sum(weight)
     if stage == BY_COUNT:
         ids = tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE) / (SAMPLE_PIECES * SAMPLE_PIECE) * whole
         share = tl.minimum(share / ids, 1.0)
-    evenness = whole * whole / tl.maximum(tl.sum(tl.sum(weight * weight, 1), 0), 1e-30)
+    evenness = whole * whole / tl.maximum(tl.sum(weight * weight), 1e-30)
     error = 6 * tl.sqrt(share * (1 - share) / tl.maximum(evenness, 1.0)) + 1e-3
-    never = tl.cast(float("inf"), tl.float32)
-    one = tl.cast(1.0, tl.float32)
     lowest = tl.where(stage == BY_COUNT, lowest_level(value, temperature), NEGLIGIBLE)
-    low = level(value, weight, lowest, whole * tl.minimum(share + error, 1.0), one, never, 14)
-    high = level(value, weight, lowest, whole * tl.maximum(share - error, 0.0), one, never, 14)
+    low = level(value, weight, lowest, whole * tl.maximum(1 - share - error, 0.0), 14)
+    high = level(value, weight, lowest, whole * tl.minimum(1 - share + error, 1.0), 14)
     low = tl.where((share + error >= 1) | (low <= lowest), -float("inf"), peak + low * temperature)
     return low, tl.where(share <= error, float("inf"), peak + high * temperature)
 
@@ -386,6 +499,7 @@ def cut_row(
     stride: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """The row's cut, and the weight that it keeps in each stretch (float64). ``low``: lower limit of the list, scaled.
@@ -403,6 +517,9 @@ def cut_row(
         done = (active | ((stage == BY_DISTANCE) & (typical < 1))) == 0
         if stage == BY_DISTANCE:
             least = number(row, MIN_P).to(tl.float32)
+        # What a later stage compares with its own limits needs the list as it is.
+        only = (typical >= 1) & (number(row, MIN_P) == 0)
+        last = only & ((stage == BY_WEIGHT) | ((stage == BY_COUNT) & (share >= 1)))
         for attempt in range(3):
             if done == 0:
                 if attempt > 0:
@@ -425,7 +542,13 @@ def cut_row(
                     elif attempt == 0:
                         wanted = share * tl.sum(kept, 0)
                     cut = Cut(floor, least, centre, reach)
-                    holds, key = search(own, cut, stage, wanted, SPAN, WIDTH, BLOCK)
+                    shortened = longest < 0
+                    if last & (longest > WIDTH):
+                        begin, end = bracket(own, cut, stage, wanted, low, SPAN, PART, BLOCK)
+                        longest = shorten(own, begin, end, SPAN, PART, BLOCK)
+                        high, shortened = tl.minimum(high, end), begin > low
+                    own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
+                    holds, key = search(own, cut, stage, wanted, shortened, SPAN, WIDTH, BLOCK)
                     if stage == BY_DISTANCE:
                         known = exact | ((floor == -infinity) & (least == 0))
                         sure = holds & known & (high == infinity) & (exact | (centre - low > -key))
