@@ -6,7 +6,7 @@ figures of each stretch, and the list of its scores above the limit. ``_choose``
 request's own counter generator, from figures and list; then the count of the chosen token. ``_report`` (rows):
 log-probabilities of rows that asked.
 
-So a row is read once, and a few scores of it several times; where a limit was wrong, once or twice more
+So a row is read once, and a few scores of it several times; where a limit was wrong, once more
 (``engine.backends.cuda.kernels.sampling_cut``). A row is computed by one order of roundings, whatever is beside it.
 Draws are the same bits as on the CPU; the token is the same unless the point falls within rounding of the border
 between two tokens, because exponentials differ in their last bits.
@@ -72,7 +72,7 @@ from engine.core.scheduler.plan import FAILED
 STRETCH = 2_048
 """Scores that are looked at together."""
 
-TOGETHER = 8_192
+TOGETHER = 4_096
 """Scores of a list that one program holds in registers, as key and weight."""
 
 PASSING = 2_048
@@ -231,7 +231,7 @@ def describe(
             else:
                 tl.store(out + MOMENT * stretches, 0.0)
             # No number and minus infinity are in no list.
-            listed = list_part(target, score, score >= tl.maximum(tl.load(limit), -LARGEST_SCORE))
+            listed = list_part(target, score, score >= tl.maximum(tl.load(limit), -LARGEST_SCORE), True)
             tl.store(out + LISTED * stretches, listed.to(tl.float32))
             tl.store(out + MORE * stretches, 0.0)
             tl.store(out + MORE_WEIGHT * stretches, 0.0)
@@ -295,7 +295,6 @@ def _choose(
     tokens: tl.tensor,
     size: tl.tensor,
     stretches: tl.tensor,
-    stride: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
@@ -322,7 +321,7 @@ def _choose(
             longest = tl.max(figure(list_, LISTED, SPAN), 0).to(tl.int32)
             list_ = List(list_.scores, place, stretches, longest, list_.peak, temperature)
             low = over_temperature(tl.load(limits + line), list_.peak, temperature)
-            floor, least, centre, reach, parts = cut_row(list_, own, row, wishes, low, stride, SPAN, WIDTH, PART, BLOCK)
+            floor, least, centre, reach, parts = cut_row(list_, own, row, wishes, low, SPAN, WIDTH, PART, BLOCK)
         elif told > 0:
             parts, _ = figures_whole(list_, SPAN)
         cut, point = Cut(floor, least, centre, reach), uniform(integer(row, SEED), tl.load(positions + line))
@@ -377,7 +376,6 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
         out.tokens,
         size,
         stretches,
-        stride,
         SPAN=span,
         WIDTH=min(block, max(TOGETHER // span, LEAST_WIDTH)),
         PART=min(block, max(PASSING // span, LEAST_WIDTH)),

@@ -2,11 +2,12 @@
 
 A *list* of a row has its scores within two limits, each stretch's at the beginning of the stretch's place, in the order
 of ids; beside it are number and weight of what lies above the upper limit. A cut is searched for in the list: its
-floor is the same for any list that holds it, because it is exact or the list is told to be too short. Then the next
-list is made. The first has limits that a sample of the row suggested (``suggested_limit``), before its largest score
-was known; the second has those that a sample suggests for many kept ids (``around``); the third has everything.
+floor is the same for any list that holds it, because it is exact or the list is told to be too short. The first list
+has what lies above a limit that a sample of the row suggested (``suggested_limit``), before its largest score was
+known. A long one is shortened in place to what lies around the floor (``bracket``, ``shorten``), so that the search has
+all of it in registers. Where the first one was too short, all scores are listed.
 
-Sums are taken in float32 within a stretch and in float64 over stretches, in one order.
+Sums are taken in float32 within a stretch or a look at a list, and in float64 over these, in one order.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from engine.backends.cuda.kernels.sampling_row import (
     over_temperature,
     scores_of,
 )
+from engine.backends.cuda.kernels.triton_common import EMULATED
 
 BY_COUNT = tl.constexpr(0)
 BY_WEIGHT = tl.constexpr(1)
@@ -50,17 +52,20 @@ CHANCE = tl.constexpr(16.0)
 """Ids of a sample, the largest, that it may have met by chance."""
 
 CERTAIN = tl.constexpr(0.85)
-"""Part of what a cut may drop that is left out of a list: with what ``CHANCE`` adds, none of some thousand drawn rows of
-any shape had a list that was too short, where a limit at the sample's own share was too high for one row in seven."""
+"""Part of what a cut may drop that is left out of a list: with what ``CHANCE`` adds, none of 1,290 drawn rows of eight
+shapes had a list that was too short. A limit at the sample's own share was too high for one row in seven."""
 
 SAMPLE_PIECES = tl.constexpr(64)
 SAMPLE_PIECE = tl.constexpr(128)
 """A sample of a row: so many pieces of so many ids, evenly spread."""
 
+STORE_IF = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }")
+"""A store of 32 bits where a condition holds."""
+
 HALVES = tl.constexpr(10)
 """Steps of a search that halve the distance, before those that end at a key."""
 
-LONG, VERY_LONG = tl.constexpr(24_576.0), tl.constexpr(65_536.0)
+LONG, VERY_LONG = tl.constexpr(6_144.0), tl.constexpr(49_152.0)
 """Scores of a list from which on it is looked at once and twice more before it is shortened."""
 
 MOST_STEPS = tl.constexpr(40)
@@ -283,7 +288,7 @@ def halved(
 def shorten(
     list_: List, low: tl.tensor, high: tl.tensor, SPAN: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """Keep of a list only what has scaled scores from ``low`` to below ``high``, in place; gives its longest stretch."""
+    """Keep of a list only scaled scores from ``low`` to below ``high``, in place; gives its longest stretch."""
     stretch = tl.arange(0, SPAN)
     lines = list_.scores + stretch[:, None] * BLOCK
     ends = figure(list_, LISTED, SPAN).to(tl.int32)
@@ -314,10 +319,8 @@ def shorten(
 
 
 @triton.jit
-def make_list(
-    list_: List, line: MaskedLine, row: RowWords, wishes: Wishes, low: tl.tensor, high: tl.tensor, BLOCK: tl.constexpr
-) -> tl.tensor:
-    """List the row's scores from ``low`` to below ``high``, in one pass; gives the longest stretch of the list."""
+def list_all(list_: List, line: MaskedLine, row: RowWords, wishes: Wishes, BLOCK: tl.constexpr) -> tl.tensor:
+    """List all of the row's scores, in one pass; gives the longest stretch of the list."""
     longest = tl.cast(0, tl.int32)
     place = tl.arange(0, BLOCK)
     # The list before is read to its end.
@@ -326,25 +329,34 @@ def make_list(
         first = stretch * BLOCK
         token = first + place
         _, score = scores_of(line, row, wishes, token, logits_of(line, token), first, first + BLOCK)
-        weight = tl.exp(over_temperature(score, list_.peak, list_.temperature))
-        higher = score >= high
-        inside = (score >= low) & (score < high) & (score > -float("inf"))
-        count = list_part(list_.scores + first, score, inside)
+        count = list_part(list_.scores + first, score, score > -float("inf"), False)
         longest = tl.maximum(longest, count)
         own = list_.figures + stretch
         tl.store(own + LISTED * list_.stretches, count.to(tl.float32))
-        tl.store(own + MORE * list_.stretches, tl.sum(higher.to(tl.float32), 0))
-        tl.store(own + MORE_WEIGHT * list_.stretches, tl.sum(tl.where(higher, weight, 0.0), 0))
+        tl.store(own + MORE * list_.stretches, 0.0)
+        tl.store(own + MORE_WEIGHT * list_.stretches, 0.0)
     # All threads read what each has stored.
     tl.debug_barrier()
     return longest
 
 
 @triton.jit
-def list_part(target: tl.tensor, score: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Store the scores that are inside, close together; gives their number."""
+def list_part(target: tl.tensor, score: tl.tensor, inside: tl.tensor, SCATTERED: tl.constexpr) -> tl.tensor:
+    """Store the scores that are inside, close together; gives their number. ``SCATTERED``: each thread stores what it
+    has, and nothing in this launch reads it; Triton would first pass addresses, scores and conditions to other threads,
+    through shared memory, which takes longer than all else."""
     place = tl.cumsum(inside.to(tl.int32), 0) - 1
-    tl.store(target + place, score, mask=inside)
+    if SCATTERED and not EMULATED:
+        tl.inline_asm_elementwise(
+            STORE_IF,
+            "=r,l,r,r",
+            [(target + place).to(tl.int64), score.to(tl.int32, bitcast=True), inside.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.store(target + place, score, mask=inside)
     return tl.sum(inside.to(tl.int32), 0)
 
 
@@ -418,34 +430,6 @@ def suggested_limit(
 
 
 @triton.jit
-def around(
-    line: MaskedLine,
-    row: RowWords,
-    wishes: Wishes,
-    stage: tl.tensor,
-    share: tl.tensor,
-    stride: tl.tensor,
-    temperature: tl.tensor,
-) -> tuple[tl.tensor, ...]:
-    """Two scores between which the floor of a cut lies that keeps many ids, if a sample tells the truth: six of its
-    standard errors to each side. ``share``: how many ids, or which share of the weight."""
-    value, peak = sampled(line, row, wishes, stride, temperature)
-    exists = value > -float("inf")
-    weight = tl.where(stage == BY_COUNT, exists.to(tl.float32), tl.exp(value))
-    whole = tl.sum(weight)
-    if stage == BY_COUNT:
-        ids = tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE) / (SAMPLE_PIECES * SAMPLE_PIECE) * whole
-        share = tl.minimum(share / ids, 1.0)
-    evenness = whole * whole / tl.maximum(tl.sum(weight * weight), 1e-30)
-    error = 6 * tl.sqrt(share * (1 - share) / tl.maximum(evenness, 1.0)) + 1e-3
-    lowest = tl.where(stage == BY_COUNT, lowest_level(value, temperature), NEGLIGIBLE)
-    low = level(value, weight, lowest, whole * tl.maximum(1 - share - error, 0.0), 14)
-    high = level(value, weight, lowest, whole * tl.minimum(1 - share + error, 1.0), 14)
-    low = tl.where((share + error >= 1) | (low <= lowest), -float("inf"), peak + low * temperature)
-    return low, tl.where(share <= error, float("inf"), peak + high * temperature)
-
-
-@triton.jit
 def figures_whole(list_: List, SPAN: tl.constexpr) -> tuple[tl.tensor, ...]:
     """Weight, and sum of weights times scaled scores, of all scores, by stretch; float64."""
     down = over_temperature(figure(list_, PEAK, SPAN), list_.peak, list_.temperature)
@@ -465,28 +449,27 @@ def is_exact(cut: Cut, low: tl.tensor, high: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def next_list(
+def near_floor(
     list_: List,
-    line: MaskedLine,
-    row: RowWords,
-    wishes: Wishes,
+    cut: Cut,
     stage: tl.tensor,
     wanted: tl.tensor,
-    near: tl.tensor,
-    stride: tl.tensor,
+    last: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
     SPAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Another list, in place of one that was too short: of scores near the floor that is sought, or of all. Gives its
-    longest stretch, and its limits as scaled scores."""
-    begin, end = tl.cast(-float("inf"), tl.float32), tl.cast(float("inf"), tl.float32)
-    if near:
-        every, _moments = figures_whole(list_, SPAN)
-        part = tl.where(stage == BY_COUNT, wanted, wanted / tl.sum(every, 0)).to(tl.float32)
-        begin, end = around(line, row, wishes, stage, part, stride, list_.temperature)
-    longest = make_list(list_, line, row, wishes, begin, end, BLOCK)
-    low = over_temperature(begin, list_.peak, list_.temperature)
-    return longest, low, over_temperature(end, list_.peak, list_.temperature)
+    """Shorten the list where it is long and the cut has no stage behind this one, which would need it as it is. Gives
+    its longest stretch, its upper limit, and whether sums have shown on which sides of the floor its limits lie."""
+    longest, sides = list_.longest, list_.longest < 0
+    if last & (longest > WIDTH):
+        begin, end = bracket(list_, cut, stage, wanted, low, SPAN, PART, BLOCK)
+        longest = shorten(list_, begin, end, SPAN, PART, BLOCK)
+        high, sides = tl.minimum(high, end), begin > low
+    return longest, high, sides
 
 
 @triton.jit
@@ -496,7 +479,6 @@ def cut_row(
     row: RowWords,
     wishes: Wishes,
     low: tl.tensor,
-    stride: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
@@ -517,14 +499,12 @@ def cut_row(
         done = (active | ((stage == BY_DISTANCE) & (typical < 1))) == 0
         if stage == BY_DISTANCE:
             least = number(row, MIN_P).to(tl.float32)
-        # What a later stage compares with its own limits needs the list as it is.
-        only = (typical >= 1) & (number(row, MIN_P) == 0)
-        last = only & ((stage == BY_WEIGHT) | ((stage == BY_COUNT) & (share >= 1)))
-        for attempt in range(3):
+        last = (stage == BY_WEIGHT) | ((stage == BY_COUNT) & (share >= 1))
+        last &= (typical >= 1) & (number(row, MIN_P) == 0)
+        for attempt in range(2):
             if done == 0:
                 if attempt > 0:
-                    near = (attempt == 1) & (stage < BY_DISTANCE)
-                    longest, low, high = next_list(list_, line, row, wishes, stage, wanted, near, stride, SPAN, BLOCK)
+                    longest, low, high = list_all(list_, line, row, wishes, BLOCK), -infinity, infinity
                 own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
                 cut = Cut(floor, least, centre, reach)
                 exact = is_exact(cut, low, high)
@@ -542,13 +522,11 @@ def cut_row(
                     elif attempt == 0:
                         wanted = share * tl.sum(kept, 0)
                     cut = Cut(floor, least, centre, reach)
-                    shortened = longest < 0
-                    if last & (longest > WIDTH):
-                        begin, end = bracket(own, cut, stage, wanted, low, SPAN, PART, BLOCK)
-                        longest = shorten(own, begin, end, SPAN, PART, BLOCK)
-                        high, shortened = tl.minimum(high, end), begin > low
+                    longest, high, sides = near_floor(
+                        own, cut, stage, wanted, last, low, high, SPAN, WIDTH, PART, BLOCK
+                    )
                     own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
-                    holds, key = search(own, cut, stage, wanted, shortened, SPAN, WIDTH, BLOCK)
+                    holds, key = search(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
                     if stage == BY_DISTANCE:
                         known = exact | ((floor == -infinity) & (least == 0))
                         sure = holds & known & (high == infinity) & (exact | (centre - low > -key))
