@@ -22,18 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import NO_TOKEN, MaskedLine, logits_of, report
-from engine.backends.cuda.kernels.sampling_cut import (
-    SAMPLE_PIECE,
-    SAMPLE_PIECES,
-    Cut,
-    List,
-    cut_row,
-    figure,
-    figures_whole,
-    list_part,
-    suggested_limit,
-    weights_of,
-)
+from engine.backends.cuda.kernels.sampling_cut import Cut, List, cut_row, figure, figures_whole, list_part, weights_of
 from engine.backends.cuda.kernels.sampling_figures import (
     FIGURES,
     LISTED,
@@ -45,6 +34,7 @@ from engine.backends.cuda.kernels.sampling_figures import (
     RAW_SUM,
     SUM,
 )
+from engine.backends.cuda.kernels.sampling_limit import SAMPLE_PIECE, SAMPLE_PIECES, suggested_limit
 from engine.backends.cuda.kernels.sampling_row import (
     LARGEST_SCORE,
     LOGPROBS,

@@ -101,7 +101,7 @@ LONG_CUTS = (
 )
 
 
-@pytest.mark.parametrize("shape", (*SHAPES, hot), ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("shape", [*SHAPES, hot], ids=lambda shape: shape.__name__)
 def test_long_lists_are_shortened_around_the_floor(shape: Callable[[torch.Generator], Tensor]) -> None:
     """Cuts that keep thousands of ids, at high and low temperatures, with and without a stage behind: the token of the
     specification, for several draws."""
