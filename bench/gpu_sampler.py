@@ -233,7 +233,7 @@ def serve(device: torch.device, vocab: int) -> None:
         print(json.dumps(result), flush=True)
 
 
-def compare(other: Path, toy: bool, end: float) -> None:
+def compare(other: Path, toy: bool, seconds: float) -> None:
     """Times of this checkout and another one's, in turn."""
     own = [sys.executable, __file__, "--serve", *(["--toy"] if toy else [])]
     with (
@@ -244,6 +244,7 @@ def compare(other: Path, toy: bool, end: float) -> None:
         for name, one in both.items():
             assert one.stdout is not None
             print(name, one.stdout.readline().strip(), flush=True)
+        end = time.monotonic() + seconds
         kinds = [one for one in KINDS if one.name.startswith(AGAINST)]
         sizes = ((2, "float32"),) if toy else ((256, "bfloat16"), (256, "float32"), (1, "bfloat16"), (32, "bfloat16"))
         print(f"{'kind':28}{'dtype':>10}{'rows':>6}{'before us':>11}{'GB/s':>7}{'now us':>9}{'GB/s':>7}{'wrong':>10}")
@@ -299,7 +300,7 @@ def main() -> None:
         serve(torch.device("cpu" if given.toy else "cuda"), 9_000 if given.toy else VOCAB)
         return
     if given.against is not None:
-        compare(given.against, given.toy, time.monotonic() + given.seconds)
+        compare(given.against, given.toy, given.seconds)
         return
     if given.tune:
         tune(time.monotonic() + given.seconds)
