@@ -1,5 +1,8 @@
 """Times and checks the choice of tokens on a GPU: ``python bench/gpu_sampler.py [--toy] [--seconds S]``.
 
+``--against DIR`` compares with another checkout instead: one process of each times the same cases in turn, the other
+way round at each second case; told are both times, and bytes of logits over each.
+
 Each case is recorded as a graph of several input sets and replayed; the median of one choice is told, with the bytes of
 logits over it. Tokens are compared with ``PlainOperations``, and where they differ, with a draw in float64: a token is
 wrong if it is not that of the specification although the point is further than rounding from a border. One line of JSON
@@ -15,6 +18,7 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -25,6 +29,8 @@ from pathlib import Path
 if "--toy" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if "--root" in sys.argv:
+    sys.path.insert(0, sys.argv[sys.argv.index("--root") + 1])
 
 import numpy as np
 import torch
@@ -41,10 +47,16 @@ from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 from isolation.ipc.sampling import Sampling
 from tests.engine.backends.cuda.kernels.sampling_reference import draw
 
+ROOT = sys.path[0]
+"""The checkout whose kernels are timed."""
+
 VOCAB = 128_256
 REPLAYS = 15
 SURE = 1e-5
 """Margin, in probability, from which on a token has to be that of the specification."""
+
+AGAINST = "greedy", "top-k 50", "top-p 0.9", "top-p 0.99", "both", "min-p 0.05", "top-p 0.9 flat", "equal", "peaked"
+"""Kinds that are compared with another checkout's: those whose names begin like this."""
 
 BAR_S = 1e-4
 """Of top-p over 256 rows, float32 or bfloat16."""
@@ -77,7 +89,7 @@ KINDS = (
     Kind("draw"),
     Kind("top-k 50", top_k=50),
     Kind("top-p 0.9", top_p=0.9),
-    Kind("top-k 50, top-p 0.9", top_k=50, top_p=0.9),
+    Kind("both: top-k 50, top-p 0.9", top_k=50, top_p=0.9),
     Kind("top-p 0.9 peaked", top_p=0.9, shape="peaked"),
     Kind("top-p 0.9 skewed", top_p=0.9, shape="skewed"),
     Kind("top-p 0.9 flat", top_p=0.9, shape="flat"),
@@ -89,13 +101,17 @@ KINDS = (
     Kind("greedy, logprobs 5", 0.0, logprobs=5),
     Kind("greedy, logprobs 20", 0.0, logprobs=20),
     Kind("penalties, masks, top-p", top_p=0.9, penalties=True, masks=True),
+    Kind("top-p 0.99", top_p=0.99),
+    Kind("equal logits, top-p 0.9", top_p=0.9, shape="equal"),
 )
 
 
 def logits_of(shape: str, rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Logits: normal and wide; with a few likely ids; with likely ids among the first; nearly even."""
+    """Logits: normal and wide; with a few likely ids; with likely ids among the first; nearly even; equal."""
     device = generator.device
     noise = torch.randn(rows, vocab, generator=generator, device=device)
+    if shape == "equal":
+        return torch.full_like(noise, 0.5, dtype=dtype)
     if shape == "flat":
         return (0.7 * noise).to(dtype)
     if shape == "peaked":
@@ -204,6 +220,53 @@ def case(kind: Kind, rows: int, vocab: int, dtype: torch.dtype, device: torch.de
     return result
 
 
+def serve(device: torch.device, vocab: int) -> None:
+    """Time one case for each line of standard input: name of the kind, rows, dtype."""
+    print(json.dumps({"ready": ROOT}), flush=True)
+    for line in sys.stdin:
+        name, rows, dtype = json.loads(line)
+        kind = next(one for one in KINDS if one.name == name)
+        try:
+            result = case(kind, rows, vocab, getattr(torch, dtype), device)
+        except (RuntimeError, ValueError, AssertionError, triton.TritonError):
+            result = {"error": traceback.format_exc()}
+        print(json.dumps(result), flush=True)
+
+
+def compare(other: Path, toy: bool, seconds: float) -> None:
+    """Times of this checkout and another one's, in turn."""
+    own = [sys.executable, __file__, "--serve", *(["--toy"] if toy else [])]
+    with (
+        subprocess.Popen([*own, "--root", str(other.resolve())], stdin=-1, stdout=-1, text=True) as before,
+        subprocess.Popen([*own, "--root", ROOT], stdin=-1, stdout=-1, text=True) as now,
+    ):
+        both = {"before": before, "now": now}
+        for name, one in both.items():
+            assert one.stdout is not None
+            print(name, one.stdout.readline().strip(), flush=True)
+        end = time.monotonic() + seconds
+        kinds = [one for one in KINDS if one.name.startswith(AGAINST)]
+        sizes = ((2, "float32"),) if toy else ((256, "bfloat16"), (256, "float32"), (1, "bfloat16"), (32, "bfloat16"))
+        print(f"{'kind':28}{'dtype':>10}{'rows':>6}{'before us':>11}{'GB/s':>7}{'now us':>9}{'GB/s':>7}{'wrong':>10}")
+        for turn, ((rows, dtype), kind) in enumerate(itertools.product(sizes, kinds)):
+            if time.monotonic() > end:
+                print(json.dumps({"left_out": len(kinds) * len(sizes) - turn}), flush=True)
+                break
+            found = {}
+            for name in sorted(both, reverse=turn % 2 == 0):
+                asked, told = both[name].stdin, both[name].stdout
+                assert asked is not None
+                assert told is not None
+                print(json.dumps([kind.name, rows, dtype]), file=asked, flush=True)
+                found[name] = json.loads(told.readline() or '{"error": "the process has ended"}')
+            if any("error" in one for one in found.values()):
+                print(f"{kind.name} {rows} {dtype}: " + str({name: one.get("error") for name, one in found.items()}))
+                continue
+            old, new = found["before"], found["now"]
+            times = f"{old['us']:>11}{old['gb_per_s']:>7}{new['us']:>9}{new['gb_per_s']:>7}"
+            print(f"{kind.name:28}{dtype:>10}{rows:>6}{times}{old['wrong']:>6} {new['wrong']:>3}", flush=True)
+
+
 def tune(end: float) -> None:
     """Times of other sizes of the program that reads logits; what is in the sampler comes first."""
     names = "STEADY_REGISTERS", "STRETCH", "PROGRAMS"
@@ -229,7 +292,16 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--seconds", type=float, default=40.0, help="no case begins later than this")
     parser.add_argument("--tune", action="store_true", help="other sizes instead of all cases")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="compare with the checkout there")
+    parser.add_argument("--root", help="the checkout whose kernels are timed, this one if left out")
+    parser.add_argument("--serve", action="store_true", help="time what standard input names, for --against")
     given = parser.parse_args()
+    if given.serve:
+        serve(torch.device("cpu" if given.toy else "cuda"), 9_000 if given.toy else VOCAB)
+        return
+    if given.against is not None:
+        compare(given.against, given.toy, given.seconds)
+        return
     if given.tune:
         tune(time.monotonic() + given.seconds)
         return
@@ -253,9 +325,9 @@ def main() -> None:
             print(f"{kind} rows {rows} {dtype}\n{traceback.format_exc()}", flush=True)
             continue
         print(json.dumps(lines[-1]), flush=True)
-    print(f"{'kind':26}{'dtype':>10}{'rows':>6}{'us':>10}{'GB/s':>7}{'as plain':>10}{'wrong':>7}")
+    print(f"{'kind':28}{'dtype':>10}{'rows':>6}{'us':>10}{'GB/s':>7}{'as plain':>10}{'wrong':>7}")
     for one in lines:
-        head = f"{one['kind']:26}{one['dtype']:>10}{one['rows']:>6}{one['us']:>10}{one['gb_per_s']:>7}"
+        head = f"{one['kind']:28}{one['dtype']:>10}{one['rows']:>6}{one['us']:>10}{one['gb_per_s']:>7}"
         print(f"{head}{one['same_as_plain']:>10}{one['wrong']:>7}")
     tops = [one for one in lines if one["rows"] == 256 and one["kind"] == "top-p 0.9"]
     bar = all(float(str(one["us"])) <= BAR_S * 1e6 for one in tops) if tops else None

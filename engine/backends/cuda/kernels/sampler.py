@@ -6,7 +6,7 @@ figures of each stretch, and the list of its scores above the limit. ``_choose``
 request's own counter generator, from figures and list; then the count of the chosen token. ``_report`` (rows):
 log-probabilities of rows that asked.
 
-So a row is read once, and a few scores of it several times; where a limit was wrong, once or twice more
+So a row is read once, and a few scores of it several times; where a limit was wrong, once more
 (``engine.backends.cuda.kernels.sampling_cut``). A row is computed by one order of roundings, whatever is beside it.
 Draws are the same bits as on the CPU; the token is the same unless the point falls within rounding of the border
 between two tokens, because exponentials differ in their last bits.
@@ -22,18 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import NO_TOKEN, MaskedLine, logits_of, report
-from engine.backends.cuda.kernels.sampling_cut import (
-    SAMPLE_PIECE,
-    SAMPLE_PIECES,
-    Cut,
-    List,
-    cut_row,
-    figure,
-    figures_whole,
-    list_part,
-    suggested_limit,
-    weights_of,
-)
+from engine.backends.cuda.kernels.sampling_cut import Cut, List, cut_row, figure, figures_whole, list_part, weights_of
 from engine.backends.cuda.kernels.sampling_figures import (
     FIGURES,
     LISTED,
@@ -45,7 +34,9 @@ from engine.backends.cuda.kernels.sampling_figures import (
     RAW_SUM,
     SUM,
 )
+from engine.backends.cuda.kernels.sampling_limit import SAMPLE_PIECE, SAMPLE_PIECES, suggested_limit
 from engine.backends.cuda.kernels.sampling_row import (
+    LARGEST_SCORE,
     LOGPROBS,
     MASK_LINE,
     PENALTY_LINE,
@@ -54,7 +45,9 @@ from engine.backends.cuda.kernels.sampling_row import (
     RowWords,
     Wishes,
     integer,
+    is_changed,
     is_cut,
+    largest,
     number,
     over_temperature,
     scores_of,
@@ -69,8 +62,11 @@ from engine.core.scheduler.plan import FAILED
 STRETCH = 2_048
 """Scores that are looked at together."""
 
-TOGETHER = 8_192
+TOGETHER = 4_096
 """Scores of a list that one program holds in registers, as key and weight."""
+
+PASSING = 2_048
+"""Scores of a longer list that one program looks at together."""
 
 LEAST_WIDTH = 16
 """Scores of one stretch among them, in the widest vocabulary."""
@@ -82,8 +78,12 @@ STEADY_REGISTERS = 80
 """Registers of one of these threads, at the most: so many programs are on a processor at once that memory is never
 waited for; some addresses are computed again for it."""
 
-WIDE = Threads(16, 1)
+WIDE = Threads(8, 1)
 """Threads of a program that looks at one row."""
+
+WIDE_REGISTERS = 128
+"""Registers of one of these threads, at the most: two programs are on a processor at once, so that 256 rows are looked
+at together on a GPU of 132 processors."""
 
 PROGRAMS = 4_096
 """Programs that read logits at the least, if there are so many stretches: some for each place that a GPU has for them.
@@ -200,14 +200,15 @@ def describe(
     limit: tl.tensor,
 ) -> None:
     """Store the figures of a stretch, as far as its row asks for them, and its part of the row's list."""
-    raw_peak = tl.max(tl.where(raw == raw, raw, -float("inf")), 0)
-    broken = tl.sum((raw != raw).to(tl.int32), 0) > 0
-    tl.store(out + RAW_PEAK * stretches, tl.where(broken, float("nan"), raw_peak))
+    raw_peak = largest(raw)
+    tl.store(out + RAW_PEAK * stretches, raw_peak)
     if integer(row, LOGPROBS) >= 0:
         # A stretch that a mask forbids has no largest logit, and no sum.
         weight = tl.exp(raw - tl.where(raw_peak > -float("inf"), raw_peak, 0.0))
         tl.store(out + RAW_SUM * stretches, tl.sum(weight, 0))
-    peak = tl.max(tl.where(score == score, score, -float("inf")), 0)
+    peak = raw_peak
+    if is_changed(row):
+        peak = largest(score)
     tl.store(out + PEAK * stretches, peak)
     temperature = temperature_of(row)
     if temperature > 0:
@@ -219,7 +220,8 @@ def describe(
                 tl.store(out + MOMENT * stretches, tl.sum(tl.where(weight > 0, weight * value, 0.0), 0))
             else:
                 tl.store(out + MOMENT * stretches, 0.0)
-            listed = list_part(target, score, tl.load(limit), float("inf"))
+            # No number and minus infinity are in no list.
+            listed = list_part(target, score, score >= tl.maximum(tl.load(limit), -LARGEST_SCORE), True)
             tl.store(out + LISTED * stretches, listed.to(tl.float32))
             tl.store(out + MORE * stretches, 0.0)
             tl.store(out + MORE_WEIGHT * stretches, 0.0)
@@ -283,9 +285,9 @@ def _choose(
     tokens: tl.tensor,
     size: tl.tensor,
     stretches: tl.tensor,
-    stride: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     line = tl.program_id(0).to(tl.int64)
@@ -309,7 +311,7 @@ def _choose(
             longest = tl.max(figure(list_, LISTED, SPAN), 0).to(tl.int32)
             list_ = List(list_.scores, place, stretches, longest, list_.peak, temperature)
             low = over_temperature(tl.load(limits + line), list_.peak, temperature)
-            floor, least, centre, reach, parts = cut_row(list_, own, row, wishes, low, stride, SPAN, WIDTH, BLOCK)
+            floor, least, centre, reach, parts = cut_row(list_, own, row, wishes, low, SPAN, WIDTH, PART, BLOCK)
         elif told > 0:
             parts, _ = figures_whole(list_, SPAN)
         cut, point = Cut(floor, least, centre, reach), uniform(integer(row, SEED), tl.load(positions + line))
@@ -337,12 +339,11 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
     _, stretches, block = out.scores.shape
     words, masks = columns.words, columns.masks
     span = power_of_two(stretches)
-    width = min(block, max(TOGETHER // span, LEAST_WIDTH))
     pieces, piece = SAMPLE_PIECES.value, SAMPLE_PIECE.value
     stride = max(piece, size // pieces // 16 * 16)
     source = (logits, logits.stride(0), rows, words, words.shape[1], masks, masks.shape[1])
     wishes = (columns.counts, columns.bias_ids, columns.biases)
-    _sketch[(lines,)](*source, *wishes, out.limits, size, stride, **WIDE.options)
+    _sketch[(lines,)](*source, *wishes, out.limits, size, stride, maxnreg=WIDE_REGISTERS, **WIDE.options)
     _prepare[(lines, min(stretches, ceil_div(PROGRAMS, lines)))](
         *source,
         *wishes,
@@ -365,10 +366,11 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
         out.tokens,
         size,
         stretches,
-        stride,
         SPAN=span,
-        WIDTH=width,
+        WIDTH=min(block, max(TOGETHER // span, LEAST_WIDTH)),
+        PART=min(block, max(PASSING // span, LEAST_WIDTH)),
         BLOCK=block,
+        maxnreg=WIDE_REGISTERS,
         **WIDE.options,
     )
     asked = words[Field.LOGPROBS], words[Field.MASK_LINE], masks

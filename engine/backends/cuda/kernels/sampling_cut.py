@@ -2,11 +2,12 @@
 
 A *list* of a row has its scores within two limits, each stretch's at the beginning of the stretch's place, in the order
 of ids; beside it are number and weight of what lies above the upper limit. A cut is searched for in the list: its
-floor is the same for any list that holds it, because it is exact or the list is told to be too short. Then the next
-list is made. The first has limits that a sample of the row suggested (``suggested_limit``), before its largest score
-was known; the second has those that a sample suggests for many kept ids (``around``); the third has everything.
+floor is the same for any list that holds it, because it is exact or the list is told to be too short. The first list
+has what lies above a limit that a sample of the row suggested (``suggested_limit``), before its largest score was
+known. A long one is shortened in place to what lies around the floor (``bracket``, ``shorten``), so that the search has
+all of it in registers. Where the first one was too short, all scores are listed.
 
-Sums are taken in float32 within a stretch and in float64 over stretches, in one order.
+Sums are taken in float32 within a stretch or a look at a list, and in float64 over these, in one order.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import MaskedLine, logits_of
 from engine.backends.cuda.kernels.sampling_figures import LISTED, MOMENT, MORE, MORE_WEIGHT, PEAK, SUM
+from engine.backends.cuda.kernels.sampling_limit import LOGIT_SPAN, NEGLIGIBLE
 from engine.backends.cuda.kernels.sampling_row import (
     MIN_P,
     TOP_K,
@@ -31,25 +33,21 @@ from engine.backends.cuda.kernels.sampling_row import (
     over_temperature,
     scores_of,
 )
+from engine.backends.cuda.kernels.triton_common import EMULATED
 
 BY_COUNT = tl.constexpr(0)
 BY_WEIGHT = tl.constexpr(1)
 BY_DISTANCE = tl.constexpr(2)
 """Stages of a cut: top-k, top-p, typical-p."""
 
-NEGLIGIBLE = tl.constexpr(-28.0)
-"""A score so far below the largest, after the temperature, has less than 1e-12 of its weight."""
+STORE_IF = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }")
+"""A store of 32 bits where a condition holds."""
 
-LOGIT_SPAN = tl.constexpr(40.0)
-"""Scores so far below a sample's largest are of no use in a list."""
+HALVES = tl.constexpr(10)
+"""Steps of a search that halve the distance, before those that end at a key."""
 
-LEAST_SAMPLED = tl.constexpr(256.0)
-"""Ids of a sample, at the least, above a limit: one likely id that a sample met by chance says little about a row, and
-so few in a list cost nothing."""
-
-SAMPLE_PIECES = tl.constexpr(64)
-SAMPLE_PIECE = tl.constexpr(128)
-"""A sample of a row: so many pieces of so many ids, evenly spread."""
+LONG, VERY_LONG = tl.constexpr(6_144.0), tl.constexpr(49_152.0)
+"""Scores of a list from which on it is looked at once and twice more before it is shortened."""
 
 MOST_STEPS = tl.constexpr(40)
 """Steps of a search: 32 suffice; a bound, so that no rounding makes one endless."""
@@ -115,8 +113,16 @@ def listed(list_: List, start: tl.tensor, SPAN: tl.constexpr, WIDTH: tl.constexp
     stretch = tl.arange(0, SPAN)
     place = start + tl.arange(0, WIDTH)
     exists = place[None, :] < figure(list_, LISTED, SPAN).to(tl.int32)[:, None]
-    score = tl.load(list_.scores + stretch[:, None] * BLOCK + place[None, :], mask=exists, other=-float("inf"))
-    return over_temperature(score, list_.peak, list_.temperature)
+    return over_temperature(places(list_, stretch, place, exists, BLOCK), list_.peak, list_.temperature)
+
+
+@triton.jit
+def places(list_: List, stretch: tl.tensor, place: tl.tensor, exists: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Scores in these places of a list, minus infinity where nothing is: memory behind a list is read, several numbers
+    at once, and not looked at."""
+    whole = (stretch < list_.stretches)[:, None] & (place < BLOCK)[None, :]
+    score = tl.load(list_.scores + stretch[:, None] * BLOCK + place[None, :], mask=whole, other=-float("inf"))
+    return tl.where(exists, score, -float("inf"))
 
 
 @triton.jit
@@ -151,49 +157,151 @@ def search(
     cut: Cut,
     stage: tl.tensor,
     wanted: tl.tensor,
+    known: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """Whether the list holds the greatest floor that keeps at least ``wanted``, and that floor, which is a key. What a
-    floor keeps falls as it rises, roundings included: a sum of fewer numbers in the same order is never larger."""
-    more = figure(list_, MORE_WEIGHT, SPAN).to(tl.float64)
-    more = tl.sum(tl.where(stage == BY_COUNT, figure(list_, MORE, SPAN).to(tl.float64), more), 0)
+    floor keeps falls as it rises, roundings included: a sum of fewer numbers in the same order is never larger.
+    ``known``: the list was shortened around the floor, by sums in another order; roundings do not put that in question.
+    """
+    more = more_of(list_, stage, SPAN)
     value = listed(list_, 0, SPAN, WIDTH, BLOCK)
     key, amount = keyed(value, cut, stage)
-    part = tl.sum(amount, 1)
-    low = tl.min(tl.min(tl.where(key > -float("inf"), key, float("inf")), 1), 0)
-    high = tl.max(tl.max(key, 1), 0)
+    part = tl.sum(amount).to(tl.float64)
+    low = tl.min(tl.where(key > -float("inf"), key, float("inf")))
+    high = tl.max(key)
     for start in range(WIDTH, list_.longest, WIDTH):
         further, further_amount = keyed(listed(list_, start, SPAN, WIDTH, BLOCK), cut, stage)
-        part += tl.sum(further_amount, 1)
-        low = tl.minimum(low, tl.min(tl.min(tl.where(further > -float("inf"), further, float("inf")), 1), 0))
-        high = tl.maximum(high, tl.max(tl.max(further, 1), 0))
-    holds = (more < wanted) & (more + tl.sum(part.to(tl.float64), 0) >= wanted) & (high > -float("inf"))
+        part += tl.sum(further_amount).to(tl.float64)
+        low = tl.minimum(low, tl.min(tl.where(further > -float("inf"), further, float("inf"))))
+        high = tl.maximum(high, tl.max(further))
+    holds = (known | ((more < wanted) & (more + part >= wanted))) & (high > -float("inf"))
+    if holds & (list_.longest <= WIDTH):
+        # Everything is at hand: first by halves of the distance, which needs one sum each.
+        begin, end = low, high
+        for _ in range(HALVES):
+            middle = (begin + end) * 0.5
+            enough = more + tl.sum(tl.where(key >= middle, amount, 0.0)).to(tl.float64) >= wanted
+            begin = tl.where(enough, middle, begin)
+            end = tl.where(enough, end, middle)
+        low = tl.min(tl.where(key >= begin, key, float("inf")))
+        high = tl.where(end < high, tl.max(tl.where(key < end, key, -float("inf"))), high)
     # Below ``low`` no floor is of use and above ``high`` none suffices; both are keys.
     step = tl.cast(0, tl.int32)
     while holds & (low < high) & (step < MOST_STEPS):
         step += 1
         middle = halfway(low, high)
-        part = tl.sum(tl.where(key >= middle, amount, 0.0), 1)
-        above = tl.min(tl.where(key >= middle, key, float("inf")), 1)
-        below = tl.max(tl.where(key < middle, key, -float("inf")), 1)
+        part = tl.sum(tl.where(key >= middle, amount, 0.0)).to(tl.float64)
+        above = tl.min(tl.where(key >= middle, key, float("inf")))
+        below = tl.max(tl.where(key < middle, key, -float("inf")))
         for start in range(WIDTH, list_.longest, WIDTH):
             further, further_amount = keyed(listed(list_, start, SPAN, WIDTH, BLOCK), cut, stage)
-            part += tl.sum(tl.where(further >= middle, further_amount, 0.0), 1)
-            above = tl.minimum(above, tl.min(tl.where(further >= middle, further, float("inf")), 1))
-            below = tl.maximum(below, tl.max(tl.where(further < middle, further, -float("inf")), 1))
-        enough = more + tl.sum(part.to(tl.float64), 0) >= wanted
-        low = tl.where(enough, tl.min(above, 0), low)
-        high = tl.where(enough, high, tl.max(below, 0))
+            part += tl.sum(tl.where(further >= middle, further_amount, 0.0)).to(tl.float64)
+            above = tl.minimum(above, tl.min(tl.where(further >= middle, further, float("inf"))))
+            below = tl.maximum(below, tl.max(tl.where(further < middle, further, -float("inf"))))
+        enough = more + part >= wanted
+        low = tl.where(enough, above, low)
+        high = tl.where(enough, high, below)
     return holds, low
 
 
 @triton.jit
-def make_list(
-    list_: List, line: MaskedLine, row: RowWords, wishes: Wishes, low: tl.tensor, high: tl.tensor, BLOCK: tl.constexpr
+def more_of(list_: List, stage: tl.tensor, SPAN: tl.constexpr) -> tl.tensor:
+    """Number or weight of what lies above the list; float64."""
+    weight = figure(list_, MORE_WEIGHT, SPAN).to(tl.float64)
+    return tl.sum(tl.where(stage == BY_COUNT, figure(list_, MORE, SPAN).to(tl.float64), weight), 0)
+
+
+@triton.jit
+def bracket(
+    list_: List,
+    cut: Cut,
+    stage: tl.tensor,
+    wanted: tl.tensor,
+    low: tl.tensor,
+    SPAN: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """Two scaled scores between which the floor lies that is sought by count or weight, if the list holds it: the
+    first keeps enough or is ``low``, the second keeps too little. Five marks are looked at in a pass, close together
+    at the lower end, near which a list's limit puts the floor."""
+    more = more_of(list_, stage, SPAN)
+    begin, end = low, tl.cast(float("inf"), tl.float32)
+    span = tl.where(stage == BY_COUNT, tl.cast(LOGIT_SPAN, tl.float32) / list_.temperature, -NEGLIGIBLE)
+    bottom, top = tl.where(low > -float("inf"), low, -span), low * 0.0
+    top = tl.where(top == top, top, 0.0)
+    number = tl.sum(figure(list_, LISTED, SPAN), 0)
+    for _ in range(1 + (number > LONG).to(tl.int32) + (number > VERY_LONG).to(tl.int32)):
+        width = top - bottom
+        a, b, c = bottom + 0.03 * width, bottom + 0.11 * width, bottom + 0.25 * width
+        d, e = bottom + 0.44 * width, bottom + 0.69 * width
+        in_a, in_b = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
+        in_c, in_d, in_e = in_a, in_a, in_a
+        for start in range(0, list_.longest, PART):
+            key, amount = keyed(listed(list_, start, SPAN, PART, BLOCK), cut, stage)
+            in_a += tl.where(key >= a, amount, 0.0)
+            in_b += tl.where(key >= b, amount, 0.0)
+            in_c += tl.where(key >= c, amount, 0.0)
+            in_d += tl.where(key >= d, amount, 0.0)
+            in_e += tl.where(key >= e, amount, 0.0)
+        begin, end, bottom, top = halved(begin, end, bottom, top, a, more + tl.sum(in_a).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, b, more + tl.sum(in_b).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, c, more + tl.sum(in_c).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, d, more + tl.sum(in_d).to(tl.float64) >= wanted)
+        begin, end, bottom, top = halved(begin, end, bottom, top, e, more + tl.sum(in_e).to(tl.float64) >= wanted)
+    return begin, end
+
+
+@triton.jit
+def halved(
+    begin: tl.tensor, end: tl.tensor, bottom: tl.tensor, top: tl.tensor, mark: tl.tensor, enough: tl.tensor
+) -> tuple[tl.tensor, ...]:
+    """What is left of a stretch of scores, and of its finite part, when it is known what a mark keeps."""
+    begin, bottom = tl.where(enough, tl.maximum(begin, mark), begin), tl.where(enough, tl.maximum(bottom, mark), bottom)
+    end, top = tl.where(enough, end, tl.minimum(end, mark)), tl.where(enough, top, tl.minimum(top, mark))
+    return begin, end, bottom, top
+
+
+@triton.jit
+def shorten(
+    list_: List, low: tl.tensor, high: tl.tensor, SPAN: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """List the row's scores from ``low`` to below ``high``, in one pass; gives the longest stretch of the list."""
+    """Keep of a list only scaled scores from ``low`` to below ``high``, in place; gives its longest stretch."""
+    stretch = tl.arange(0, SPAN)
+    lines = list_.scores + stretch[:, None] * BLOCK
+    ends = figure(list_, LISTED, SPAN).to(tl.int32)
+    count = tl.zeros([SPAN], tl.int32)
+    higher, weight = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
+    for start in range(0, list_.longest, PART):
+        place = start + tl.arange(0, PART)
+        score = places(list_, stretch, place, place[None, :] < ends[:, None], BLOCK)
+        value = over_temperature(score, list_.peak, list_.temperature)
+        inside = (value >= low) & (value < high) & (score > -float("inf"))
+        higher += (value >= high).to(tl.float32)
+        weight += tl.where(value >= high, tl.exp(value), 0.0)
+        target = count[:, None] + tl.cumsum(inside.to(tl.int32), 1) - 1
+        count += tl.sum(inside.to(tl.int32), 1)
+        # What is overwritten was read by then, by all threads: nothing moves to a higher place.
+        tl.debug_barrier()
+        tl.store(lines + target, score, mask=inside)
+    exists = stretch < list_.stretches
+    own = list_.figures + stretch
+    above = figure(list_, MORE, SPAN) + tl.sum(higher, 1)
+    weight_above = figure(list_, MORE_WEIGHT, SPAN) + tl.sum(weight, 1)
+    tl.debug_barrier()
+    tl.store(own + LISTED * list_.stretches, count.to(tl.float32), mask=exists)
+    tl.store(own + MORE * list_.stretches, above, mask=exists)
+    tl.store(own + MORE_WEIGHT * list_.stretches, weight_above, mask=exists)
+    tl.debug_barrier()
+    return tl.max(count, 0)
+
+
+@triton.jit
+def list_all(list_: List, line: MaskedLine, row: RowWords, wishes: Wishes, BLOCK: tl.constexpr) -> tl.tensor:
+    """List all of the row's scores, in one pass; gives the longest stretch of the list."""
     longest = tl.cast(0, tl.int32)
     place = tl.arange(0, BLOCK)
     # The list before is read to its end.
@@ -202,134 +310,35 @@ def make_list(
         first = stretch * BLOCK
         token = first + place
         _, score = scores_of(line, row, wishes, token, logits_of(line, token), first, first + BLOCK)
-        weight = tl.exp(over_temperature(score, list_.peak, list_.temperature))
-        higher = score >= high
-        count = list_part(list_.scores + first, score, low, high)
+        count = list_part(list_.scores + first, score, score > -float("inf"), False)
         longest = tl.maximum(longest, count)
         own = list_.figures + stretch
         tl.store(own + LISTED * list_.stretches, count.to(tl.float32))
-        tl.store(own + MORE * list_.stretches, tl.sum(higher.to(tl.float32), 0))
-        tl.store(own + MORE_WEIGHT * list_.stretches, tl.sum(tl.where(higher, weight, 0.0), 0))
+        tl.store(own + MORE * list_.stretches, 0.0)
+        tl.store(own + MORE_WEIGHT * list_.stretches, 0.0)
     # All threads read what each has stored.
     tl.debug_barrier()
     return longest
 
 
 @triton.jit
-def list_part(target: tl.tensor, score: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """Store the scores from ``low`` to below ``high``, close together; gives their number."""
-    inside = (score >= low) & (score < high) & (score > -float("inf"))
+def list_part(target: tl.tensor, score: tl.tensor, inside: tl.tensor, SCATTERED: tl.constexpr) -> tl.tensor:
+    """Store the scores that are inside, close together; gives their number. ``SCATTERED``: each thread stores what it
+    has, and nothing in this launch reads it; Triton would first pass addresses, scores and conditions to other threads,
+    through shared memory, which takes longer than all else."""
     place = tl.cumsum(inside.to(tl.int32), 0) - 1
-    tl.store(target + place, score, mask=inside)
-    return tl.sum(inside.to(tl.int32), 0)
-
-
-@triton.jit
-def sampled(
-    line: MaskedLine, row: RowWords, wishes: Wishes, stride: tl.tensor, temperature: tl.tensor
-) -> tuple[tl.tensor, ...]:
-    """Scaled scores of a sample, less the largest of them, which is given too."""
-    place = tl.arange(0, SAMPLE_PIECE)
-    token = (tl.arange(0, SAMPLE_PIECES) * stride)[:, None] + place[None, :]
-    _, score = scores_of(line, row, wishes, token, logits_of(line, token), 0, line.size)
-    peak = tl.max(tl.max(score, 1), 0)
-    # A sample without a score: whatever comes of it, the row has few.
-    peak = tl.where(peak > -float("inf"), peak, 0.0)
-    return over_temperature(score, peak, temperature), peak
-
-
-@triton.jit
-def level(
-    value: tl.tensor,
-    weight: tl.tensor,
-    lowest: tl.tensor,
-    mass: tl.tensor,
-    count: tl.tensor,
-    most: tl.tensor,
-    STEPS: tl.constexpr,
-) -> tl.tensor:
-    """About the greatest level above which a sample has ``mass`` and ``count``, or else ``most``; of scaled scores, and
-    ``lowest`` where there is none."""
-    low, high = lowest, lowest * 0.0
-    for _ in range(STEPS):
-        middle = (low + high) * 0.5
-        above = value >= middle
-        number_above = tl.sum(tl.sum(above.to(tl.float32), 1), 0)
-        mass_above = tl.sum(tl.sum(tl.where(above, weight, 0.0), 1), 0)
-        enough = ((mass_above >= mass) & (number_above >= count)) | (number_above >= most)
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-    return low
-
-
-@triton.jit
-def lowest_level(value: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """The least scaled score of a sample that a level is looked for at."""
-    least = tl.min(tl.min(tl.where(value > -float("inf"), value, 0.0), 1), 0)
-    span = tl.cast(LOGIT_SPAN, tl.float32) / temperature
-    return tl.maximum(least, tl.minimum(-span, NEGLIGIBLE))
-
-
-@triton.jit
-def suggested_limit(
-    line: MaskedLine, row: RowWords, wishes: Wishes, stride: tl.tensor, temperature: tl.tensor
-) -> tl.tensor:
-    """A score above which everything that the row's cut keeps lies, if a sample tells the truth and that is at most
-    some eighth of the row."""
-    value, peak = sampled(line, row, wishes, stride, temperature)
-    weight = tl.exp(value)
-    size = tl.sum(tl.sum((value > -float("inf")).to(tl.float32), 1), 0)
-    whole = tl.sum(tl.sum(weight, 1), 0)
-    most = integer(row, TOP_K).to(tl.float32)
-    share, typical = number(row, TOP_P).to(tl.float32), number(row, TYPICAL_P).to(tl.float32)
-    least = number(row, MIN_P).to(tl.float32)
-    mass, count = whole * 0.0, tl.cast(LEAST_SAMPLED, tl.float32)
-    only_least = (most == 0) & (share >= 1) & (least > 0)
-    if most > 0:
-        part = most * (SAMPLE_PIECES * SAMPLE_PIECE) / tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE)
-        count = tl.maximum(part * 1.25 + 4 * tl.sqrt(part) + 8, LEAST_SAMPLED)
-    elif share < 1:
-        mass = whole * (0.75 * share + 0.25)
-    elif only_least:
-        count = tl.cast(float("inf"), tl.float32)
+    if SCATTERED and not EMULATED:
+        tl.inline_asm_elementwise(
+            STORE_IF,
+            "=r,l,r,r",
+            [(target + place).to(tl.int64), score.to(tl.int32, bitcast=True), inside.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
     else:
-        mass = whole * (0.125 * typical + 0.875)
-    lowest = lowest_level(value, temperature)
-    limit = level(value, weight, lowest, mass, count, tl.maximum(size / 8, LEAST_SAMPLED), 10)
-    if only_least:
-        # The row's largest score is no smaller than the sample's.
-        limit = tl.maximum(tl.log(least) - 0.001, limit)
-    return tl.where((size < 1_024) | (limit <= lowest), -float("inf"), peak + limit * temperature)
-
-
-@triton.jit
-def around(
-    line: MaskedLine,
-    row: RowWords,
-    wishes: Wishes,
-    stage: tl.tensor,
-    share: tl.tensor,
-    stride: tl.tensor,
-    temperature: tl.tensor,
-) -> tuple[tl.tensor, ...]:
-    """Two scores between which the floor of a cut lies that keeps many ids, if a sample tells the truth: six of its
-    standard errors to each side. ``share``: how many ids, or which share of the weight."""
-    value, peak = sampled(line, row, wishes, stride, temperature)
-    exists = value > -float("inf")
-    weight = tl.where(stage == BY_COUNT, exists.to(tl.float32), tl.exp(value))
-    whole = tl.sum(tl.sum(weight, 1), 0)
-    if stage == BY_COUNT:
-        ids = tl.maximum(line.size, SAMPLE_PIECES * SAMPLE_PIECE) / (SAMPLE_PIECES * SAMPLE_PIECE) * whole
-        share = tl.minimum(share / ids, 1.0)
-    evenness = whole * whole / tl.maximum(tl.sum(tl.sum(weight * weight, 1), 0), 1e-30)
-    error = 6 * tl.sqrt(share * (1 - share) / tl.maximum(evenness, 1.0)) + 1e-3
-    never = tl.cast(float("inf"), tl.float32)
-    one = tl.cast(1.0, tl.float32)
-    lowest = tl.where(stage == BY_COUNT, lowest_level(value, temperature), NEGLIGIBLE)
-    low = level(value, weight, lowest, whole * tl.minimum(share + error, 1.0), one, never, 14)
-    high = level(value, weight, lowest, whole * tl.maximum(share - error, 0.0), one, never, 14)
-    low = tl.where((share + error >= 1) | (low <= lowest), -float("inf"), peak + low * temperature)
-    return low, tl.where(share <= error, float("inf"), peak + high * temperature)
+        tl.store(target + place, score, mask=inside)
+    return tl.sum(inside.to(tl.int32), 0)
 
 
 @triton.jit
@@ -352,28 +361,27 @@ def is_exact(cut: Cut, low: tl.tensor, high: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def next_list(
+def near_floor(
     list_: List,
-    line: MaskedLine,
-    row: RowWords,
-    wishes: Wishes,
+    cut: Cut,
     stage: tl.tensor,
     wanted: tl.tensor,
-    near: tl.tensor,
-    stride: tl.tensor,
+    last: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
     SPAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Another list, in place of one that was too short: of scores near the floor that is sought, or of all. Gives its
-    longest stretch, and its limits as scaled scores."""
-    begin, end = tl.cast(-float("inf"), tl.float32), tl.cast(float("inf"), tl.float32)
-    if near:
-        every, _moments = figures_whole(list_, SPAN)
-        part = tl.where(stage == BY_COUNT, wanted, wanted / tl.sum(every, 0)).to(tl.float32)
-        begin, end = around(line, row, wishes, stage, part, stride, list_.temperature)
-    longest = make_list(list_, line, row, wishes, begin, end, BLOCK)
-    low = over_temperature(begin, list_.peak, list_.temperature)
-    return longest, low, over_temperature(end, list_.peak, list_.temperature)
+    """Shorten the list where it is long and the cut has no stage behind this one, which would need it as it is. Gives
+    its longest stretch, its upper limit, and whether sums have shown on which sides of the floor its limits lie."""
+    longest, sides = list_.longest, list_.longest < 0
+    if last & (longest > WIDTH):
+        begin, end = bracket(list_, cut, stage, wanted, low, SPAN, PART, BLOCK)
+        longest = shorten(list_, begin, end, SPAN, PART, BLOCK)
+        high, sides = tl.minimum(high, end), begin > low
+    return longest, high, sides
 
 
 @triton.jit
@@ -383,9 +391,9 @@ def cut_row(
     row: RowWords,
     wishes: Wishes,
     low: tl.tensor,
-    stride: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """The row's cut, and the weight that it keeps in each stretch (float64). ``low``: lower limit of the list, scaled.
@@ -403,11 +411,12 @@ def cut_row(
         done = (active | ((stage == BY_DISTANCE) & (typical < 1))) == 0
         if stage == BY_DISTANCE:
             least = number(row, MIN_P).to(tl.float32)
-        for attempt in range(3):
+        last = (stage == BY_WEIGHT) | ((stage == BY_COUNT) & (share >= 1))
+        last &= (typical >= 1) & (number(row, MIN_P) == 0)
+        for attempt in range(2):
             if done == 0:
                 if attempt > 0:
-                    near = (attempt == 1) & (stage < BY_DISTANCE)
-                    longest, low, high = next_list(list_, line, row, wishes, stage, wanted, near, stride, SPAN, BLOCK)
+                    longest, low, high = list_all(list_, line, row, wishes, BLOCK), -infinity, infinity
                 own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
                 cut = Cut(floor, least, centre, reach)
                 exact = is_exact(cut, low, high)
@@ -425,7 +434,11 @@ def cut_row(
                     elif attempt == 0:
                         wanted = share * tl.sum(kept, 0)
                     cut = Cut(floor, least, centre, reach)
-                    holds, key = search(own, cut, stage, wanted, SPAN, WIDTH, BLOCK)
+                    longest, high, sides = near_floor(
+                        own, cut, stage, wanted, last, low, high, SPAN, WIDTH, PART, BLOCK
+                    )
+                    own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
+                    holds, key = search(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
                     if stage == BY_DISTANCE:
                         known = exact | ((floor == -infinity) & (least == 0))
                         sure = holds & known & (high == infinity) & (exact | (centre - low > -key))

@@ -15,10 +15,14 @@ from torch import Tensor
 from engine.backends.common.penalties import LARGEST
 from engine.backends.common.rng import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from engine.backends.cuda.kernels.logprobs import MaskedLine, masked
+from engine.backends.cuda.kernels.triton_common import EMULATED
 from engine.backends.cuda.runtime.rows import Field, number_field
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
 LARGEST_SCORE = tl.constexpr(LARGEST)
+
+LEAST_INVERSE = tl.constexpr(2.0**-126)
+"""Least normal number of float32."""
 
 PHILOX_ROUNDS = tl.constexpr(ROUNDS)
 PHILOX_A = tl.constexpr(int(MULTIPLIER_0))
@@ -84,6 +88,12 @@ def is_cut(row: RowWords) -> tl.tensor:
 
 
 @triton.jit
+def is_changed(row: RowWords) -> tl.tensor:
+    """Whether some score of the row may differ from its logit within the mask."""
+    return (integer(row, BIASES) > 0) | (integer(row, PENALTY_LINE) >= 0)
+
+
+@triton.jit
 def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
     """A float64 in [0, 1) for int64 bits of a seed and a position: Philox4x32-10."""
     zero = (seed * 0).to(tl.uint32)
@@ -135,5 +145,23 @@ def scores_of(
 
 @triton.jit
 def over_temperature(score: tl.tensor, peak: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """Scores less the largest, divided by the temperature."""
-    return tl.div_rn(score - peak, temperature)
+    """Scores less the largest, times the temperature's reciprocal, which is finite and no denormal: a division costs a
+    dozen times as much, and minus infinity times zero would be no number."""
+    inverse = tl.minimum(tl.maximum(tl.div_rn(temperature * 0.0 + 1.0, temperature), LEAST_INVERSE), LARGEST_SCORE)
+    return (score - peak) * inverse
+
+
+@triton.jit
+def _no_less(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(x: tl.tensor) -> tl.tensor:
+    """The largest of these numbers; not a number where one of them is none. One instruction a number on a GPU."""
+    if EMULATED:
+        peak = tl.max(tl.where(x == x, x, -float("inf")), 0)
+        peak = tl.where(tl.sum((x != x).to(tl.int32), 0) > 0, float("nan"), peak)
+    else:
+        peak = tl.reduce(x, 0, _no_less)
+    return peak

@@ -30,6 +30,7 @@ MODULES = (
     "sampler",
     "sampling_cut",
     "sampling_figures",
+    "sampling_limit",
     "sampling_row",
     "steps",
     "tile_map",

@@ -84,6 +84,36 @@ def test_cuts_are_exact_whatever_a_sample_says(shape: Callable[[torch.Generator]
         assert int(out.tokens[line]) == found.token or found.margin < SURE
 
 
+def hot(generator: torch.Generator) -> Tensor:
+    """Scores that a temperature has made nearly even, of few values."""
+    return (spread(generator) / 5).bfloat16().float()
+
+
+LONG_CUTS = (
+    row_of(top_p=0.5, seed=21),
+    row_of(top_p=0.99, seed=22),
+    row_of(top_k=9_000, seed=23),
+    row_of(top_k=9_000, top_p=0.99, seed=24),
+    row_of(top_p=0.9, min_p=0.001, seed=25),
+    Row(5.0, 0, 0.95, 0.0, None, False, -1, 26, 5),
+    Row(0.02, 0, 0.9, 0.0, None, False, -1, 27, 5),
+    Row(0.02, 12_000, 1.0, 0.0, None, False, -1, 28, 5),
+)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, hot], ids=lambda shape: shape.__name__)
+def test_long_lists_are_shortened_around_the_floor(shape: Callable[[torch.Generator], Tensor]) -> None:
+    """Cuts that keep thousands of ids, at high and low temperatures, with and without a stage behind: the token of the
+    specification, for several draws."""
+    generator = torch.Generator().manual_seed(8)
+    logits = shape(generator).repeat(len(LONG_CUTS), 1)
+    out = sampled(logits, list(LONG_CUTS), state_of(list(LONG_CUTS), VOCAB, generator))
+    for line, row in enumerate(LONG_CUTS):
+        point = uniforms(np.array([row.seed], np.uint64), np.array([row.position]))[0]
+        found = draw(logits[line].double(), row.temperature, (row.top_k, row.top_p, row.min_p, row.typical_p), point)
+        assert int(out.tokens[line]) == found.token or found.margin < SURE
+
+
 def test_a_row_has_its_bits_in_any_batch() -> None:
     """Figures, list and token of a row are equal bits alone and beside others, where fewer programs read it."""
     generator = torch.Generator().manual_seed(4)
@@ -162,6 +192,23 @@ def test_few_passes_over_the_scores() -> None:
     # With log-probabilities one stretch more for each alternative, and the chosen token's logit.
     told = Row(0.0, 0, 1.0, 0.0, None, False, ALTERNATIVES, 1, 0)
     assert passes(spread, told) <= 1 + ((1 + ALTERNATIVES) * STRETCH + 1) / VOCAB
+
+
+@pytest.mark.skipif(not EMULATED.value, reason="loads are counted under the interpreter")
+def test_a_chance_score_of_a_sample_does_not_shorten_a_list() -> None:
+    """A few scores have most of the probability, and the sample meets one of them: what it says of the whole is far too
+    much, and a list by that share would lack the floor. Still the row is read once."""
+    one = row_of(top_p=0.9)
+    generator = torch.Generator().manual_seed(9)
+    logits = spread(generator)
+    # Ids of the sample: in Llama 3's vocabulary it has one in sixteen, here two in five.
+    logits[[3, 1_400]] = 13.0
+    state = state_of([one], VOCAB, generator)
+    out = Chosen.empty(1, VOCAB, ALTERNATIVES, PLACE)
+    given = torch.zeros(1, dtype=torch.int32), torch.tensor([one.position]), state, out
+    with counting(logits) as counted:
+        sample(logits.unsqueeze(0), *given)
+    assert counted[0] <= 1.6 * VOCAB
 
 
 def test_alternatives_go_by_falling_logit_and_rising_id() -> None:
