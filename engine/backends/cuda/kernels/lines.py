@@ -52,14 +52,14 @@ class Lines:
     outputs: int = 8
     """Lines of a program, a power of two; of a gate as many of both halves together."""
     warps: int = 4
-    """Of a program. A tile is as deep as its threads read at once."""
+    """Warps of a program. A tile is as deep as its threads read at once."""
     fetched: int = 0
     """Bytes of each line that an early program asks the second-level cache for while it waits."""
 
     @property
     def depth(self) -> int:
         """Inputs of a tile."""
-        return NUMBERS.value * WARP * self.warps
+        return int(NUMBERS.value) * WARP * self.warps
 
 
 @dataclass(frozen=True, slots=True)
