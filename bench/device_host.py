@@ -6,9 +6,13 @@ the ring. On a GPU the driver's part of a launch comes on top: one replay, a cop
 fourth row with log-probabilities, every fourth with penalties. ``churn``: outputs of 100 to 400 tokens, so rows come
 and go, prompts included.
 
+Copies go through a real arena, whose fences are over at once. ``--cold``: between two steps other memory is written,
+more than the processor's caches hold, as happens on a machine where a step of the device takes some ten milliseconds
+and others work: what a step costs there.
+
 Processor time of the thread, the mean of 16 steps (in which each row needs one block): the least such mean of all
 rounds, cases in turns, and the median of all. What others do on the machine only adds, to the least least of all.
-Run: ``python bench/device_host.py [--steps 2000] [--rounds 3]``.
+Run: ``python bench/device_host.py [--steps 2000] [--rounds 3] [--cold]``.
 """
 
 from __future__ import annotations
@@ -27,13 +31,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.backends.cuda.runtime.copying import ArenaCopies
+from engine.backends.cuda.runtime.device_memory import Resources
 from engine.backends.cuda.runtime.loop import NOTHING, RING_STEPS, DeviceLoop
 from engine.backends.cuda.runtime.model import ChunkTokens
 from engine.backends.cuda.runtime.operations import Chunks, Sampled, SamplingColumns
-from engine.backends.cuda.runtime.runner import DeviceRunner
+from engine.backends.cuda.runtime.runner import DeviceRunner, sizes_of
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.core.engine import Engine
@@ -54,6 +61,8 @@ VOCAB = 1_024
 """Small, so that what stands for the device's own memory is small; nothing on the host grows with it."""
 ANSWER = 7
 WARM_STEPS = 100
+CACHED_BYTES = 64 << 20
+"""More than the caches of a processor's core and its neighbours hold."""
 BAR_MS = 0.3
 """Of a decode step at 200 rows (issue 4)."""
 STREAM_STEPS_PER_S = 85
@@ -74,6 +83,7 @@ CASES = (
     Case("1 row", 1),
     Case("64 rows", 64),
     Case("200 rows", 200),
+    Case("256 rows", 256),
     Case("200 rows, mixed", 200, mixed=True),
     Case("200 rows, churn", 200, churn=True),
 )
@@ -92,6 +102,32 @@ class FreeSteps:
         line[:bucket] = ANSWER
         line[bucket:] = NOTHING
         self._turn += 1
+
+
+class PassedFence:
+    """A mark that the device has always passed."""
+
+    def record(self) -> None:
+        """Nothing."""
+
+    def over(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """Not at all."""
+
+
+class ReadableArena(ArenaCopies):
+    """An arena in front of a device whose rings the host can read."""
+
+    def mirror(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def fences(self, count: int) -> list[PassedFence]:  # type: ignore[override]
+        """None: nothing is copied back."""
+        return []
 
 
 class FreeModel:
@@ -130,7 +166,11 @@ def make_engine(case: Case) -> tuple[Engine, DeviceRunner]:
     layout = KvLayout(layers=(like,), block_size=BLOCK_SIZE, dtype="float32", num_blocks=blocks)
     operations = FreeOperations()
     storage = DeviceStorage(layout, case.rows, operations, torch.float32, torch.device("cpu"))
-    runner = DeviceRunner(FreeModel(), storage, limits, operations)  # type: ignore[arg-type]
+    sizes = sizes_of(limits)
+    memory = torch.empty(sizes.total, dtype=torch.uint8)
+    copies = ReadableArena(torch.device("cpu"), sizes, memory, PassedFence)
+    resources = Resources(copies, None)
+    runner = DeviceRunner(FreeModel(), storage, limits, operations, resources=resources)  # type: ignore[arg-type]
     runner._launcher._replayer = FreeSteps(runner._loop)
     pool = BlockPool(blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK_SIZE, caching=True)
@@ -169,7 +209,7 @@ def timed(owner: object, name: str, spent: dict[str, int], label: str) -> None:
     setattr(owner, name, measured)
 
 
-def measure(case: Case, steps: int, *, split: bool) -> tuple[list[float], dict[str, float]]:
+def measure(case: Case, steps: int, *, split: bool, cold: bool) -> tuple[list[float], dict[str, float]]:
     """Microseconds of a step, a mean for each 16, and with ``split`` the mean of each part (they are measured apart,
     since looking costs)."""
     engine, runner = make_engine(case)
@@ -193,9 +233,12 @@ def measure(case: Case, steps: int, *, split: bool) -> tuple[list[float], dict[s
     gc.collect()
     gc.freeze()
     times = []
+    others = np.zeros(CACHED_BYTES // 8)
     for _ in range(steps):
         while engine.scheduler.num_running + engine.scheduler.num_waiting < case.rows:
             engine.add(make())
+        if cold:
+            others += 1
         began = time.thread_time_ns()
         output = engine.step()
         middle = time.thread_time_ns()
@@ -214,14 +257,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cold", action="store_true", help="caches hold nothing of ours when a step begins")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {case.name: [] for case in CASES}
     for _ in range(arguments.rounds):
         for case in CASES:
-            found[case.name] += measure(case, arguments.steps, split=False)[0]
+            found[case.name] += measure(case, arguments.steps, split=False, cold=arguments.cold)[0]
     for case in CASES:
-        _, parts = measure(case, arguments.steps, split=True)
+        _, parts = measure(case, arguments.steps, split=True, cold=arguments.cold)
         shown = ", ".join(f"{label} {value:.0f}" for label, value in sorted(parts.items()))
         means = found[case.name]
         print(f"{case.name:18} {min(means):6.0f} us a step at least, {statistics.median(means):.0f} in the median;")

@@ -49,6 +49,7 @@ from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.gemv import FewRows
+from engine.backends.cuda.kernels.lines import Map
 from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.tile_sizes import configuration
@@ -161,12 +162,12 @@ def product(figures: Figures, bandwidth: float, name: str) -> None:
 
                 def ours() -> None:
                     for weight in weights:
-                        gemv.few_rows(x, gemv.Map(weight, None, gain, 1e-5), out, scratch, cut, gate=gate)
+                        gemv.few_rows(x, Map(weight, None, gain, 1e-5), out, scratch, cut, gate=gate)
 
-                gemv.few_rows(x, gemv.Map(first, None, gain, 1e-5), out, scratch, cut, gate=gate)
+                gemv.few_rows(x, Map(first, None, gain, 1e-5), out, scratch, cut, gate=gate)
                 error = relative(out, wanted)
                 same = out[:1].clone()
-                gemv.few_rows(x[:1], gemv.Map(first, None, gain, 1e-5), out, scratch, cut, gate=gate)
+                gemv.few_rows(x[:1], Map(first, None, gain, 1e-5), out, scratch, cut, gate=gate)
                 # Before the timing, which writes there too.
                 alone = torch.equal(same, out[:1])
                 said("ours", seconds_of(ours, copies), error, cut=repr(cut), alone=alone)
@@ -261,7 +262,7 @@ def compile_product(given: tuple[str, FewRows]) -> None:
         return torch.empty(shape, dtype=dtype, device=META)
 
     scratch = gemv.Scratch(empty(1 << 20, dtype=torch.float32), empty(gemv.MOST_COUNTERS, dtype=torch.int32))
-    mapped = gemv.Map(empty(outputs * (2 if kind else 1), size), None, empty(size) if normed else None, 1e-5)
+    mapped = Map(empty(outputs * (2 if kind else 1), size), None, empty(size) if normed else None, 1e-5)
     with meeting_forms(f"sm_{ARCHITECTURE}", compile_form):
         gemv.few_rows(empty(8, size), mapped, empty(8, outputs), scratch, cut, gate=Gate(kind) if kind else None)
 

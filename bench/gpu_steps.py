@@ -15,6 +15,7 @@ from torch import Tensor
 from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model
 from bench.gpu_pieces import BF16, DEVICE, REHEARSE, Figures, tried
 from engine.backends.common.loading import layout_for, limits_for
+from engine.backends.cuda.kernels.lines import Lines
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration
@@ -34,7 +35,7 @@ def steps(figures: Figures, bandwidth: float) -> None:
     """The whole step at batch 1 and 8."""
     sizes, dtype = (TINY, torch.float32) if REHEARSE else (EIGHT_B, BF16)
     model = build_model(sizes, DEVICE, dtype)
-    weights = sum(one.nbytes for one in _tensors(model)) - model.embedding.weight.nbytes
+    weights = weight_bytes(model)
     for (kind, change), rows in itertools.product(WAYS.items(), (1, 8)):
         if rows == 1 or kind in ("fused", "early", "separate"):
             tried(
@@ -45,10 +46,20 @@ def steps(figures: Figures, bandwidth: float) -> None:
             )
 
 
+def weight_bytes(model: Any) -> int:
+    """What a step reads of a model at the least."""
+    return sum(one.nbytes for one in _tensors(model)) - int(model.embedding.weight.nbytes)
+
+
 def early(chosen: Configuration, ahead: int, splits: DecodeShape | None = None) -> Configuration:
     """Launches that begin before the one in front of them is over."""
     found = replace(chosen, few=replace(chosen.few, early=True, ahead=ahead))
     return found if splits is None else replace(found, decode=splits)
+
+
+def alone(chosen: Configuration, lines: Lines, *, early: bool = False) -> Configuration:
+    """One row by the kernel that is for one."""
+    return replace(chosen, few=replace(chosen.few, alone=lines, early=early))
 
 
 WAYS: dict[str, Callable[[Configuration], Configuration]] = {
@@ -57,6 +68,10 @@ WAYS: dict[str, Callable[[Configuration], Configuration]] = {
     "early, 256": lambda chosen: early(chosen, 256),
     "early, 2048": lambda chosen: early(chosen, 2_048),
     "early, short splits": lambda chosen: early(chosen, 1_024, DecodeShape(64, 2, 32, Threads(4, 2))),
+    "alone": lambda chosen: alone(chosen, Lines()),
+    "alone, early": lambda chosen: alone(chosen, Lines(), early=True),
+    "alone, early, 2048": lambda chosen: alone(chosen, Lines(fetched=2_048), early=True),
+    "alone, early, whole": lambda chosen: alone(chosen, Lines(fetched=8_192), early=True),
     "separate": lambda chosen: replace(chosen, few=replace(chosen.few, most=0), joined=False),
 }
 """Ways to compute a step."""

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.kernels.attention_tile import CachedLayer, Seen, attend, cached_layer, layer_form, load_query
@@ -213,6 +213,7 @@ def _decode_joined(
     if EARLY:
         # The product behind this may fetch its matrix meanwhile; it waits for the end of this launch.
         gdc_launch_dependents()
+        gdc_wait()
     row = (tl.program_id(0) // SHAPE.splits).to(tl.int64)
     split = tl.program_id(0) % SHAPE.splits
     kv_head = tl.program_id(1) // PARTS
@@ -290,7 +291,8 @@ def decode_attention(
             splits are combined in the same launch, as ``joins`` allows.
         rule: how the layer weighs.
         out: ``(rows, heads, value_dim)``, contiguous; rows of no length become zeros.
-        early: whether the launch behind this one may begin before its end (programmatic dependent launch, sm_90).
+        early: whether this launch may begin before the one in front of it is over, and the one behind it before its own
+            end (programmatic dependent launch, sm_90).
     """
     (tables, lengths), (dealt, shape, partials) = rows, mapped
     heads, form = q.shape[1], layer_form(layer, q.shape[1], rule)
@@ -301,7 +303,9 @@ def decode_attention(
     fixed = {"FORM": form, "SHAPE": shape, "HEADS": together, "PARTS": parts, **shape.launch.options}
     if dealt is None:
         grid = len(q) * shape.splits, layer.heads * parts
-        _decode_joined[grid](*given, *placed, out, heads, EARLY=early and not EMULATED.value, **fixed)
+        early = early and not EMULATED.value
+        options = {"launch_pdl": True} if early else {}
+        _decode_joined[grid](*given, *placed, out, heads, EARLY=early, **fixed, **options)
         return
     _decode[(len(dealt.begins) - 1, layer.heads * parts)](*given, dealt, *placed, heads, **fixed)
     _combine[(len(q), heads)](partials, lengths, rule.sinks, out, heads, FORM=form, SHAPE=shape)

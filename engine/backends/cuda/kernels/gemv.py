@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.backends.cuda.kernels.activation import KINDS, Gate, gated
+from engine.backends.cuda.kernels.lines import Lines, Map, one_row
 from engine.backends.cuda.kernels.triton_common import EMULATED, Threads, ceil_div, dot, narrow, power_of_two
 
 MOST_ROWS = 16
@@ -67,6 +68,10 @@ class FewRows:
     """Bytes of each line of the matrix that an early program asks for while it waits, a power of two: memory has
     something to do while one launch ends and the next begins."""
 
+    alone: Lines | None = None
+    """How a matrix is cut where there is one row; None: as for several rows. A row alone has other last bits then than
+    the same row beside others."""
+
     def parts(self, outputs: int, size: int, depth: int) -> int:
         """Programs that share a tile of this matrix's outputs, a power of two."""
         found, tiles, steps = 1, ceil_div(outputs, self.outputs), ceil_div(size, depth)
@@ -87,17 +92,6 @@ class Scratch(NamedTuple):
     def empty(cls, numbers: int, device: torch.device) -> Scratch:
         """Room for so many sums."""
         return cls(torch.empty(numbers, device=device), torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device))
-
-
-class Map(NamedTuple):
-    """A matrix with what belongs to it."""
-
-    weight: Tensor
-    """``(outputs, size)``; of a gate ``(2 outputs, size)``, all gates first."""
-    bias: Tensor | None
-    gain: Tensor | None
-    """Gains of the norm in front; None: inputs are taken as they are."""
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +314,9 @@ def few_rows(
     """
     rows, size = x.shape
     outputs = out.shape[1]
+    if rows == 1 and shape.alone is not None:
+        one_row(x, given, out, shape.alone, gate=gate, offset=offset, adds=adds, early=shape.early)
+        return
     depth, parts = cut(shape, outputs, size, gate=gate is not None)
     share = ceil_div(ceil_div(size, depth), parts) * depth
     form = _Form(

@@ -27,6 +27,7 @@ from engine.backends.cuda.kernels import (
     tile_map,
 )
 from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention, joins
+from engine.backends.cuda.kernels.lines import Map
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
 from engine.backends.cuda.runtime import simulated_steps
@@ -126,14 +127,15 @@ class KernelOperations:
             # Larger ones come with the first step, before any is recorded.
             self._scratch = gemv.Scratch.empty(needed, x.device)
         gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        given = gemv.Map(linear.weight, linear.bias, gain, eps)
+        given = Map(linear.weight, linear.bias, gain, eps)
         offset = norm is not None and norm.offset
         gemv.few_rows(x, given, out, self._scratch, self._chosen.few, gate=gate, offset=offset, adds=adds)
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
         """Norms, rotation and the write into the cache, in one pass."""
         q = qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * layer.heads, qkv.shape[2])
-        rope.rope_and_write(qkv, q, layer, slots, turn)
+        early = self._chosen.few.early and self.fuses(qkv)
+        rope.rope_and_write(qkv, q, layer, slots, turn, early=early)
         return q
 
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> Attend:

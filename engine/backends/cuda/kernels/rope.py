@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.backends.cuda.kernels.triton_common import narrow, power_of_two
+from engine.backends.cuda.kernels.triton_common import EMULATED, narrow, power_of_two
 from engine.backends.cuda.runtime.operations import KvLayer, RopeInputs
 from engine.model.layers.rotary import Rotary
 
@@ -106,7 +107,11 @@ def _rope(
     kv_heads: tl.tensor,
     FORM: tl.constexpr,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     source = qkv + token * qkv_row + head * FORM.dim
@@ -175,7 +180,9 @@ def rotations(rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> tuple[Te
     return cosines, sines
 
 
-def rope_and_write(qkv: Tensor, q_out: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> None:
+def rope_and_write(
+    qkv: Tensor, q_out: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs, *, early: bool = False
+) -> None:
     """Normalise, rotate and write the heads of a step.
 
     Args:
@@ -184,6 +191,8 @@ def rope_and_write(qkv: Tensor, q_out: Tensor, layer: KvLayer, slots: Tensor, tu
         layer: where keys and values go.
         slots: int64 ``(N,)``, as ``engine.backends.common.block_table`` counts them; negative for none.
         turn: tables of the step, and norms of heads, if they have one.
+        early: whether the launch may begin before the one in front of it is over, and the one behind it before its own
+            end (programmatic dependent launch, sm_90).
     """
     tokens, all_heads, dim = qkv.shape
     rotated = turn.cosines.shape[-1]
@@ -191,6 +200,8 @@ def rope_and_write(qkv: Tensor, q_out: Tensor, layer: KvLayer, slots: Tensor, tu
     if turn.norms is not None:
         query, key = turn.norms
         query_gain, key_gain, eps, offset = query.weight, key.weight, query.eps, query.offset
+    early = early and not EMULATED.value
+    options: dict[str, object] = {"launch_pdl": True} if early else {}
     if tokens:
         _rope[(tokens, all_heads)](
             qkv,
@@ -201,5 +212,7 @@ def rope_and_write(qkv: Tensor, q_out: Tensor, layer: KvLayer, slots: Tensor, tu
             layer.heads,
             FORM=_HeadForm(dim, rotated, power_of_two(rotated // 2), query_gain is not None, float(offset)),
             WIDTH=power_of_two(dim),
+            EARLY=early,
             num_warps=1,
+            **options,
         )

@@ -32,6 +32,14 @@ at the end of a lap."""
 LEAST_STRETCH, MOST_STRETCH = 1 << 20, 8 << 20
 """Bytes of the largest copy that goes in one piece: larger ones are cut."""
 
+TORCH_TYPES = {
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
+"""Types of arrays that go to the device."""
+
 Carry = Callable[[Tensor, Tensor], object]
 """Starts a copy of the second tensor's bytes into the first one; it ends some time before a fence that is recorded
 behind it."""
@@ -180,12 +188,25 @@ class ArenaCopies:
 
     def upload(self, values: NDArray[Any]) -> Tensor:
         """An array on the device."""
-        source = torch.from_numpy(np.ascontiguousarray(values))
-        target = torch.empty_like(source, device=self._device)
-        size = source.nbytes
+        source = np.ascontiguousarray(values)
+        if source.nbytes > self._stretch or not source.nbytes:
+            return self._upload_pieces(source)
+        first = self.ring.take(source.nbytes)
+        last = first + source.nbytes
+        self._bytes[first:last].view(source.dtype)[:] = source.reshape(-1)
+        target = torch.empty(source.nbytes, dtype=torch.uint8, device=self._device)
+        self._carry(target, self._memory[first:last])
+        self.ring.mark()
+        self.num_copies += 1
+        return target.view(TORCH_TYPES[source.dtype]).view(source.shape)
+
+    def _upload_pieces(self, source: NDArray[Any]) -> Tensor:
+        given = torch.from_numpy(source)
+        target = torch.empty_like(given, device=self._device)
+        size = given.nbytes
         if not size:
             return target
-        raw, placed = source.view(-1).view(torch.uint8).numpy(), target.view(-1).view(torch.uint8)
+        raw, placed = given.view(-1).view(torch.uint8).numpy(), target.view(-1).view(torch.uint8)
         for begin in range(0, size, self._stretch):
             end = min(begin + self._stretch, size)
             first = self.ring.take(end - begin)

@@ -103,8 +103,11 @@ class DeviceLoop:
         if len(deltas):
             changes = deltas.take()
             for begin in range(0, changes.shape[1], MOST_CHANGES):
-                addresses, values = self.copies.upload(changes[:, begin : begin + MOST_CHANGES])
-                self._words.index_copy_(0, addresses, values)
+                self.take_over(*self.copies.upload(changes[:, begin : begin + MOST_CHANGES]))
+
+    def take_over(self, addresses: Tensor, values: Tensor) -> None:
+        """Write changes that are on the device already."""
+        self._words.index_copy_(0, addresses, values)
 
     def reset(self) -> None:
         """Make all state what it was at first, in its place; no step may be under way that somebody waits for."""

@@ -222,23 +222,27 @@ class DeviceRunner:
 
     def _write_blocks(self, admissions: list[Admission]) -> None:
         """Clean the plan's blocks and the spare ones of rows that begin, and move into new blocks what stands in spare
-        ones; all that the device has to know of it in one copy."""
+        ones; all that the device has to know of it, and what changed in rows, in one copy."""
         spares = [spare for admission in admissions for spare in self.storage.spares(admission.row)]
         moves, (zeroed, stamps) = self._rows.take_moves(), self._rows.renewed
         if not zeroed and not spares and not moves:
             return
-        count, stamped = len(zeroed), len(stamps)
         told: Ints = np.array(zeroed + spares + stamps, dtype=np.int64)
-        sent = self._copies.upload(np.concatenate((told, *(slots for move in moves for slots in move))))
-        if count or spares:
-            self.storage.zero(sent[: count + len(spares)])
-        if stamped:
-            self._stamps.index_copy_(0, sent[:count], sent[len(told) - stamped : len(told)])
-        begin = len(told)
-        for sources, _ in moves:
-            middle, end = begin + len(sources), begin + 2 * len(sources)
-            self.storage.move(sent[begin:middle], sent[middle:end])
-            begin = end
+        parts = [told, *(slots for move in moves for slots in move)]
+        if 0 < len(self._deltas) <= MOST_CHANGES:
+            parts.extend(self._deltas.take())
+        count, cleaned = len(zeroed), len(zeroed) + len(spares)
+        sizes = [len(part) for part in parts[1:]]
+        sent = torch.split(self._copies.upload(np.concatenate(parts)), [cleaned, len(stamps), *sizes])
+        if cleaned:
+            self.storage.zero(sent[0])
+        if stamps:
+            self._stamps.index_copy_(0, sent[0] if count == cleaned else sent[0][:count], sent[1])
+        rest = sent[2:]
+        for number in range(len(moves)):
+            self.storage.move(rest[2 * number], rest[2 * number + 1])
+        for place in range(2 * len(moves), len(rest), 2):
+            self._loop.take_over(rest[place], rest[place + 1])
 
     def _execute(self, plan: StepPlan) -> Samples:
         rows = self._decoding(plan)

@@ -25,6 +25,7 @@ from engine.backends.cuda.kernels import (
     steps,
     tile_map,
 )
+from engine.backends.cuda.kernels.lines import Lines, Map
 from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.tile_sizes import configuration
 from engine.backends.cuda.runtime.loop_state import LoopState
@@ -147,9 +148,12 @@ def few_rows() -> None:
     ):
         weight = tensor(outputs * (1 if gate is None else 2), size)
         for bias in (None, tensor(len(weight))):
-            given = gemv.Map(weight, bias, gain if normed else None, 1e-5)
+            given = Map(weight, bias, gain if normed else None, 1e-5)
             adds = outputs == 4_096
             gemv.few_rows(tensor(8, size), given, tensor(8, outputs), scratch, shape, gate=gate, adds=adds)
+            for early in (False, True):
+                one = replace(shape, alone=Lines(fetched=2_048), early=early)
+                gemv.few_rows(tensor(1, size), given, tensor(1, outputs), scratch, one, gate=gate, adds=adds)
 
 
 def experts() -> None:

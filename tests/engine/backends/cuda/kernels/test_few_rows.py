@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
-from engine.backends.cuda.kernels.gemv import FewRows, Map, Scratch
+from engine.backends.cuda.kernels.gemv import FewRows, Scratch
+from engine.backends.cuda.kernels.lines import Map
 from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, assert_close, for_each, noise, poisoned
 
 pytestmark = pytest.mark.usefixtures("place")
