@@ -1,7 +1,7 @@
 """The collector of spans is away, silent, refusing or mad. No request may notice.
 
-Each lasts until the queue of spans is full, where the load fills it in time: then every such fault costs the gateway the
-same memory, the most that it may, and what grows from one to the next is no queue that was a little longer this time.
+Each lasts until the queue of spans is full, where the load fills it in time: then every such fault costs the gateway
+the same memory, the most that it may, and what grows from one to the next is no queue that was a bit longer this time.
 """
 
 from __future__ import annotations
