@@ -53,7 +53,7 @@ def weight_bytes(model: Any) -> int:
 
 def early(chosen: Configuration, ahead: int, splits: DecodeShape | None = None) -> Configuration:
     """Launches that begin before the one in front of them is over."""
-    found = replace(chosen, few=replace(chosen.few, early=True, ahead=ahead))
+    found = replace(chosen, few=replace(chosen.few, early=True, ahead=ahead, alone=None))
     return found if splits is None else replace(found, decode=splits)
 
 
@@ -63,7 +63,7 @@ def alone(chosen: Configuration, lines: Lines, *, early: bool = False) -> Config
 
 
 WAYS: dict[str, Callable[[Configuration], Configuration]] = {
-    "fused": lambda chosen: replace(chosen, few=replace(chosen.few, early=False)),
+    "fused": lambda chosen: replace(chosen, few=replace(chosen.few, early=False, alone=None)),
     "early": lambda chosen: early(chosen, 1_024),
     "early, 256": lambda chosen: early(chosen, 256),
     "early, 2048": lambda chosen: early(chosen, 2_048),

@@ -21,6 +21,8 @@ from tests.engine.backends.cuda.kernels.sampling_reference import draw, logprobs
 from tests.engine.backends.cuda.kernels.support import PLACE, noise
 from tests.engine.backends.cuda.kernels.test_gpu_sampler import ALTERNATIVES, SURE, Row, sampled, state_of
 
+pytestmark = pytest.mark.usefixtures("place")
+
 VOCAB = 20_000
 """More than a sample has, so that limits come from a part of the row; no multiple of a stretch."""
 
