@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.config import split_address
+from appliance.common.addresses import split_address
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ConfigError
 

@@ -66,6 +66,7 @@ _REFUSED: Mapping[str, tuple[Mapping[str, unsupported.Unsupported], ...]] = {
     "/v1/messages": (messages_request.UNSUPPORTED,),
     "/v1/messages/count_tokens": (messages_request.UNSUPPORTED,),
     "/v1/embeddings": (unsupported.EMBED_FIELDS,),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/v1/score", "/v1/classify"), (unsupported.SCORE_FIELDS,)),
     "/tokenize": (unsupported.TOKENIZE_FIELDS,),
 }
 """Path -> fields that are refused with advice."""
