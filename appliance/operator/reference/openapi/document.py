@@ -129,7 +129,7 @@ def _operation(route: Route) -> dict[str, Any]:
     path = path_of(route)
     name = f"{route.method} {path}"
     made: dict[str, Any] = {
-        "operationId": "_".join(re.findall(r"[a-z]+", name.lower())),
+        "operationId": "_".join(re.findall(r"[a-z]+", name.lower().replace("/v2/", "/second/"))),
         "summary": http.ROUTE_MEANINGS[route.path],
         "security": _security(route),
     }

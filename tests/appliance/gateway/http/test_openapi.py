@@ -73,8 +73,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
         (path, "whitespace"): {"response_format": {"type": "json_object"}}
         for path in ("/v1/chat/completions", "/v1/completions")
     },
-    ("/v1/score", "queries"): {"text_1": None, "text_2": None, "documents": "a"},
-    ("/v1/score", "documents"): {"text_1": None, "text_2": None, "queries": "a"},
+    ("/v1/score", "queries"): {"text_1": None, "text_2": None, "queries": "a", "documents": "a"},
+    ("/v1/score", "documents"): {"text_1": None, "text_2": None, "queries": "a", "documents": "a"},
     ("/tokenize", "prompt"): {"messages": None},
     ("/tokenize", "add_special_tokens"): {"messages": None, "prompt": "hi"},
 }

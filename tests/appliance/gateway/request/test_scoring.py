@@ -1,4 +1,4 @@
-"""Requests for scores over real channels to a scripted engine: pairs, cosines, classes, charges and clients that leave."""
+"""Requests for scores over real channels to a scripted engine: pairs, cosines, classes, charges and leaving."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ async def test_a_classifier_reads_pairs(stage: Stage) -> None:
 
 
 async def test_the_models_own_template_may_join_a_pair(stage: Stage) -> None:
-    """Where the configuration says so, a pair is a conversation of a query and a document for the chat template, so that
-    control tokens stand in the template alone."""
+    """Where the configuration says so, a pair is a conversation of a query and a document for the chat template,
+    in which alone control tokens stand."""
     stage.model.templated = True
     texts, _, _ = await run(stage, asked("q", "a b"), lambda _: [0.0])
     assert texts == ["<query>q<document>a", "<query>q<document>b"]
