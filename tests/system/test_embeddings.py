@@ -1,5 +1,5 @@
-"""A model that embeds, classifiers, and a model converted from GGUF and compressed, beside each other in real sandboxes,
-as a client meets them."""
+"""A model that embeds, classifiers, and one converted from GGUF and compressed, beside each other in real sandboxes, as
+a client meets them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SIZES = {
     "max_position_embeddings": 256,
 }
 
-PAIR_TEMPLATE = """{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}
+PAIR_TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}
 {% endfor %}"""
 """Chat template of a classifier that reads pairs."""
 
@@ -141,6 +141,7 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
     prepare_policy(state)
     http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
     small = {"kv_bytes": 16 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    judge = {"runner": "classify", **small}
     config = {
         "listen": {"http": http, "grpc": rpc, "admin": admin},
         "models": [
@@ -153,7 +154,7 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
                 "pairs": "template",
                 **small,
             },
-            {"name": "moods", "path": str(models / "moods"), "runner": "classify", "labels": ["bad", "good"], **small},
+            {"name": "moods", "path": str(models / "moods"), **judge, "labels": ["bad", "good"]},
             {"name": "converted", "path": str(models / "converted"), **small},
             {"name": "athanor-mini", "path": str(embedded_model()), **small},
         ],
@@ -267,12 +268,9 @@ def test_documents_are_ranked_by_the_reference_s_numbers(served: Served) -> None
         assert math.isclose(scores[index], float(logits(served, query + one).sigmoid()), abs_tol=1e-4)
     assert used == 3 * len(query) + sum(map(len, ids))
     scores, _ = ranked("templated")
-    begins = served.tokenizer.token_to_id(
-        json.loads((embedded_model() / "tokenizer_config.json").read_text())["bos_token"]
-    )
     for index, text in enumerate(TEXTS):
         laid_out = served.tokenizer.encode(f"<query>which furnace?\n<document>{text}\n", add_special_tokens=False).ids
-        assert math.isclose(scores[index], float(logits(served, [begins, *laid_out]).sigmoid()), abs_tol=1e-4)
+        assert math.isclose(scores[index], float(logits(served, laid_out).sigmoid()), abs_tol=1e-4)
 
 
 def test_pairs_and_labels(served: Served) -> None:
@@ -281,9 +279,9 @@ def test_pairs_and_labels(served: Served) -> None:
     operations with their tokens."""
     scores = served.post("/v1/score", model="classes", text_1="a", text_2=TEXTS).json()
     same = served.post("/v1/rerank", model="classes", query="a", documents=TEXTS, return_documents=False).json()
-    assert [one["score"] for one in scores["data"]] == [
-        one["relevance_score"] for one in sorted(same["results"], key=lambda one: int(one["index"]))
-    ]
+    ordered = sorted(same["results"], key=lambda one: int(one["index"]))
+    for one, other in zip(scores["data"], ordered, strict=True):
+        assert math.isclose(one["score"], other["relevance_score"], abs_tol=1e-5)
     found = served.post("/v1/classify", model="moods", input=TEXTS).json()
     for one in found["data"]:
         assert math.isclose(sum(one["probs"]), 1) and one["num_classes"] == 3
