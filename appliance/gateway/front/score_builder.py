@@ -36,7 +36,7 @@ def build_score(
     request_builder.check_most(len(documents), MAX_DOCUMENTS, document, "entries")
     if operation is not ScoreOperation.CLASSIFY and len(queries) not in (1, len(documents)):
         raise InvalidRequestError(
-            f"{query} has {len(queries)} texts and {document} {len(documents)}; give one, or one for each", param=query
+            f"{query} must hold one text for all {document}, or one for each of them", param=query
         )
     return ScoreRequest(
         request_id=stamp.request_id,

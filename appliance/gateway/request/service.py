@@ -222,8 +222,7 @@ class GatewayService:
         if model.leaving is not Leaving.NO:
             routed = request.alias not in ("", request.adapter)
             raise model_leaves(name, again=model.leaving is Leaving.AGAIN or routed, running=False)
-        if not takes(model.runner, request):
-            raise InvalidRequestError(f"the model {name} {_other_work(model.runner, request)}", param="model")
+        _check_work(name, model.runner, request)
 
     def _is_others(self, name: str) -> bool:
         """Return whether a name that leads its caller nowhere is a route's or an adapter's; for the audit log."""
@@ -379,14 +378,21 @@ class GatewayService:
         return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner)
 
 
-def _other_work(runner: str, request: AnyRequest) -> str:
-    """Return what a model does instead of what it was asked for."""
+def _check_work(name: str, runner: str, request: AnyRequest) -> None:
+    """Check that a model does what it is asked for.
+
+    Raises:
+        InvalidRequestError: it does something else.
+    """
+    if takes(runner, request):
+        return
     does = {"embed": "gives embeddings", "classify": "classifies"}.get(runner, "generates text")
+    lacks = "it has no labels" if runner == "embed" else "it scores no texts"
     if isinstance(request, GenerateRequest):
-        return f"{does}; it generates no text"
-    if isinstance(request, EmbedRequest):
-        return f"{does}; it gives no embeddings"
-    return f"{does}; it has no labels" if runner == "embed" else f"{does}; it scores no texts"
+        lacks = "it generates no text"
+    elif isinstance(request, EmbedRequest):
+        lacks = "it gives no embeddings"
+    raise InvalidRequestError(f"the model {name} {does}; {lacks}", param="model")
 
 
 def _unknown_model(name: str, usable: list[str]) -> ModelNotFoundError:
