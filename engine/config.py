@@ -39,8 +39,9 @@ class EngineConfig:
     """Requests that may wait; one more fails at once as ``OVERLOADED``."""
     prefix_caching: bool = True
     runner: str = "model"
-    """``model``; ``embed`` for one that gives vectors (``engine.backends.plain.embedding``); or ``null``: no weights
-    are read and ids are given by rule (``engine.backends.null``), for benchmarks."""
+    """``model``; ``embed`` for one that gives vectors (``engine.backends.plain.embedding``); ``classify`` for one with
+    a classification head, which gives a number for each label; or ``null``: no weights are read and ids are given by
+    rule (``engine.backends.null``), for benchmarks."""
     step_us: int = 0
     """Microseconds that a step of the null runner takes at least."""
     kernels: str = ""
@@ -67,6 +68,11 @@ class EngineConfig:
     """Bytes for adapters; one that does not fit in beside those before it is left out."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
+
+    @property
+    def headless(self) -> bool:
+        """Whether the model's vocabulary projection is not needed."""
+        return self.runner in ("embed", "classify")
 
     @property
     def adapter_folders(self) -> dict[bytes, str]:

@@ -473,6 +473,7 @@ _FEATURES = {
     Feature.TOKENIZE: "the tokenizer alone",
     Feature.TOOLS: "tools",
     Feature.ATTESTATION: "attestations",
+    Feature.RERANK: "reranking and classification",
     Feature.BATCHES: "files and batches",
     Feature.STORED_RESPONSES: "stored responses",
 }

@@ -47,6 +47,7 @@ tenants:
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
+    #   (and rerank: true; false: no documents are scored and no texts classified)
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
     #   (and stored_responses: false; true: answers of /v1/responses are kept likewise, for 30 days)
     # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken

@@ -132,6 +132,7 @@ class Feature(StrEnum):
     TOKENIZE = "tokenize"
     TOOLS = "tools"
     ATTESTATION = "attestation"
+    RERANK = "rerank"
     BATCHES = "batches"
     STORED_RESPONSES = "stored_responses"
 
@@ -151,6 +152,8 @@ class Features:
 
     attestation: bool = True
     """Whether the tenant may ask for a signed statement of what serves it."""
+    rerank: bool = True
+    """Whether the tenant may have documents scored against a query, and texts classified."""
     batches: bool = False
     """Whether the tenant may leave files, and batches of requests in them."""
     stored_responses: bool = False

@@ -35,8 +35,11 @@ _ALONE: Mapping[str, Feature] = {
 }
 """Operations without an answer of a model, a first decision and no tokens, with the feature that they need."""
 
-EMBEDDINGS = frozenset({"embeddings"})
-"""Operations on several texts: the log has their sum, not the longest."""
+_SCORES: Mapping[str, Feature] = dict.fromkeys(("rerank", "score", "classify"), Feature.RERANK)
+"""Operations that score texts, with the feature that they need."""
+
+POOLED = frozenset({"embeddings", *_SCORES})
+"""Operations on several texts, without output: the log has their sum, not the longest."""
 
 CUT_CREDENTIAL = 256
 """Characters after which the log cuts a credential; of a longer one only the tenant is known."""
@@ -55,6 +58,7 @@ REPLAYED = frozenset(
         "limits.spend_per_month",
         "features.tokenize",
         "features.attestation",
+        "features.rerank",
         "features.batches",
         "hours",
     }
@@ -293,7 +297,7 @@ class _Meter:
         than it got or for no number at all: then it would have been cut short."""
         if entry.operation in _ALONE or not entry.input_tokens:
             return None
-        asked = 0 if entry.operation in EMBEDDINGS else max(1, entry.output_tokens)
+        asked = 0 if entry.operation in POOLED else max(1, entry.output_tokens)
         whole = self._second(tenant, entry, usage, asked)
         if whole.effect is not Effect.DENY:
             return None
@@ -309,7 +313,7 @@ class _Meter:
             alias=entry.alias,
             input_tokens=entry.input_tokens,
             max_output_tokens=output,
-            longest_input=1 if entry.operation in EMBEDDINGS else None,
+            longest_input=1 if entry.operation in POOLED else None,
             batch=entry.batch,
         )
         return evaluate(self._policy, access, usage, entry.time_s)
@@ -364,8 +368,8 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
         adapter=entry.adapter,
         alias=entry.alias,
         input_tokens=None,
-        max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
-        feature=alone,
+        max_output_tokens=0 if alone or entry.operation in POOLED else None,
+        feature=alone or _SCORES.get(entry.operation),
         unix_s=entry.time_s,
         batch=entry.batch,
     )

@@ -209,6 +209,10 @@ class FeaturesSchema(_Strict):
         default=True,
         description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
     )
+    rerank: bool = Field(
+        default=True,
+        description="Scores of documents against a query, and labels of texts, from a model that embeds or classifies.",
+    )
     batches: bool = Field(default=False, description="Files, kept sealed, and batches. Not with retention: none.")
     stored_responses: bool = Field(
         default=False,

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
+from appliance.common.addresses import collide, listens_on_loopback, split_address
 from appliance.common.config_places import BatchesConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
@@ -25,43 +26,11 @@ MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Pattern of a model's name: the name stands in requests, paths and logs."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host, by its number or as localhost, is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+Label = Annotated[str, Field(min_length=1, max_length=64)]
+"""Name of a classifier's label, in characters."""
 
-
-def listens_on_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address: a Unix socket, or HOST:PORT on loopback.
-
-    Raises:
-        ValueError: as ``split_address``.
-    """
-    return address.startswith("unix:") or is_loopback(split_address(address)[0])
-
-
-def _collide(one: str, other: str) -> bool:
-    """Whether two addresses cannot both be listened on: one socket, or one port of one host or of all."""
-    if one.startswith("unix:") or other.startswith("unix:"):
-        return one == other
-    (host, port), (others_host, others_port) = split_address(one), split_address(other)
-    same = host == others_host or bool({"0.0.0.0", "::"} & {host, others_host})  # noqa: S104 - compared, not bound
-    return same and port == others_port != 0
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``.
-
-    Raises:
-        ValueError: not of that form, or a port beyond 65535.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
+MAX_LABEL_NAMES = 256
+"""Most names of labels: a model's are told to the gateway in one message."""
 
 ClientCertificates = Literal["off", "optional", "required"]
 """Whether a port asks its callers for certificates."""
@@ -167,7 +136,7 @@ class ListenConfig(Section):
         named = [(name, getattr(self, name)) for name in ("http", "grpc", "admin", "metrics")]
         there = [(name, address) for name, address in named if address is not None]
         for (name, address), (other, its) in combinations(there, 2):
-            if _collide(address, its):
+            if collide(address, its):
                 raise ValueError(f"{name} and {other} name one address, {address}: each listener needs its own")
         if self.metrics_token is not None and self.metrics is None:
             raise ValueError("metrics_token is for the listener metrics, and that one has no address")
@@ -212,15 +181,21 @@ class ModelConfig(Section):
     max_num_batched_tokens: Annotated[int, Field(ge=0, le=65_536), TOKENS] = PROCESSOR["max_num_batched_tokens"]
     """Most tokens that one step computes, prompts and answers together. 0, the default on a GPU: up to
     2048, by card and model."""
-    runner: Literal["model", "embed", "null"] = "model"
-    """What the engine does. model: generates text. embed: gives vectors (/v1/embeddings and nothing else). null: reads
-    no weights and answers with meaningless ids, to measure everything but the model; then every model of the
+    runner: Literal["model", "embed", "classify", "null"] = "model"
+    """What the engine does. model: generates text. embed: gives vectors, for /v1/embeddings, and for /v1/rerank and
+    /v1/score by their cosine. classify: runs a classifier, for /v1/rerank, /v1/score and /v1/classify. null: reads no
+    weights and answers with meaningless ids, to measure everything but the model; then every model of the
     configuration must be null, and status and /v1/models say so."""
     pooling: Literal["auto", "last", "last+normalise", "mean", "mean+normalise", "cls", "cls+normalise"] = "auto"
     """How `runner: embed` makes one vector of a text. auto: as the model's modules.json says."""
     truncates: bool = False
     """Whether the model was trained so that the first numbers of a vector are a usable vector as well, which the
     request field `dimensions` needs. For `runner: embed`."""
+    pairs: Literal["joined", "template"] = "joined"
+    """How `runner: classify` makes one text of a query and a document. joined: the tokens of the one, then those of the
+    other. template: by the model's chat template, with messages of the roles query and document."""
+    labels: Annotated[tuple[Label, ...], Field(strict=False, max_length=MAX_LABEL_NAMES)] = ()
+    """Names of a classifier's labels, in the order of its outputs. Left out: LABEL_0, LABEL_1 and so on."""
     step_us: Annotated[int, Field(ge=0, le=10_000_000), Unit("microseconds")] = 0
     """Shortest time of one step of `runner: "null"`."""
     gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
@@ -288,6 +263,8 @@ class ModelConfig(Section):
             raise ValueError("step_us is for the null runner: a model takes the time it takes")
         if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
             raise ValueError("pooling and truncates are for runner: embed")
+        if self.runner != "classify" and (self.pairs != "joined" or self.labels):
+            raise ValueError("pairs and labels are for runner: classify")
         return self
 
 

@@ -38,7 +38,7 @@ from appliance.common.control_models import (
 )
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 16
+CONTROL_VERSION = 17
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10

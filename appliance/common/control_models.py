@@ -20,6 +20,10 @@ class ModelServed:
     """1: it leaves for a moment, and comes again with another entry."""
     adapters: list[str]
     """Its adapters as the entry has them: the whole name of each, a space and its digest in hex."""
+    templated: int
+    """1: its chat template makes one text of a query and a document."""
+    labels: list[str]
+    """Names of its labels, where it is a classifier that has some."""
 
 
 @dataclass(frozen=True, slots=True)

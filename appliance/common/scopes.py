@@ -14,6 +14,8 @@ class Scope(StrEnum):
     """Answers of models: chats, completions, responses, messages."""
     EMBEDDINGS = "embeddings"
     """Vectors of texts."""
+    RERANK = "rerank"
+    """Scores of documents against a query, and labels of texts."""
     TOKENIZE = "tokenize"
     """Token ids of texts, their number, and texts of token ids."""
     ATTESTATION = "attestation"

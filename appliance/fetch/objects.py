@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from appliance.common.config import is_loopback
+from appliance.common.addresses import is_loopback
 from appliance.common.errors import ModelSourceError, SourceUnavailableError
 from appliance.common.model_cache.manifest import MAX_LISTED_FILES, ManifestFile, is_name
 from appliance.fetch.access import SourceAccess

@@ -198,6 +198,38 @@ class EmbedRequest:
     """As in ``GenerateRequest``."""
 
 
+class ScoreOperation(Enum):
+    """``gen_ai.operation.name`` of a request for scores."""
+
+    RERANK = "rerank"
+    SCORE = "score"
+    CLASSIFY = "classify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """Texts to be scored against others, or to be classified."""
+
+    request_id: str
+    """As in ``GenerateRequest``."""
+    operation: ScoreOperation
+    model: str
+    queries: tuple[TextPrompt, ...]
+    """One for all documents, or one for each; none to classify."""
+    documents: tuple[TextPrompt, ...]
+    """At least one."""
+    param: str = "documents"
+    """Name by which the caller knows ``documents``, for errors."""
+    deadline: float | None = None
+    priority: Priority | None = None
+    end_user: str = field(default="", compare=False)
+    """As in ``GenerateRequest``."""
+    alias: str = ""
+    """As in ``GenerateRequest``."""
+    adapter: str = ""
+    """As in ``GenerateRequest``."""
+
+
 class TokenizerOperation(Enum):
     """``gen_ai.operation.name`` of a request to a tokenizer alone."""
 
@@ -245,7 +277,7 @@ class AttestRequest:
     operation: AttestOperation = AttestOperation.ATTEST
 
 
-AnyRequest = GenerateRequest | EmbedRequest | TokenizerRequest | AttestRequest
+AnyRequest = GenerateRequest | EmbedRequest | ScoreRequest | TokenizerRequest | AttestRequest
 """What a session is made for."""
 
 Routable = TypeVar("Routable", bound=AnyRequest)
@@ -269,6 +301,21 @@ class Embeddings:
     vectors: tuple[array[float], ...]
     """Typecode ``f``, in the order of the texts, all of one length."""
     input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of pairs, or the classes of texts."""
+
+    values: tuple[tuple[float, ...], ...]
+    """For each document, in their order: its one score, or a probability for each label."""
+    input_tokens: int
+    labels: tuple[str, ...] = ()
+    """Names of the labels; none where nothing was classified."""
+
+    def best(self, most: int) -> list[int]:
+        """Return the documents with the highest scores, the best first; of equal ones the first."""
+        return sorted(range(len(self.values)), key=lambda index: (-self.values[index][0], index))[:most]
 
 
 class FinishReason(Enum):
@@ -390,7 +437,8 @@ class ModelCard:
     """Unix seconds at which the appliance began to serve it."""
     max_context: int
     runner: str = "model"
-    """``embed``: it gives vectors. ``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
+    """``embed``: it gives vectors. ``classify``: it gives labels. ``null``: a benchmark's, which computes nothing and
+    answers with meaningless ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ LOOK_S = 0.05
 CUT_S = 2.0
 """Seconds that requests which were cut have to end: they only have to take their error."""
 
-RUNNERS = ("model", "embed", "null")
+RUNNERS = ("model", "embed", "classify", "null")
 
 COMING = ""
 """In place of the digest of a model's entry while it comes again with another: it is neither new nor changed."""
@@ -141,8 +141,16 @@ class ModelTable:
         entries[name] = message.entry
         if before is not None:  # The supervisor's word counts: this process may have begun with another configuration.
             before.runner, before.truncates, before.adapters = message.runner, bool(message.truncates), adapters
+            before.templated, before.labels = bool(message.templated), tuple(message.labels)
         else:
-            model = ModelSandboxes(name, message.runner, truncates=bool(message.truncates), adapters=adapters)
+            model = ModelSandboxes(
+                name,
+                message.runner,
+                truncates=bool(message.truncates),
+                adapters=adapters,
+                templated=bool(message.templated),
+                labels=tuple(message.labels),
+            )
             model.arriving = True
             for role in ("engine", "text"):
                 model.record(role)

@@ -416,7 +416,14 @@ def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> No
 def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
     """Make the shared sandboxes of every model."""
     return {
-        model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates, adapters=model.adapter_digests)
+        model.name: ModelSandboxes(
+            model.name,
+            model.runner,
+            truncates=model.truncates,
+            adapters=model.adapter_digests,
+            templated=model.pairs == "template",
+            labels=model.labels,
+        )
         for model in config.models
     }
 

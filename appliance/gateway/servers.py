@@ -20,7 +20,8 @@ import structlog
 from grpc_health.v1 import health_pb2
 
 from appliance.common import held_sockets
-from appliance.common.config import ListenConfig, TlsConfig, split_address
+from appliance.common.addresses import split_address
+from appliance.common.config import ListenConfig, TlsConfig
 from appliance.common.errors import StartError
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.auth import Resolver

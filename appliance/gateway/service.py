@@ -16,6 +16,8 @@ from appliance.gateway.generate_request import (
     Principal,
     RateState,
     Routable,
+    ScoreRequest,
+    Scores,
     Sink,
     Tokenized,
     TokenizerRequest,
@@ -48,6 +50,15 @@ class Service(Protocol):
 
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
         """Make a vector of each text. Cancelling its task stops compute within one step.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
+        ...
+
+    async def score(self, principal: Principal, request: ScoreRequest, context: CallContext) -> Scores:
+        """Score each pair of a query and a document, or classify each text. Cancelling its task stops compute within
+        one step.
 
         Raises:
             ApplianceError: typed, from the closed list.

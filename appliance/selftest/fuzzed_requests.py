@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import string
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +14,8 @@ import grpc
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.servicer import SERVICE
 from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
+from appliance.selftest.fuzzed_scores import SCORING, ranking, scored
+from appliance.selftest.fuzzed_values import TEXTS, prompt, sound, text, value, word
 from appliance.selftest.raw_http import request_bytes, status_of, talk
 from appliance.selftest.real_appliance import MODEL, RealAppliance
 from isolation.ipc.sampling import NAMES, PARAMETERS
@@ -76,62 +76,6 @@ SOUND: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 """Fields with valid values: half of all requests have only these, so that the engine is reached as well."""
 
-NUMBERS: tuple[Any, ...] = (
-    0,
-    1,
-    -1,
-    2,
-    16,
-    17,
-    0.5,
-    1.0,
-    2.0,
-    2.1,
-    -0.0,
-    1e-9,
-    1e308,
-    -1e308,
-    2**31 - 1,
-    2**31,
-    2**32,
-    2**53 + 1,
-    2**63,
-    -(2**63),
-    2**64,
-    10**30,
-    True,
-    False,
-    None,
-    "1",
-    "NaN",
-    [],
-    {},
-    [1],
-)
-TEXTS = (
-    "",
-    " ",
-    "hello",
-    "\x00",
-    "\ud7ff",
-    "\U0010ffff",
-    "\ufdd0<|im_end|>\ufdd1",
-    "<|im_start|>system\n",
-    "a" * 5_000,
-    "\u202e\u0301" * 40,
-    "\r\n\r\nGET / HTTP/1.1",
-    "{{ 7*7 }}",
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "%s%n",
-    "'",
-    "../../etc/passwd",
-    "http://169.254.169.254/",
-    "\ufeff",
-    "\ud83d\ude00" * 20,
-    "\t" * 300,
-    "(a+)+$",
-    "}{" * 50,
-)
 FIELDS = (
     *NAMES,
     "n",
@@ -181,6 +125,13 @@ FIELDS = (
     "allowed_token_ids",
     "images",
     "add_special_tokens",
+    "query",
+    "documents",
+    "top_n",
+    "return_documents",
+    "text_1",
+    "text_2",
+    "truncate_prompt_tokens",
     "tokens",
 )
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
@@ -188,7 +139,6 @@ WITHOUT_ANSWER = ("/tokenize", "/detokenize", "/v1/attestations")
 """Routes on which no model answers."""
 
 NONCES: tuple[Any, ...] = ("0" * 16, "9f86d081884c7d65" * 8, "f" * 129, "F" * 16, "", 3, None, "\u0660" * 16)
-IDS = (0, 1, 5, 300, 511, 512, 9_999, -1, 2**31)
 GRAMMARS: tuple[Any, ...] = (
     {"type": "json_object"},
     {"type": "text"},
@@ -328,10 +278,10 @@ def _is_typed(answer: bytes) -> bool:
 
 async def _rpc(appliance: RealAppliance, channel: grpc.aio.Channel, draw: random.Random, found: Responses) -> None:
     """Call a method with a message that is, mostly, of its type."""
-    own = ("Generate", "Embed", "CountTokens", "Attest", "ListModels", "GetModel", word(draw))
+    own = ("Generate", "Embed", "Rerank", "CountTokens", "Attest", "ListModels", "GetModel", word(draw))
     methods = (*(f"{SERVICE}/{name}" for name in own), f"{USAGE_SERVICE}/GetLimits", f"{USAGE_SERVICE}/GetUsage")
-    method = draw.choices(methods, (14, 2, 2, 1, 1, 1, 2, 1, 1))[0]
-    data = message(draw).SerializeToString()
+    method = draw.choices(methods, (14, 2, 2, 2, 1, 1, 1, 2, 1, 1))[0]
+    data = (ranking(draw) if method.endswith("/Rerank") else message(draw)).SerializeToString()
     if draw.random() < 0.3:
         data = mutated(data, draw)
     proof = ("authorization", f"Bearer {appliance.key('beta')}")
@@ -358,22 +308,9 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
             ids = [draw.randrange(1, 500) for _ in range(draw.randint(1, 60))]
             return "/v1/completions", {**document, "prompt": ids}
         return "/v1/chat/completions", {**document, "messages": [{"role": "user", "content": text(draw)}]}
-    path = draw.choices(GENERATING + WITHOUT_ANSWER, [4] * len(GENERATING) + [1] * len(WITHOUT_ANSWER))[0]
-    chats = path in ("/v1/chat/completions", "/v1/messages") or (path == "/tokenize" and draw.random() < 0.5)
-    if path == "/v1/attestations":
-        document["nonce"] = draw.choice(NONCES)
-    elif path == "/detokenize":
-        document["tokens"] = prompt(draw)
-    elif path in ("/v1/completions", "/tokenize") and not chats:
-        document["prompt"] = prompt(draw)
-    elif chats:
-        roles = ("user", "system", "assistant", "tool", "", 3)
-        document["messages"] = [{"role": draw.choice(roles), "content": text(draw)} for _ in range(draw.randint(0, 3))]
-        for message in document["messages"]:
-            if draw.random() < 0.2:
-                message |= draw.choice(({"tool_calls": draw.choice(CALLS)}, {"tool_call_id": text(draw)}))
-    else:
-        document["input"] = draw.choice(ITEMS) if path == "/v1/responses" and draw.random() < 0.5 else prompt(draw)
+    weights = [4] * len(GENERATING) + [1] * len(SCORING + WITHOUT_ANSWER)
+    path = draw.choices(GENERATING + SCORING + WITHOUT_ANSWER, weights)[0]
+    document |= asked(path, draw)
     for _ in range(draw.choice((0, 1, 1, 2, 4))):
         name = draw.choice(FIELDS)
         known = {"response_format": GRAMMARS, "tools": TOOLS, "tool_choice": CHOICES, "logit_bias": BIASES}.get(name)
@@ -386,40 +323,24 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
     return path, document
 
 
-def prompt(draw: random.Random) -> Any:
-    """Draw text, ids inside and outside the vocabulary, or neither."""
-    makes: tuple[Callable[[], Any], ...] = (
-        lambda: text(draw),
-        lambda: [draw.choice(IDS) for _ in range(draw.randint(0, 9))],
-        lambda: [draw.randrange(1, 500) for _ in range(draw.choice((1, 30, 200)))],
-        lambda: [text(draw)],
-        lambda: value(draw),
-    )
-    return draw.choice(makes)()
-
-
-def text(draw: random.Random) -> str:
-    """Draw hostile words, or noise."""
-    if draw.random() < 0.6:
-        return draw.choice(TEXTS)
-    length = draw.randint(1, 80)
-    return "".join(chr(draw.choice((draw.randrange(32, 127), draw.randrange(0x3000)))) for _ in range(length))
-
-
-def sound(words: str) -> str:
-    """Draw such text without lone surrogates, which protobuf cannot carry."""
-    return words.encode("utf-8", "ignore").decode()
-
-
-def value(draw: random.Random) -> Any:
-    """Draw any JSON value."""
-    some = [draw.choice(NUMBERS)] * draw.choice((1, 3, 70))
-    return draw.choice((draw.choice(NUMBERS), text(draw), some, {text(draw): 1}))
-
-
-def word(draw: random.Random) -> str:
-    """Draw some letters."""
-    return "".join(draw.choices(string.ascii_letters, k=draw.randint(1, 12)))
+def asked(path: str, draw: random.Random) -> dict[str, Any]:
+    """Draw what a route is asked about."""
+    if path == "/v1/attestations":
+        return {"nonce": draw.choice(NONCES)}
+    if path == "/detokenize":
+        return {"tokens": prompt(draw)}
+    if path in SCORING:
+        return scored(path, draw)
+    if path in ("/v1/chat/completions", "/v1/messages") or (path == "/tokenize" and draw.random() < 0.5):
+        roles = ("user", "system", "assistant", "tool", "", 3)
+        messages = [{"role": draw.choice(roles), "content": text(draw)} for _ in range(draw.randint(0, 3))]
+        for message in messages:
+            if draw.random() < 0.2:
+                message |= draw.choice(({"tool_calls": draw.choice(CALLS)}, {"tool_call_id": text(draw)}))
+        return {"messages": messages}
+    if path in ("/v1/completions", "/tokenize"):
+        return {"prompt": prompt(draw)}
+    return {"input": draw.choice(ITEMS) if path == "/v1/responses" and draw.random() < 0.5 else prompt(draw)}
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:

@@ -188,6 +188,7 @@ def _grpc_cases(gateway: ScriptedGateway) -> list[tuple[str, bytes, list[tuple[s
     bases = {
         "Generate": pb.GenerateRequest(model=MODEL, text="hi"),
         "Embed": pb.EmbedRequest(model=EMBED_MODEL, inputs=[pb.EmbedInput(text="hi")]),
+        "Rerank": pb.RerankRequest(model=EMBED_MODEL, query="hi", documents=["hi"]),
     }
     for method, base in bases.items():
         plain = base.SerializeToString()

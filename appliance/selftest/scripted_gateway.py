@@ -38,7 +38,7 @@ from isolation.ipc.text import Decode, Decoded, Encode, Encoded
 from policy.loader import Source, load_policy
 
 TENANTS = ("alpha", "beta")
-MODEL, EMBED_MODEL = "athanor-mini", "embedder"
+MODEL, EMBED_MODEL, CLASSIFY_MODEL = "athanor-mini", "embedder", "judge"
 VOCABULARY = 256
 PEPPER = bytes(range(32))
 ENGINE_READY = EngineReady(VOCABULARY, 4096, 16, 256, deterministic=True, publishes=True)
@@ -178,7 +178,11 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
     heard = Heard()
     lost: list[str] = []
     guests: list[_Guest] = []
-    rooms = {MODEL: ModelSandboxes(MODEL), EMBED_MODEL: ModelSandboxes(EMBED_MODEL, "embed", truncates=True)}
+    rooms = {
+        MODEL: ModelSandboxes(MODEL),
+        EMBED_MODEL: ModelSandboxes(EMBED_MODEL, "embed", truncates=True),
+        CLASSIFY_MODEL: ModelSandboxes(CLASSIFY_MODEL, "classify"),
+    }
     table = VocabularyTable(tuple(bytes([number]) for number in range(VOCABULARY)), False)
     for one in rooms.values():
         engine, text = _Guest(Role.ENGINE, ENGINE_READY, heard), _Guest(Role.TEXT, TEXT_READY, heard)

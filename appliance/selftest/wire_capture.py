@@ -33,6 +33,8 @@ from appliance.gateway.generate_request import (
     Principal,
     RateState,
     Routable,
+    ScoreRequest,
+    Scores,
     Sink,
     Started,
     Tokenized,
@@ -107,6 +109,10 @@ class Rehearsed:
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
         """Refuse: there are no embeddings."""
         raise UnavailableError("the scripted service embeds nothing")
+
+    async def score(self, principal: Principal, request: ScoreRequest, context: CallContext) -> Scores:
+        """Refuse: there are no scores."""
+        raise UnavailableError("the scripted service scores nothing")
 
     async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
         """Refuse: there is no tokenizer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from appliance.selftest.scripted_gateway import EMBED_MODEL, MODEL
+from appliance.selftest.scripted_gateway import CLASSIFY_MODEL, EMBED_MODEL, MODEL
 from isolation.ipc.sampling import NAMES
 
 _CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -17,6 +17,9 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 2},
     "/v1/messages": _CHAT,
     "/v1/embeddings": {"model": EMBED_MODEL, "input": ["hi"]},
+    "/v1/rerank": {"model": EMBED_MODEL, "query": "hi", "documents": ["hi"]},
+    "/v1/score": {"model": EMBED_MODEL, "queries": "hi", "documents": ["hi"]},
+    "/v1/classify": {"model": CLASSIFY_MODEL, "input": ["hi"]},
 }
 """A valid body of every route that takes one."""
 
@@ -95,6 +98,9 @@ FIELDS = (
     "model",
     "prompt",
     "input",
+    "query",
+    "documents",
+    "top_n",
     "__proto__",
     "constructor",
     "$ref",

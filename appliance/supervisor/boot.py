@@ -223,7 +223,7 @@ def plan_boot(
         spec,
         socket_dir,
         configuration,
-        model.runner == "embed",
+        model.runner in ("embed", "classify"),
         tenant,
         spills,
         files,

@@ -109,7 +109,9 @@ class ModelKeepers:
         entry = one.planned.entry
         adapters = [f"{adapter} {digest.hex()}" for adapter, digest in entry.adapter_digests.items()]
         truncates, again = int(entry.truncates), int(one.again)
-        return ModelServed(name, entry.runner, truncates, entry_digest(entry), one.state, again, adapters)
+        templated, labels = int(entry.pairs == "template"), list(entry.labels)
+        entry_ = entry_digest(entry)
+        return ModelServed(name, entry.runner, truncates, entry_, one.state, again, adapters, templated, labels)
 
     def add(self, planned: PlannedModel) -> None:
         """Take a model; its sandboxes are not booted before ``start``."""

@@ -19,11 +19,12 @@ LOADERS = {
     "plain": Loader(plain.load),
     "native": Loader(native.load, native.supports),
     "embed": Loader(plain.load_embedding),
+    "classify": Loader(plain.load_classifier),
     "null": Loader(null.load),
 }
 """Loader of each backend."""
 
-RUNNERS = ("embed", "null")
+RUNNERS = ("embed", "classify", "null")
 """Backends that ``EngineConfig.runner`` chooses; ``EngineConfig.backend`` chooses among the others."""
 
 ON_HOST = ("native", "plain")

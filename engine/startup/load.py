@@ -66,7 +66,9 @@ def load_engine(
     """
     check_config(config)
     torch.set_num_threads(config.threads)
-    description = load_model_config(config.model_dir, headless=config.runner == "embed").within(config.max_context)
+    labelled = config.runner == "classify"
+    found = load_model_config(config.model_dir, headless=config.headless, labelled=labelled)
+    description = found.within(config.max_context)
     codec = cache(partial(_codec, config, say))
     source = LoadSource(config=config, description=description, device=device, parallel=parallel, open_codec=codec)
     loaded = load_backend(source)
@@ -177,8 +179,8 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigurationError(f"gpu_share is {config.gpu_share}; it must be 0 to {MOST_SHARE} percent")
     if config.max_context < 2:
         raise ConfigurationError(f"max_context is {config.max_context}; it must be at least 2")
-    if config.runner not in ("model", "embed", "null"):
-        raise ConfigurationError(f"runner is {config.runner!r}; it must be model, embed or null")
+    if config.runner not in ("model", "embed", "classify", "null"):
+        raise ConfigurationError(f"runner is {config.runner!r}; it must be model, embed, classify or null")
     if config.pooling != "auto" and (config.runner != "embed" or config.pooling not in POOLINGS):
         raise ConfigurationError(f"pooling must be auto, or for the embed runner one of: {', '.join(POOLINGS)}")
     if config.step_us < 0 or (config.step_us and config.runner != "null"):

@@ -19,6 +19,8 @@ from appliance.gateway.generate_request import (
     GenerateRequest,
     Operation,
     Principal,
+    ScoreOperation,
+    ScoreRequest,
     TextPrompt,
     TokenizerOperation,
     TokenizerRequest,
@@ -94,6 +96,12 @@ def requests(name: str) -> Iterator[tuple[str, Any]]:
         ),
     )
     yield "embed", EmbedRequest(request_id="r", model=name, inputs=(TextPrompt("x"),))
+    for scored in ScoreOperation:
+        queries = () if scored is ScoreOperation.CLASSIFY else (TextPrompt("x"),)
+        yield (
+            "score",
+            ScoreRequest(request_id="r", operation=scored, model=name, queries=queries, documents=(TextPrompt("x"),)),
+        )
     for operation, prompt in (
         (TokenizerOperation.TOKENIZE, TextPrompt("x")),
         (TokenizerOperation.DETOKENIZE, TokenPrompt(array("I", [1]))),
@@ -125,7 +133,7 @@ async def test_what_others_have_changes_nothing_that_a_tenant_is_told() -> None:
     for name in ("own", "own-route", "own:hers", *GUESSES):
         told = [[one async for one in answers(gateway, EVE, name)] for gateway in (poor, rich)]
         assert told[0] == told[1], name
-        assert len(told[0]) == 4
+        assert len(told[0]) == 7
     bob = Principal("bob", "key:bob")
     assert len(poor.models(bob)) < len(rich.models(bob))
     for name in ("secret", "secret-route", "own:his", "own-route-to-adapter"):

@@ -1,5 +1,5 @@
-"""A model that embeds and one converted from GGUF and compressed, beside each other in real sandboxes, as a client
-meets them."""
+"""A model that embeds, classifiers, and one converted from GGUF and compressed, beside each other in real sandboxes, as
+a client meets them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import json
 import math
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import tokenizers
@@ -26,8 +29,11 @@ from appliance.common.catalog import embedded_model
 from appliance.operator.compression import CODED, compress
 from appliance.operator.conversion import convert
 from appliance.operator.demo import choose_ports, prepare_keys, prepare_policy, run_directory
+from tests.clients.programs import Client
 from tests.engine.convert.write_gguf import Kind, write_embedded
 from tests.system.conftest import START_TIMEOUT_S, STOP_TIMEOUT_S
+from tests.system.test_audit import entries as audit_entries
+from tests.system.test_clients_document import blocks, run
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -46,32 +52,63 @@ class Served:
     key: str
     reference: transformers.PreTrainedModel
     tokenizer: tokenizers.Tokenizer
+    classes: transformers.PreTrainedModel
+    """Reference of the classifier with one label."""
+    state: Path
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """Send one request."""
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.post(self.http + path, json=body, headers=headers, timeout=60)
 
     def client(self) -> openai.OpenAI:
         """The official client."""
         return openai.OpenAI(base_url=self.http + "/v1", api_key=self.key, max_retries=0, timeout=60)
 
 
-def embedding_model(folder: Path) -> transformers.PreTrainedModel:
-    """A small decoder in the layout of Qwen3-Embedding, with the embedded model's tokenizer."""
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=2_048,
-        max_position_embeddings=256,
-    )
-    model = transformers.Qwen3Model(config).float().eval()
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 2_048,
+    "max_position_embeddings": 256,
+}
+
+PAIR_TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}
+{% endfor %}"""
+"""Chat template of a classifier that reads pairs."""
+
+
+def finish(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Give a model random weights, and save it with the embedded model's tokenizer."""
     with torch.no_grad():
         for one in model.parameters():
             one.copy_(torch.randn(one.shape) * 0.3)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((embedded_model() / name).read_bytes())
+
+
+def classifier(folder: Path, labels: int = 1) -> transformers.PreTrainedModel:
+    """A small classifier as it is published."""
+    torch.manual_seed(labels)
+    config = transformers.Qwen3Config(**SIZES, num_labels=labels, pad_token_id=2_047)
+    model = transformers.Qwen3ForSequenceClassification(config).float().eval()
+    finish(model, folder)
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    for path in folder.rglob("*"):
+        path.chmod(path.stat().st_mode | 0o044)
+    return model
+
+
+def embedding_model(folder: Path) -> transformers.PreTrainedModel:
+    """A small decoder in the layout of Qwen3-Embedding, with the embedded model's tokenizer."""
+    torch.manual_seed(0)
+    model = transformers.Qwen3Model(transformers.Qwen3Config(**SIZES)).float().eval()
+    finish(model, folder)
     (folder / "modules.json").write_text(json.dumps(MODULES))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
@@ -90,10 +127,13 @@ def converted_model(scratch: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def serving(state: Path, runsc: Path) -> Iterator[Served]:
-    """Serve three models from one configuration, for the time of the block."""
+    """Serve six models from one configuration, for the time of the block."""
     os.chmod(state, 0o755)
     models = state / "models"
     reference = embedding_model(models / "vectors")
+    classes = classifier(models / "classes")
+    classifier(models / "moods", 3)
+    shutil.copytree(models / "classes", models / "templated")
     scratch = state / "scratch"
     scratch.mkdir()
     converted_model(scratch, models / "converted")
@@ -101,10 +141,20 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
     prepare_policy(state)
     http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
     small = {"kv_bytes": 16 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    judge = {"runner": "classify", **small}
     config = {
         "listen": {"http": http, "grpc": rpc, "admin": admin},
         "models": [
             {"name": "vectors", "path": str(models / "vectors"), "runner": "embed", "truncates": True, **small},
+            {"name": "classes", "path": str(models / "classes"), "runner": "classify", **small},
+            {
+                "name": "templated",
+                "path": str(models / "templated"),
+                "runner": "classify",
+                "pairs": "template",
+                **small,
+            },
+            {"name": "moods", "path": str(models / "moods"), **judge, "labels": ["bad", "good"]},
             {"name": "converted", "path": str(models / "converted"), **small},
             {"name": "athanor-mini", "path": str(embedded_model()), **small},
         ],
@@ -112,6 +162,7 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
+        "audit": {"directory": "audit"},
         "sandbox": {"runsc": str(runsc)},
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
@@ -124,7 +175,7 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
         assert line, (state / "log").read_text()[-3_000:]
         ready = json.loads(line)
         tokenizer = tokenizers.Tokenizer.from_file(str(models / "vectors" / "tokenizer.json"))
-        yield Served(ready["http"], keys["alpha"], reference, tokenizer)
+        yield Served(ready["http"], keys["alpha"], reference, tokenizer, classes, state)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_TIMEOUT_S)
@@ -179,7 +230,91 @@ def test_each_kind_of_model_takes_its_own_requests(served: Served) -> None:
         client.embeddings.create(model="vectors", input=[[1] * 257])
     assert len(client.embeddings.create(model="vectors", input=[[1] * 256]).data[0].embedding) == 64
     runners = {model.id: getattr(model, "runner", None) for model in client.models.list()}
-    assert runners == {"vectors": "embed", "converted": None, "athanor-mini": None}
+    assert runners == {
+        "vectors": "embed",
+        **dict.fromkeys(("classes", "templated", "moods"), "classify"),
+        "converted": None,
+        "athanor-mini": None,
+    }
+
+
+def logits(served: Served, ids: list[int]) -> torch.Tensor:
+    """The reference's numbers of a text."""
+    with torch.no_grad():
+        found: torch.Tensor = served.classes(torch.tensor([ids])).logits[0]
+    return found
+
+
+def test_documents_are_ranked_by_the_reference_s_numbers(served: Served) -> None:
+    """With a model that embeds by the cosine of the reference's vectors; with a classifier by the logistic function of
+    its number, of both texts' ids in a row or of the chat template's text; the best first; usage is the exact count."""
+    ids = [served.tokenizer.encode(text).ids for text in TEXTS]
+    query = served.tokenizer.encode("which furnace?").ids
+    body = {"query": "which furnace?", "documents": TEXTS}
+
+    def ranked(model: str) -> tuple[dict[int, float], int]:
+        found = served.post("/v1/rerank", model=model, **body).json()
+        scores = {one["index"]: one["relevance_score"] for one in found["results"]}
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+        assert [one["document"]["text"] for one in found["results"]] == [TEXTS[index] for index in scores]
+        return scores, found["usage"]["total_tokens"]
+
+    scores, used = ranked("vectors")
+    for index, one in enumerate(ids):
+        assert math.isclose(scores[index], float(expected(served, query) @ expected(served, one)), abs_tol=1e-4)
+    assert used == len(query) + sum(map(len, ids))
+    scores, used = ranked("classes")
+    for index, one in enumerate(ids):
+        assert math.isclose(scores[index], float(logits(served, query + one).sigmoid()), abs_tol=1e-4)
+    assert used == 3 * len(query) + sum(map(len, ids))
+    scores, _ = ranked("templated")
+    for index, text in enumerate(TEXTS):
+        laid_out = served.tokenizer.encode(f"<query>which furnace?\n<document>{text}\n", add_special_tokens=False).ids
+        assert math.isclose(scores[index], float(logits(served, laid_out).sigmoid()), abs_tol=1e-4)
+
+
+def test_pairs_and_labels(served: Served) -> None:
+    """Scores of pairs in their order; probabilities of three labels, of which the configuration names two; a pair
+    beyond the context, a model of another kind and a name that does not exist are typed, and the audit log has the
+    operations with their tokens."""
+    scores = served.post("/v1/score", model="classes", text_1="a", text_2=TEXTS).json()
+    same = served.post("/v1/rerank", model="classes", query="a", documents=TEXTS, return_documents=False).json()
+    ordered = sorted(same["results"], key=lambda one: int(one["index"]))
+    for one, other in zip(scores["data"], ordered, strict=True):
+        assert math.isclose(one["score"], other["relevance_score"], abs_tol=1e-5)
+    found = served.post("/v1/classify", model="moods", input=TEXTS).json()
+    for one in found["data"]:
+        assert math.isclose(sum(one["probs"]), 1) and one["num_classes"] == 3
+        assert one["label"] == ("bad", "good", "LABEL_2")[one["probs"].index(max(one["probs"]))]
+    long = served.post("/v1/rerank", model="classes", query="a " * 200, documents=["b " * 200])
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    for path, model, status in (
+        ("/v1/classify", "vectors", 400),
+        ("/v1/classify", "athanor-mini", 400),
+        ("/v1/classify", "nothing", 404),
+        ("/v1/embeddings", "classes", 400),
+    ):
+        assert served.post(path, model=model, input="x").status_code == status, (path, model)
+    until = time.monotonic() + START_TIMEOUT_S
+    while True:
+        written = [one for one in audit_entries(served.state / "audit") if one.get("model") in ("classes", "moods")]
+        charged = {one["operation"]: one for one in written if one.get("input_tokens")}
+        if {"rerank", "score", "classify"} <= charged.keys():
+            break
+        assert time.monotonic() < until, written
+        time.sleep(0.05)
+    assert charged["classify"]["input_tokens"] == found["usage"]["prompt_tokens"]
+    assert charged["score"]["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("name", ["curl", "score", "litellm", "cohere"])
+def test_a_block_of_the_document_is_answered(root: Path, served: Served, tmp_path: Path, name: str) -> None:
+    """As it stands in docs/rerank.md, with the variables of docs/clients.md."""
+    language, text = blocks(root, "rerank.md")[name]
+    variables = {"OPENAI_BASE_URL": served.http + "/v1", "OPENAI_API_KEY": served.key}
+    client = Client(name, "agents")
+    said = run(language, text, variables) if language == "sh" else client.run(text, variables, tmp_path)
+    assert "score" in said and len(said) > 20, said
 
 
 def test_a_converted_model_serves_the_answers_of_its_origin(served: Served) -> None:

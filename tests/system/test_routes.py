@@ -35,7 +35,7 @@ from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, Provider
 from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S
 from tests.system.small_adapters import make_adapter
 from tests.system.test_audit import entries as audit_entries
-from tests.system.test_embeddings import embedding_model
+from tests.system.test_embeddings import classifier, embedding_model
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -46,7 +46,7 @@ tenants:
     credentials: ["key:alpha-1", "key:alpha-ended", "key:alpha-nothing", "oidc:corp:team-a"]
     models: ["*"]
     limits: {max_output_tokens: 4000}
-  beta: {credentials: ["key:beta-1"], models: ["fast", "half", "embedding"]}
+  beta: {credentials: ["key:beta-1"], models: ["fast", "half", "embedding", "judge"]}
   gamma: {credentials: ["key:gamma-1"], models: ["athanor-next"]}
   delta:
     credentials: ["key:delta-1"]
@@ -56,6 +56,7 @@ routes:
   fast: {to: [{model: athanor-mini}], fallback: [athanor-next]}
   half: {to: [{model: athanor-mini}, {model: athanor-next}]}
   embedding: {to: [{model: vectors}]}
+  judge: {to: [{model: classes}]}
   of-others: {to: [{model: athanor-next}]}
   away: {to: [{model: never-served}]}
   help: {to: [{model: "athanor-mini:support"}]}
@@ -70,6 +71,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["a", "b"]},
+    "/v2/rerank": {"query": "hi", "documents": ["a", "b"]},
+    "/v1/score": {"text_1": "hi", "text_2": "a"},
+    "/v1/classify": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5, 6, 7]},
     "/v1/attestations": {"nonce": "9f86d081884c7d65"},
@@ -79,11 +84,21 @@ BODIES: dict[str, dict[str, Any]] = {
 WITHOUT_MODEL = {"/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"}
 """Routes with a body that take no model: lines of batches do, by the routes above."""
 
-EMBEDS = {"/v1/embeddings", "Embed"}
+EMBEDS = {"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score", "Embed", "Rerank"}
+CLASSIFIES = {"/v1/classify"}
+
+
+def names_of(path: str) -> tuple[str, str]:
+    """A route of the policy and its model, of the kind that a path or method needs."""
+    if path in CLASSIFIES:
+        return "judge", "classes"
+    return ("embedding", "vectors") if path in EMBEDS else ("fast", "athanor-mini")
+
 
 MESSAGES_OF = {
     "Generate": lambda model: pb.GenerateRequest(model=model, text="hi", max_output_tokens=4),
     "Embed": lambda model: pb.EmbedRequest(model=model, inputs=[pb.EmbedInput(text="hi")]),
+    "Rerank": lambda model: pb.RerankRequest(model=model, query="hi", documents=["a", "b"]),
     "Attest": lambda model: pb.AttestRequest(model=model, nonce="9f86d081884c7d65"),
     "CountTokens": lambda model: pb.CountTokensRequest(model=model, text="hi"),
     "GetModel": lambda model: pb.GetModelRequest(model=model),
@@ -93,7 +108,7 @@ MESSAGES_OF = {
 
 @dataclass
 class Served:
-    """A running appliance with two models of text and one of vectors."""
+    """A running appliance with two models of text, one of vectors and a classifier."""
 
     ready: dict[str, Any]
     keys: dict[str, str]
@@ -149,10 +164,11 @@ def limited_keys(state: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve the embedded model under two names, and a model of vectors."""
+    """Serve the embedded model under two names, a model of vectors and a classifier."""
     state = tmp_path_factory.mktemp("state")
     os.chmod(state, 0o755)
     embedding_model(state / "models" / "vectors")
+    classifier(state / "models" / "classes")
     keys = prepare_keys(state)
     keys |= limited_keys(state)
     PROVIDER.add("k1")
@@ -171,6 +187,7 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             {"name": "athanor-mini", "path": str(embedded_model()), "adapters": adapters, **small},
             {"name": "athanor-next", "path": str(embedded_model()), **small},
             {"name": "vectors", "path": str(state / "models" / "vectors"), "runner": "embed", **small},
+            {"name": "classes", "path": str(state / "models" / "classes"), "runner": "classify", **small},
         ],
         "policy": "policy.yaml",
         "credentials": "credentials.json",
@@ -212,7 +229,7 @@ def test_every_route_of_http_takes_an_alias(served: Served) -> None:
     routes = [part.split() for part in told.partition("served are ")[2].split(", ")]
     assert {path for method, path in routes if method == "POST"} - WITHOUT_MODEL == set(BODIES)
     for path, body in BODIES.items():
-        alias, model = ("embedding", "vectors") if path in EMBEDS else ("fast", "athanor-mini")
+        alias, model = names_of(path)
         answer = served.post("beta", path, model=alias, **body)
         assert answer.status_code == 200, (path, answer.text)
         assert answer.json().get("model", model) == model
@@ -227,16 +244,16 @@ def test_every_method_of_grpc_takes_an_alias(served: Served) -> None:
     assert takes == set(MESSAGES_OF)
     assert {method.name for method in service.methods} - takes == {"ListModels"}
     for method, make in MESSAGES_OF.items():
-        alias, model = ("embedding", "vectors") if method in EMBEDS else ("fast", "athanor-mini")
+        alias, model = names_of(method)
         first = served.call("beta", method, make(alias))[0]
-        if method in ("Generate", "Embed"):
+        if method in ("Generate", "Embed", "Rerank"):
             assert (first.started.model if method == "Generate" else first.model) == model
         with pytest.raises(grpc.RpcError) as refused:
             served.call("beta", method, make(model))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         served.call("alpha", method, make(model))
     listed = [one.name for one in served.call("beta", "ListModels", pb.ListModelsRequest())[0].models]
-    assert listed == ["embedding", "fast", "half"]
+    assert listed == ["embedding", "fast", "half", "judge"]
 
 
 def answer_of(served: Served, tenant: str, name: str, **fields: Any) -> str:
@@ -503,7 +520,7 @@ def test_an_adapter_answers_its_tenant_on_every_route(served: Served) -> None:
     assert text_of(served, "delta", "help") == adapted
     assert text_of(served, "delta", "athanor-mini") == plain
     for path, body in BODIES.items():
-        if path not in EMBEDS:
+        if path not in EMBEDS | CLASSIFIES:
             assert served.post("delta", path, model=ADAPTED, **body).status_code == 200, path
     for method, make in MESSAGES_OF.items():
         if method not in EMBEDS:

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from appliance.common.errors import InvalidRequestError, ModelNotFoundError
-from appliance.gateway.front import request_builder, sampling_builder
+from appliance.gateway.front import request_builder, sampling_builder, score_builder
 from appliance.gateway.front.attest_builder import build_attest
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
@@ -41,6 +41,9 @@ from appliance.gateway.generate_request import (
     Prompt,
     PromptToken,
     PromptTokens,
+    ScoreOperation,
+    ScoreRequest,
+    Scores,
     Started,
     TextPrompt,
     Tokenized,
@@ -177,6 +180,36 @@ def to_embed_response(embeddings: Embeddings, request_id: str, model: str) -> pb
         model=model,
         vectors=[pb.Vector(values=vector) for vector in embeddings.vectors],
         usage=pb.Usage(input_tokens=embeddings.input_tokens),
+    )
+
+
+def to_score_request(message: pb.RerankRequest, stamp: Stamp) -> tuple[ScoreRequest, int]:
+    """The request for scores that the message asks for, and how many of the best are wanted.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    most = score_builder.MAX_DOCUMENTS
+    request_builder.check_most(len(message.documents), most, "documents", "entries")
+    for at, text in (("query", message.query), *((f"documents[{i}]", one) for i, one in enumerate(message.documents))):
+        if not text:
+            raise InvalidRequestError(f"{at} is empty", param=at)
+    query = request_builder.text_prompt(message.query, "query")
+    texts = [request_builder.text_prompt(one, f"documents[{i}]") for i, one in enumerate(message.documents)]
+    top = message.top_n if message.HasField("top_n") else most
+    request_builder.check_range(top, 1, most, "top_n")
+    priority = _priority(message)
+    request = score_builder.build_score(ScoreOperation.RERANK, message.model, [query], texts, stamp, priority=priority)
+    return replace(request, end_user=end_user(message.end_user, "end_user")), top
+
+
+def to_rerank_response(scores: Scores, request: ScoreRequest, top: int) -> pb.RerankResponse:
+    """The message for the best documents."""
+    return pb.RerankResponse(
+        request_id=request.request_id,
+        model=request.model,
+        results=[pb.RankedDocument(index=index, score=scores.values[index][0]) for index in scores.best(top)],
+        usage=pb.Usage(input_tokens=scores.input_tokens),
     )
 
 
@@ -317,7 +350,7 @@ def _whole_numbers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
+def _priority(message: pb.GenerateRequest | pb.EmbedRequest | pb.RerankRequest) -> Priority | None:
     if message.priority == pb.PRIORITY_UNSPECIFIED:
         return None
     asked = _PRIORITIES.get(message.priority)

@@ -38,17 +38,7 @@ from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.padding import Padding, Ticks
 from appliance.gateway.front.request_builder import Stamp, traceparent
-from appliance.gateway.generate_request import (
-    CallContext,
-    Embeddings,
-    EmbedRequest,
-    Event,
-    GenerateRequest,
-    Principal,
-    Tokenized,
-    TokenizerRequest,
-    TokenPrompt,
-)
+from appliance.gateway.generate_request import CallContext, Event, GenerateRequest, Principal, TokenPrompt
 from appliance.gateway.grpc import error_status, message_mapping
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
@@ -95,6 +85,7 @@ CALLS_RETRY_S = 1.0
 
 _M = TypeVar("_M", bound=Message)
 _R = TypeVar("_R")
+_Q = TypeVar("_Q")
 
 
 class _Call:
@@ -320,25 +311,29 @@ class GrpcFrontEnd:
         asked, ticks = await self._request(call, pb.EmbedRequest, message_mapping.to_embed_request)
         asked = self._service.routed(_principal(call), asked)
         async with self._session(call, asked.request_id) as cut:
-            embeddings = await cut.run(self._embedded(call, asked, ticks))
+            embeddings = await cut.run(self._rested(call, ticks, self._service.embed, asked))
             return message_mapping.to_embed_response(embeddings, asked.request_id, asked.model)
 
-    async def _embedded(self, call: _Call, asked: EmbedRequest, ticks: Ticks) -> Embeddings:
-        embeddings = await self._service.embed(_principal(call), asked, call.facts)
-        if self._service.pads(_principal(call)) and not self._draining:
-            await ticks.rest(self._padding)
-        return embeddings
+    async def _rerank(self, call: _Call) -> Message:
+        (asked, top), ticks = await self._request(call, pb.RerankRequest, message_mapping.to_score_request)
+        asked = self._service.routed(_principal(call), asked)
+        async with self._session(call, asked.request_id) as cut:
+            scores = await cut.run(self._rested(call, ticks, self._service.score, asked))
+            return message_mapping.to_rerank_response(scores, asked, top)
 
     async def _count_tokens(self, call: _Call) -> Message:
         (request, with_ids), ticks = await self._request(
             call, pb.CountTokensRequest, message_mapping.to_tokenizer_request
         )
         async with self._session(call, request.request_id) as cut:
-            found = await cut.run(self._tokenized(call, request, ticks))
+            found = await cut.run(self._rested(call, ticks, self._service.tokenize, request))
             return message_mapping.to_count_response(found, request.request_id, with_ids=with_ids)
 
-    async def _tokenized(self, call: _Call, request: TokenizerRequest, ticks: Ticks) -> Tokenized:
-        found = await self._service.tokenize(_principal(call), request, call.facts)
+    async def _rested(
+        self, call: _Call, ticks: Ticks, ask: Callable[[Principal, _Q, CallContext], Awaitable[_R]], asked: _Q
+    ) -> _R:
+        """The service's answer, of a tenant whose answers are padded at its next tick."""
+        found = await ask(_principal(call), asked, call.facts)
         if self._service.pads(_principal(call)) and not self._draining:
             await ticks.rest(self._padding)
         return found
@@ -411,6 +406,7 @@ class GrpcFrontEnd:
         return {
             f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate, Scope.GENERATE),
             f"/{SERVICE}/Embed": _Method(Auth.TENANT, self._embed, Scope.EMBEDDINGS),
+            f"/{SERVICE}/Rerank": _Method(Auth.TENANT, self._rerank, Scope.RERANK),
             f"/{SERVICE}/CountTokens": _Method(Auth.TENANT, self._count_tokens, Scope.TOKENIZE),
             f"/{SERVICE}/Attest": _Method(Auth.TENANT, self._attest, Scope.ATTESTATION),
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models, Scope.MODELS),

@@ -30,12 +30,20 @@ from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Operation, Principal
-from appliance.gateway.http import header_fields, messages_objects, openai, openai_objects, responses_objects
+from appliance.gateway.http import (
+    header_fields,
+    messages_objects,
+    openai,
+    openai_embeddings,
+    openai_objects,
+    responses_objects,
+    scoring,
+)
 from appliance.gateway.http.account_objects import limits_object, usage_object
 from appliance.gateway.http.body import Body, ClientGoneError
 from appliance.gateway.http.dialect import ErrorForm, Parsed
 from appliance.gateway.http.exchange import Exchange
-from appliance.gateway.http.generate import Generation, ParseCount
+from appliance.gateway.http.generate import Generation, ParseCount, ParsePooled
 from appliance.gateway.http.head import RequestHead
 from appliance.gateway.http.messages_request import parse_count, parse_message
 from appliance.gateway.http.openai_objects import model_list, model_object
@@ -236,9 +244,19 @@ class HttpFrontEnd:
 
     async def embed(self, exchange: Exchange) -> None:
         """``POST /v1/embeddings``."""
-        if self._over:
-            raise shutting_down()
-        await self._generation.embed(exchange, _principal(exchange))
+        await self._embed(exchange, openai_embeddings.parse)
+
+    async def rerank(self, exchange: Exchange) -> None:
+        """``POST /v1/rerank``, and ``POST /v2/rerank`` where Cohere's client looks for it."""
+        await self._embed(exchange, scoring.parse_rerank)
+
+    async def score(self, exchange: Exchange) -> None:
+        """``POST /v1/score``."""
+        await self._embed(exchange, scoring.parse_score)
+
+    async def classify(self, exchange: Exchange) -> None:
+        """``POST /v1/classify``."""
+        await self._embed(exchange, scoring.parse_classify)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """``POST /tokenize``."""
@@ -320,6 +338,11 @@ class HttpFrontEnd:
             raise shutting_down()
         await self._generation.serve(exchange, _principal(exchange), parse)
 
+    async def _embed(self, exchange: Exchange, parse: ParsePooled) -> None:
+        if self._over:
+            raise shutting_down()
+        await self._generation.embed(exchange, _principal(exchange), parse)
+
     async def _count(self, exchange: Exchange, parse: ParseCount, answer: dict[str, str]) -> None:
         if self._over:
             raise shutting_down()
@@ -355,6 +378,10 @@ ROUTES = (
     Route("POST", "/v1/messages", Auth.TENANT, HttpFrontEnd.message, Scope.GENERATE),
     Route("POST", "/v1/messages/count_tokens", Auth.TENANT, HttpFrontEnd.count_message, Scope.TOKENIZE),
     Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed, Scope.EMBEDDINGS),
+    Route("POST", "/v1/rerank", Auth.TENANT, HttpFrontEnd.rerank, Scope.RERANK),
+    Route("POST", "/v2/rerank", Auth.TENANT, HttpFrontEnd.rerank, Scope.RERANK),
+    Route("POST", "/v1/score", Auth.TENANT, HttpFrontEnd.score, Scope.RERANK),
+    Route("POST", "/v1/classify", Auth.TENANT, HttpFrontEnd.classify, Scope.RERANK),
     Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize, Scope.TOKENIZE),
     Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize, Scope.TOKENIZE),
     Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest, Scope.ATTESTATION),

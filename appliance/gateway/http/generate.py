@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import (
     AttestRequest,
+    CallContext,
     Delta,
     Finished,
     GenerateRequest,
@@ -40,6 +41,7 @@ from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.response_items import EarlierNeededError
 from appliance.gateway.http.response_routes import Keeping, KeptWriter
+from appliance.gateway.http.scoring import ParsedScore
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
 from appliance.gateway.service import Service
@@ -55,6 +57,10 @@ T = TypeVar("T")
 
 ParseCount = Callable[[bytes, Stamp], tuple[TokenizerRequest, tuple[str, ...]]]
 """Parses a request for the number of a prompt's tokens; gives the names of fields without effect besides."""
+
+
+ParsePooled = Callable[[bytes, Stamp], ParsedEmbed | ParsedScore]
+"""Parses a request for vectors or scores."""
 
 
 class SseSink:
@@ -166,14 +172,14 @@ class Generation:
         rows = [*header_fields.rates(self._service.rates(principal)), *notes]
         await exchange.answer(200, body, cast(str, exchange.request_id), rows)
 
-    async def embed(self, exchange: Exchange, principal: Principal) -> None:
-        """Answer a request for embeddings, from its body to the last byte.
+    async def embed(self, exchange: Exchange, principal: Principal, parse: ParsePooled) -> None:
+        """Answer a request for vectors or scores, from its body to the last byte; ``parse`` is its route's.
 
         Raises:
             ApplianceError: for the client.
             ClientGoneError: it left.
         """
-        parsed = await self._read(exchange, principal, openai_embeddings.parse)
+        parsed = await self._read(exchange, principal, parse)
         async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
             await cut.run(self._embed(exchange, principal, parsed))
 
@@ -253,12 +259,10 @@ class Generation:
         notes = [*header_fields.rates(self._service.rates(principal)), *header_fields.ignored(ignored)]
         await exchange.answer(200, document, cast(str, exchange.request_id), notes)
 
-    async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
-        request = self._service.routed(principal, parsed.request)
-        embeddings = await self._service.embed(principal, request, exchange.context)
+    async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed | ParsedScore) -> None:
+        pieces = await _pooled(self._service, principal, parsed, exchange.context)
         exchange.computed = True
-        body = await _written(openai_embeddings.answer(embeddings, request.model, base64=parsed.base64))
-        await self._answer(exchange, principal, body, parsed.ignored)
+        await self._answer(exchange, principal, await _written(pieces), parsed.ignored)
 
     async def _read(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], T]) -> T:
         """Return the request in the body, which is then freed; it has a new id, and the caller's deadline."""
@@ -368,6 +372,18 @@ class Generation:
             self._padded.discard(exchange)
             if timer is not None:
                 timer.cancel()
+
+
+async def _pooled(
+    service: Service, principal: Principal, parsed: ParsedEmbed | ParsedScore, context: CallContext
+) -> Iterator[bytes]:
+    """Return the answer to a request for vectors or scores, in pieces."""
+    if isinstance(parsed, ParsedScore):
+        scored = service.routed(principal, parsed.request)
+        return parsed.write(await service.score(principal, scored, context), scored)
+    embedded = service.routed(principal, parsed.request)
+    embeddings = await service.embed(principal, embedded, context)
+    return openai_embeddings.answer(embeddings, embedded.model, base64=parsed.base64)
 
 
 async def _written(pieces: Iterable[bytes]) -> bytes:

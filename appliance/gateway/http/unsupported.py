@@ -77,6 +77,22 @@ EMBED_FIELDS: Mapping[str, Unsupported] = {
 """Fields of a request for embeddings."""
 
 
+_WHOLE = "send what shall be scored as one text; the fields of an object are not joined here"
+
+SCORE_FIELDS: Mapping[str, Unsupported] = {
+    "truncate_prompt_tokens": Unsupported(_SHORTEN),
+    "truncation": Unsupported(_SHORTEN),
+    "max_tokens_per_doc": Unsupported(_SHORTEN),
+    "max_chunks_per_doc": Unsupported(_SHORTEN),
+    "rank_fields": Unsupported(_WHOLE, (["text"],)),
+    "instruction": Unsupported("put the instruction that the model was trained with before the query"),
+    "activation": Unsupported("scores are probabilities or cosines here", (True,)),
+    "use_activation": Unsupported("scores are probabilities or cosines here", (True,)),
+    "chat_template": Unsupported("the operator says how a pair becomes one text"),
+}
+"""Fields of a request for scores."""
+
+
 def refuse_unsupported(document: Mapping[str, Any], known: Mapping[str, Unsupported], at: str = "") -> None:
     """Refuse a document that asks for something by one of these fields; ``at`` stands before their names.
 

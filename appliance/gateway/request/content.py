@@ -13,6 +13,7 @@ from appliance.gateway.generate_request import (
     EmbedRequest,
     GenerateRequest,
     Prompt,
+    ScoreRequest,
     TextPrompt,
 )
 from policy.content import PLAIN
@@ -29,6 +30,9 @@ def content_of(request: AnyRequest) -> Content | None:
     if isinstance(request, EmbedRequest):
         asked = {"dimensions": request.dimensions is not None, "service_tier": request.priority is not None}
         return Content(bytes=sum(map(prompt_bytes, request.inputs)), fields=_asked(asked))
+    if isinstance(request, ScoreRequest):
+        fields = _asked({"service_tier": request.priority is not None})
+        return Content(bytes=sum(map(prompt_bytes, request.queries + request.documents)), fields=fields)
     if not isinstance(request, GenerateRequest):
         return Content(bytes=prompt_bytes(request.prompt), fields=_fields_of(request.prompt))
     grammar = len(request.grammar.source) if request.grammar is not None else 0

@@ -1,4 +1,4 @@
-"""A request for embeddings: some texts, each pooled into a vector by the engine, under one decision and one charge.
+"""Requests for embeddings: some texts, each pooled into a vector by the engine, under one decision and one charge.
 
 There is nothing to stream, so the vectors are collected. All texts together take one concurrency slot and are charged
 as one prompt; a bounded number of them is in the engine at a time, where they take turns with other requests.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from array import array
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from math import fsum, sqrt
 
@@ -27,13 +30,14 @@ from appliance.gateway.sandboxes.engine_link import EngineFullError
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
 from appliance.gateway.sandboxes.stream import TokenStream
+from appliance.gateway.sandboxes.text_client import TextClient
 from appliance.gateway.telemetry.request_trace import Phase
 from isolation.ipc import messages as wire
 from isolation.ipc.embed import Embed
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import EngineReady, Finish
 from isolation.ipc.sampling import Sampling
-from policy.model import Determinism
+from policy.model import Determinism, Feature
 
 MAX_TOKENS = 300_000
 """Tokens of all texts of one request, OpenAI's limit."""
@@ -45,25 +49,28 @@ WINDOW = 32
 """Texts of one request that are in the engine at once: enough to fill its batches, few beside its queue."""
 
 
-class EmbeddingSession:
-    """Runs one request for embeddings."""
+class VectorSession(ABC):
+    """Collects one vector of the engine for each of some texts."""
 
-    def __init__(self, life: Lifecycle, request: EmbedRequest) -> None:
+    def __init__(self, life: Lifecycle, param: str) -> None:
+        """``param`` is the caller's name of the texts."""
         self.life = life
-        self._request = request
-        self._vectors: list[array[float] | None] = [None] * len(request.inputs)
+        self._param = param
+        self._vectors: list[array[float] | None] = []
         self._begun = False
 
-    async def run(self) -> Embeddings:
-        """Return the vectors.
+    @abstractmethod
+    def texts(self, client: TextClient) -> AsyncGenerator[array[int]]:
+        """Give the token ids of each text that gets a vector."""
+
+    async def collect(self, *, feature: Feature | None = None) -> list[array[float]]:
+        """Return the vectors, in the order of the texts; ``feature`` is what the tenant needs for it.
 
         Raises:
             ApplianceError: typed, at any point.
         """
-        life, request = self.life, self._request
-        if request.dimensions is not None and not life.model.truncates:
-            raise InvalidRequestError("this model's vectors have one length; leave dimensions out", param="dimensions")
-        reservation = await life.admit(0)
+        life = self.life
+        reservation = await life.admit(0, feature=feature)
         if reservation.obligations.deterministic is Determinism.ALWAYS:
             raise DeterministicUnavailableError(
                 "this tenant's answers are to be the same bits in any batch, and vectors are not computed so; ask the "
@@ -72,7 +79,8 @@ class EmbeddingSession:
             )
         life.place(reservation)
         texts = await self._encode(reservation)
-        await self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
+        self._vectors = [None] * len(texts)
+        await self._reserve(reservation, texts, await life.limits(max(map(max, texts)), self._param))
         await life.secure(reservation)
         mark = self._mark(texts)
         try:
@@ -83,24 +91,23 @@ class EmbeddingSession:
                             await self._visit(visit, reservation, texts, mark)
         except TimeoutError:
             raise DeadlineExceededError("the request's deadline passed before its answer was complete") from None
-        vectors = [self._cut(vector) for vector in self._vectors if vector is not None]
+        vectors = [vector for vector in self._vectors if vector is not None]
         assert len(vectors) == len(texts), "a visit ends well when it has all vectors"
-        return Embeddings(tuple(vectors), life.outcome.input_tokens)
+        return vectors
 
     async def _encode(self, reservation: Reservation) -> list[array[int]]:
         """Get the token ids of all texts."""
         outcome, texts = self.life.outcome, []
         with self.life.encoding(reservation, 0) as client:
-            for text in self._request.inputs:
-                texts.append(await client.encode(text, self.life.until))
-                outcome.input_tokens += len(texts[-1])
-                if outcome.input_tokens > MAX_TOKENS:
-                    raise InvalidRequestError(
-                        f"the texts have more than {MAX_TOKENS} tokens together; send them in several requests",
-                        param=self._request.param,
-                    )
-        # The texts may be megabytes, and are not needed any more.
-        self._request = replace(self._request, inputs=())
+            async with aclosing(self.texts(client)) as found:
+                async for ids in found:
+                    texts.append(ids)
+                    outcome.input_tokens += len(ids)
+                    if outcome.input_tokens > MAX_TOKENS:
+                        raise InvalidRequestError(
+                            f"the texts have more than {MAX_TOKENS} tokens together; send them in several requests",
+                            param=self._param,
+                        )
         return texts
 
     async def _reserve(self, reservation: Reservation, texts: list[array[int]], ready: EngineReady) -> None:
@@ -109,7 +116,7 @@ class EmbeddingSession:
         if longest > most:
             raise ContextLengthError(
                 f"this model takes texts of at most {most} tokens; one has {longest}",
-                param=self._request.param,
+                param=self._param,
                 details={"max_input_tokens": str(most), "input_tokens": str(longest)},
             )
         await self.life.reserve(reservation, self.life.outcome.input_tokens, 0, 0, longest=longest)
@@ -162,7 +169,7 @@ class EmbeddingSession:
             raise InvalidRequestError(
                 f"{len(self._vectors)} vectors of {len(vector)} numbers are too many for one answer; "
                 f"at most {MAX_NUMBERS // len(vector)} texts are taken at a time",
-                param=self._request.param,
+                param=self._param,
             )
 
     def _message(self, reservation: Reservation, text: array[int]) -> Embed:
@@ -184,6 +191,32 @@ class EmbeddingSession:
             framed.extend(text)
         asked = Submit(0, bytes(wire.NAMESPACE_KEY_BYTES), framed, 1, Sampling(temperature=0.0))
         return fingerprint(self.life.principal.tenant, self.life.model.name, asked)
+
+
+class EmbeddingSession(VectorSession):
+    """Runs one request for embeddings."""
+
+    def __init__(self, life: Lifecycle, request: EmbedRequest) -> None:
+        super().__init__(life, request.param)
+        self._request = request
+
+    async def run(self) -> Embeddings:
+        """Return the vectors.
+
+        Raises:
+            ApplianceError: typed, at any point.
+        """
+        if self._request.dimensions is not None and not self.life.model.truncates:
+            raise InvalidRequestError("this model's vectors have one length; leave dimensions out", param="dimensions")
+        vectors = [self._cut(vector) for vector in await self.collect()]
+        return Embeddings(tuple(vectors), self.life.outcome.input_tokens)
+
+    async def texts(self, client: TextClient) -> AsyncGenerator[array[int]]:
+        """Give the token ids of each text."""
+        for text in self._request.inputs:
+            yield await client.encode(text, self.life.until)
+        # The texts may be megabytes, and are not needed any more.
+        self._request = replace(self._request, inputs=())
 
     def _cut(self, vector: array[float]) -> array[float]:
         """Return as many of a vector's first numbers as were asked for, brought to unit length."""

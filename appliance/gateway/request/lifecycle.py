@@ -33,6 +33,7 @@ from appliance.gateway.generate_request import (
     EmbedRequest,
     GenerateRequest,
     Principal,
+    ScoreRequest,
     TokenizerRequest,
 )
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
@@ -109,6 +110,10 @@ class SessionDependencies:
     """Batch of which the request is a line."""
 
 
+_OF_USERS = GenerateRequest | EmbedRequest | ScoreRequest
+"""Requests that have a priority and an end user."""
+
+
 class Lifecycle:
     """Carries one request from its admission to its settlement, as a context manager."""
 
@@ -127,12 +132,12 @@ class Lifecycle:
         self.adapter = self.model.adapters.get(request.adapter, b"")
         """Digest of the adapter with which the model serves it, or nothing."""
         self.call = _call(request, dependencies.batch, self.adapter)
-        self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
+        self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
         self._names = _names(request)
         self._content = content_of(request)
         self._reservation: Reservation | None = None
         self._answered = False
-        self._end_user = request.end_user if isinstance(request, GenerateRequest | EmbedRequest) else ""
+        self._end_user = request.end_user if isinstance(request, _OF_USERS) else ""
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self._end_user)
         self.principal = principal
         self.trace = trace
@@ -429,7 +434,7 @@ def _names(request: AnyRequest) -> dict[str, str]:
         return {}
     if isinstance(request, TokenizerRequest):
         return dict.fromkeys(("prompt", "max_tokens"), request.prompt.param)
-    if isinstance(request, EmbedRequest):
+    if isinstance(request, EmbedRequest | ScoreRequest):
         return dict.fromkeys(("prompt", "max_tokens"), request.param)
     names = dict(request.names)
     names |= {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param, "choices": request.choices_param}

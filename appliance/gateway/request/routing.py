@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from appliance.gateway.generate_request import (
-    AttestRequest,
+    AnyRequest,
     EmbedRequest,
     GenerateRequest,
     ModelCard,
     Principal,
     Routable,
-    TokenizerRequest,
+    ScoreOperation,
+    ScoreRequest,
 )
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
@@ -92,7 +93,7 @@ class Routing:
     def _state(self, name: str, tenant: Tenant, request: Routable) -> ModelState:
         model, adapter = split(name)
         shared = self.models.get(model)
-        if shared is not None and (not _takes(shared, request) or (adapter and adapter not in shared.adapters)):
+        if shared is not None and (not takes(shared.runner, request) or (adapter and adapter not in shared.adapters)):
             return ModelState.UNREADY
         return model_state(shared, self.tenant_sandboxes.find(model, tenant.id), tenant.isolation_class)
 
@@ -100,14 +101,19 @@ class Routing:
         bases = [base_of(name) for name in route.models]
         served = [self.models[name] for name in bases if name in self.models]
         contexts = [model.capacity.max_context for model in served if model.capacity is not None]
-        embeds = bool(served) and all(model.runner == "embed" for model in served)
+        runners = {model.runner for model in served}
+        runner = runners.pop() if runners in ({"embed"}, {"classify"}) else "model"
         created = min((model.created for model in served), default=0)
-        return ModelCard(route.id, created, min(contexts, default=0), "embed" if embeds else "model")
+        return ModelCard(route.id, created, min(contexts, default=0), runner)
 
 
-def _takes(model: ModelSandboxes, request: Routable) -> bool:
-    """Return whether a model does what a request asks for: text or vectors. Every model has a tokenizer, and can be
+def takes(runner: str, request: AnyRequest) -> bool:
+    """Return whether a model with this runner does what a request asks for. Every model has a tokenizer, and can be
     attested."""
-    return isinstance(request, TokenizerRequest | AttestRequest) or isinstance(request, EmbedRequest) == (
-        model.runner == "embed"
-    )
+    if isinstance(request, GenerateRequest):
+        return runner not in ("embed", "classify")
+    if isinstance(request, EmbedRequest):
+        return runner == "embed"
+    if isinstance(request, ScoreRequest):
+        return runner == "classify" or (runner == "embed" and request.operation is not ScoreOperation.CLASSIFY)
+    return True

@@ -29,6 +29,8 @@ from appliance.gateway.generate_request import (
     Principal,
     RateState,
     Routable,
+    ScoreRequest,
+    Scores,
     Sink,
     Tokenized,
     TokenizerRequest,
@@ -39,7 +41,8 @@ from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
-from appliance.gateway.request.routing import Routing
+from appliance.gateway.request.routing import Routing, takes
+from appliance.gateway.request.scoring import ScoringSession
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.shadow import Shadows
 from appliance.gateway.request.suspects import Suspects
@@ -141,7 +144,7 @@ class GatewayService:
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event]:
         """Run the request; see ``appliance.gateway.service.Service``."""
-        with self._begin(principal, request, context, embeds=False) as life:
+        with self._begin(principal, request, context) as life:
             session = Session(life, request)
             # The session drops the prompt's text once it has the ids; it must not be held here for an hour.
             del request
@@ -151,29 +154,32 @@ class GatewayService:
 
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
         """Make a vector of each text; see ``appliance.gateway.service.Service``."""
-        with self._begin(principal, request, context, embeds=True) as life:
+        with self._begin(principal, request, context) as life:
             return await EmbeddingSession(life, request).run()
+
+    async def score(self, principal: Principal, request: ScoreRequest, context: CallContext) -> Scores:
+        """Score pairs, or classify texts; see ``appliance.gateway.service.Service``."""
+        with self._begin(principal, request, context) as life:
+            return await ScoringSession(life, request).run()
 
     async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
         """Give a prompt's token ids; see ``appliance.gateway.service.Service``."""
-        with self._begin(principal, request, context, embeds=None) as life:
+        with self._begin(principal, request, context) as life:
             return await TokenizerSession(life, request).tokenize()
 
     async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
         """Give the text of token ids; see ``appliance.gateway.service.Service``."""
-        with self._begin(principal, request, context, embeds=None) as life:
+        with self._begin(principal, request, context) as life:
             return await TokenizerSession(life, request).detokenize()
 
     async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
         """Give an attestation; see ``appliance.gateway.service.Service``."""
         if self._questions is None:
             raise UnavailableError("no supervisor is there to attest anything", retry_after_s=RETRY_AFTER_S)
-        with self._begin(principal, request, context, embeds=None) as life:
+        with self._begin(principal, request, context) as life:
             return await AttestSession(life, request, self._questions.attestations).run()
 
-    def _begin(
-        self, principal: Principal, request: AnyRequest, context: CallContext, *, embeds: bool | None
-    ) -> Lifecycle:
+    def _begin(self, principal: Principal, request: AnyRequest, context: CallContext) -> Lifecycle:
         """Begin a request's lifecycle with its trace; one that no model here can take ends at once. A request for a
         route is given its model here, if its front end has not asked for it.
 
@@ -185,7 +191,7 @@ class GatewayService:
         trace.describe(request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox, credential=principal.credential)
         try:
-            self._check_model(principal, request, embeds=embeds)
+            self._check_model(principal, request)
         except ApplianceError as error:
             policy = self.ledger.policy
             alias = request.alias or (request.model if self._is_others(request.model) else "")
@@ -202,8 +208,7 @@ class GatewayService:
             dependencies = replace(dependencies, audited_calls=self._audited_calls.of_line(line), batch=line.batch)
         return Lifecycle(dependencies, principal, request, trace, self.shadows.request(principal, context))
 
-    def _check_model(self, principal: Principal, request: AnyRequest, *, embeds: bool | None) -> None:
-        """``embeds``: whether a model of vectors is needed, or one of text; None: any."""
+    def _check_model(self, principal: Principal, request: AnyRequest) -> None:
         name, policy = request.alias or request.model, self.ledger.policy
         model = self.model_sandboxes.get(request.model)
         # Whether a name that the tenant may not use is a model, a route or nothing is not told.
@@ -217,9 +222,7 @@ class GatewayService:
         if model.leaving is not Leaving.NO:
             routed = request.alias not in ("", request.adapter)
             raise model_leaves(name, again=model.leaving is Leaving.AGAIN or routed, running=False)
-        if embeds is not None and embeds != (model.runner == "embed"):
-            what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
-            raise InvalidRequestError(f"the model {name} {what}", param="model")
+        _check_work(name, model.runner, request)
 
     def _is_others(self, name: str) -> bool:
         """Return whether a name that leads its caller nowhere is a route's or an adapter's; for the audit log."""
@@ -373,6 +376,23 @@ class GatewayService:
     def _card(model: ModelSandboxes) -> ModelCard:
         capacity = model.capacity
         return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner)
+
+
+def _check_work(name: str, runner: str, request: AnyRequest) -> None:
+    """Check that a model does what it is asked for.
+
+    Raises:
+        InvalidRequestError: it does something else.
+    """
+    if takes(runner, request):
+        return
+    does = {"embed": "gives embeddings", "classify": "classifies"}.get(runner, "generates text")
+    lacks = "it has no labels" if runner == "embed" else "it scores no texts"
+    if isinstance(request, GenerateRequest):
+        lacks = "it generates no text"
+    elif isinstance(request, EmbedRequest):
+        lacks = "it gives no embeddings"
+    raise InvalidRequestError(f"the model {name} {does}; {lacks}", param="model")
 
 
 def _unknown_model(name: str, usable: list[str]) -> ModelNotFoundError:

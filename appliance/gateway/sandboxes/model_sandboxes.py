@@ -132,6 +132,8 @@ class ModelSandboxes:
         truncates: bool = False,
         tenant: str = "",
         adapters: Mapping[str, bytes] | None = None,
+        templated: bool = False,
+        labels: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.adapters = adapters or {}
@@ -139,9 +141,13 @@ class ModelSandboxes:
         self.tenant = tenant
         """Tenant whose own sandboxes these are; empty: shared."""
         self.runner = runner
-        """Runner of the engine: ``model``; ``embed`` for vectors; ``null`` in a benchmark."""
+        """Runner of the engine: ``model``; ``embed`` for vectors; ``classify`` for labels; ``null`` in a benchmark."""
         self.truncates = truncates
         """Whether the first numbers of a vector may be asked for alone."""
+        self.templated = templated
+        """Whether its chat template makes one text of a query and a document."""
+        self.labels = labels
+        """Names of its labels; fewer than it has where they have no names."""
         self.created = int(time.time())
         self.engine: EngineLink | None = None
         self.text: TextLink | None = None

@@ -91,7 +91,14 @@ class TenantSandboxes:
             self._end(other, "others needed its place")
         own = self._models.get(key)
         if own is None:
-            own = ModelSandboxes(shared.name, shared.runner, truncates=shared.truncates, tenant=tenant)
+            own = ModelSandboxes(
+                shared.name,
+                shared.runner,
+                truncates=shared.truncates,
+                tenant=tenant,
+                templated=shared.templated,
+                labels=shared.labels,
+            )
             own.draining = self._draining
             self._models[key] = own
         self._ask(key, own, need)

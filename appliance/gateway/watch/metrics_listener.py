@@ -8,7 +8,8 @@ import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from appliance.common.config import ListenConfig, listens_on_loopback
+from appliance.common.addresses import listens_on_loopback
+from appliance.common.config import ListenConfig
 from appliance.common.errors import StartError, reason_of
 from appliance.common.status import Readiness
 from appliance.gateway.console.runbooks import runbooks_route

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from appliance.common.config import split_address
+from appliance.common.addresses import split_address
 from appliance.common.errors import StartError
 
 MAX_HEAD_BYTES = 16 << 10

@@ -67,8 +67,8 @@ def create(
         list[str] | None,
         typer.Option(
             metavar="SCOPE",
-            help="Limit it to generate, embeddings, tokenize, attestation, responses or models; may be repeated "
-            "[what its tenant may do].",
+            help="Limit it to generate, embeddings, rerank, tokenize, attestation, responses or models; may be "
+            "repeated [what its tenant may do].",
         ),
     ] = None,
     output_format: Output = Format.TABLE,

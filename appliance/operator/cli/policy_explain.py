@@ -53,7 +53,8 @@ SpentThisMonth = Annotated[float, typer.Option(metavar="AMOUNT", min=0, help="Wh
 Wanted = Annotated[
     Feature | None,
     typer.Option(
-        metavar="NAME", help="What it uses: structured_output, tokenize, tools, attestation, batches, stored_responses."
+        metavar="NAME",
+        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses.",
     ),
 ]
 Credential = Annotated[

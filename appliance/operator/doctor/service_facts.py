@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from appliance.common import notify
+from appliance.common.addresses import listens_on_loopback, split_address
 from appliance.common.catalog import find_files, read_model
-from appliance.common.config import ApplianceConfig, ModelConfig, listens_on_loopback, split_address
+from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve

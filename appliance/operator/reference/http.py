@@ -11,6 +11,7 @@ from appliance.common.batches.values import ENDPOINTS, FILE_KEEP_S, LEAST_KEEP_S
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.front.end_user import MAX_END_USER_CHARS
+from appliance.gateway.front.score_builder import MAX_DOCUMENTS
 from appliance.gateway.front.tool_builder import MAX_TOOLS
 from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
@@ -42,6 +43,10 @@ ROUTE_MEANINGS = {
     "/v1/messages": "Answer to a conversation in the form of Anthropic's Messages API.",
     "/v1/messages/count_tokens": "Number of tokens that such a conversation has.",
     "/v1/embeddings": "One vector for each text, from a model with `runner: embed`.",
+    "/v1/rerank": "Documents in the order of their relevance to a query, as Jina, Cohere and vLLM have it (rerank.md).",
+    "/v2/rerank": "The same as /v1/rerank, where Cohere's client looks for it.",
+    "/v1/score": "Score of each pair of texts, as vLLM has it (rerank.md).",
+    "/v1/classify": "Probability of each label of a text, from a model with `runner: classify` (rerank.md).",
     "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
     "/v1/attestations": "What serves the caller's requests to a model, signed (attestation.md).",
@@ -207,6 +212,34 @@ EMBEDDINGS: tuple[Field, ...] = (
     *_END_USER,
 )
 
+_MODEL: Field = ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model.")
+_TEXTS = f"text, or a list of 1 to {MAX_DOCUMENTS}"
+
+RERANK: tuple[Field, ...] = (
+    _MODEL,
+    ("query", "text", "required", "What the documents are scored against."),
+    (
+        "documents",
+        f"list of 1 to {MAX_DOCUMENTS}",
+        "required",
+        'Texts, or objects `{"text": TEXT}`; none is cut short.',
+    ),
+    ("top_n", f"whole number, 0 to {MAX_DOCUMENTS}", "0", "How many of the best are given; 0: all."),
+    ("return_documents", "true or false", "true", "Whether each result has its document."),
+    *_END_USER,
+)
+
+SCORE: tuple[Field, ...] = (
+    _MODEL,
+    ("text_1", _TEXTS, "or queries", "What the others are scored against: one, or one for each."),
+    ("text_2", _TEXTS, "or documents", "What is scored."),
+    ("queries", _TEXTS, "or text_1", "Another name of text_1."),
+    ("documents", _TEXTS, "or text_2", "Another name of text_2."),
+    *_END_USER,
+)
+
+CLASSIFY: tuple[Field, ...] = (_MODEL, ("input", _TEXTS, "required", "What is classified."), *_END_USER)
+
 TOKENIZE: tuple[Field, ...] = (
     ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
     ("prompt", "text", "or messages", "What is made token ids, as /v1/completions would."),
@@ -304,6 +337,9 @@ def render() -> str:
         section("Fields of /v1/responses", table(header, _coded(RESPONSES))),
         section("Fields of /v1/messages", table(header, _coded(MESSAGES))),
         section("Fields of /v1/embeddings", table(header, _coded(EMBEDDINGS))),
+        section("Fields of /v1/rerank", table(header, _coded(RERANK))),
+        section("Fields of /v1/score", table(header, _coded(SCORE))),
+        section("Fields of /v1/classify", table(header, _coded(CLASSIFY))),
         section("Fields of /tokenize", table(header, _coded(TOKENIZE))),
         section("Fields of /detokenize", table(header, _coded(DETOKENIZE))),
         section("Fields of /v1/attestations", table(header, _coded(ATTESTATIONS))),

@@ -60,7 +60,7 @@ class LoadSource:
             dtype=self.config.dtype,
             device=torch.device(self.device or "cpu"),
             packed=False,
-            headless=self.config.runner == "embed",
+            headless=self.config.headless,
             parallel=self.parallel,
             open_codec=self.open_codec,
         )

@@ -1,4 +1,5 @@
-"""The backend of embedding models: hidden states behind the last norm, pooled into one vector a request.
+"""The backend of embedding models and classifiers: hidden states behind the last norm, pooled into one vector a
+request; of a classifier, the vector is what its head makes of them, a number for each label.
 
 An engine that embeds schedules like any other: its requests are prompts with room for one token, which has no
 meaning. So scheduling, chunking, fairness, deadlines and preemption are those of generation, and batches mix texts of
@@ -33,11 +34,20 @@ LEAST_LENGTH = 1e-12
 class EmbeddingRunner:
     """A loaded decoder with its KV memory, and what is pooled of every row."""
 
-    def __init__(self, model: Decoder, storage: KvStorage, limits: SchedulerLimits, pooling: Pooling) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        storage: KvStorage,
+        limits: SchedulerLimits,
+        pooling: Pooling,
+        labels: Tensor | None = None,
+    ) -> None:
+        """``labels``: the classification head, ``(labels, hidden)``; None: vectors are given as they are pooled."""
         self.model = model
         self.storage = storage
         self.limits = limits
         self.pooling = pooling
+        self._labels = None if labels is None else labels.float()
         self._forward = PlainForward(model, storage)
         self.capabilities = Capabilities(embed=True, writes_code=self._forward.writes_code)
         self._batches = BatchBuilder(limits, storage, adapters=self.capabilities.adapters)
@@ -47,6 +57,8 @@ class EmbeddingRunner:
     @property
     def description(self) -> str:
         """What computes, and how vectors are pooled, for people."""
+        if self._labels is not None:
+            return f"plain operations; {len(self._labels)} labels by {self.pooling.mode.value} pooling"
         normalised = ", normalised" if self.pooling.normalise else ""
         return f"plain operations; vectors by {self.pooling.mode.value} pooling{normalised}"
 
@@ -110,6 +122,8 @@ class EmbeddingRunner:
     def _finish(self, kept: Tensor, length: int) -> Tensor:
         """The vector of a row whose text has ended."""
         vector = kept / length if self.pooling.mode is PoolingMode.MEAN else kept
+        if self._labels is not None:
+            vector = self._labels @ vector
         return vector / vector.norm().clamp_min(LEAST_LENGTH) if self.pooling.normalise else vector
 
 

@@ -1,4 +1,4 @@
-"""Loaders of the plain path: models that give tokens, and models that give vectors."""
+"""Loaders of the plain path: models that give tokens, vectors, or a number for each label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.backends.plain.embedding import EmbeddingRunner
 from engine.backends.plain.forward import PlainForward
 from engine.config import EngineConfig
 from engine.model.layers.decoder import Decoder
-from engine.model.layers.pooling import read_pooling
+from engine.model.layers.pooling import Pooling, PoolingMode, read_pooling
 
 
 def load(source: LoadSource) -> Loaded:
@@ -20,8 +20,16 @@ def load(source: LoadSource) -> Loaded:
 
 def load_embedding(source: LoadSource) -> Loaded:
     """Build the backend that gives vectors, without prefix caching: cached tokens would be missing from a mean."""
+    return _load_pooled(source, read_pooling(source.config.pooling, source.config.model_dir))
+
+
+def load_classifier(source: LoadSource) -> Loaded:
+    """Build the backend that gives a number for each label of a classifier."""
+    return _load_pooled(source, Pooling(PoolingMode.LAST, False), labelled=True)
+
+
+def _load_pooled(source: LoadSource, pooling: Pooling, *, labelled: bool = False) -> Loaded:
     config, model = source.config, source.model
-    pooling = read_pooling(config.pooling, config.model_dir)
     layout, limits = sizes(config, model)
     room = layout.capacity(config.max_num_batched_tokens) - 1
     # A text is followed by one token of no meaning, which takes no KV.
@@ -30,7 +38,7 @@ def load_embedding(source: LoadSource) -> Loaded:
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     if not model.packed:
         model.pack(int8=config.quantization == "int8")
-    runner = EmbeddingRunner(model, storage, limits, pooling)
+    runner = EmbeddingRunner(model, storage, limits, pooling, model.labels if labelled else None)
     return Loaded(backend=runner, vectors=runner)
 
 

@@ -69,6 +69,8 @@ class ModelConfig:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     layers: tuple[LayerLayout, ...] = ()
     """KV layout and attention range of each layer; empty when all layers match the numbers above, without windows."""
+    labels: int = 0
+    """Outputs of the classification head; 0: there is none."""
     extra: object = None
     """Family-specific part of the description, of a type defined by the family."""
 

@@ -19,7 +19,7 @@ from engine.model.families.gemma2 import GEMMA2
 from engine.model.families.gemma3 import GEMMA3, GEMMA3_TEXT_PART
 from engine.model.families.gpt_oss import GPT_OSS
 from engine.model.families.granite import GRANITE
-from engine.model.families.headless import describe_headless
+from engine.model.families.headless import describe_headless, describe_labelled
 from engine.model.families.llama import LLAMA
 from engine.model.families.llama4 import LLAMA4, LLAMA4_WITH_VISION
 from engine.model.families.mistral import MISTRAL
@@ -57,26 +57,33 @@ FAMILIES: dict[str, Family] = {
 """Supported values of ``architectures``."""
 
 
-def load_model_config(model_dir: str, *, headless: bool = False) -> ModelConfig:
+def load_model_config(model_dir: str, *, headless: bool = False, labelled: bool = False) -> ModelConfig:
     """Read and validate the description in a model directory.
 
     Args:
         model_dir: directory of the model's files.
         headless: the vocabulary projection is not needed (``engine.model.families.headless``).
+        labelled: the model is a classifier, whose head is needed instead.
 
     Raises:
         ModelLoadError: a file is missing, malformed or out of range, or the architecture is not supported.
     """
     directory = Path(model_dir)
     values = read_json_object(directory / "config.json", MAX_JSON_BYTES)
-    fields = Fields("config.json", describe_headless(values) if headless else values)
+    labels = 0
+    if labelled:
+        values, labels = describe_labelled(values)
+    elif headless:
+        values = describe_headless(values)
+    fields = Fields("config.json", values)
     stop_ids = fields.stop_ids()
     generation = directory / "generation_config.json"
     if generation.exists():
         stop_ids |= Fields(generation.name, read_json_object(generation, MAX_JSON_BYTES)).stop_ids()
     config = FAMILIES[fields.architecture(tuple(FAMILIES))].read(fields)
     stop_ids |= config.stop_ids
-    return replace(config, stop_ids=frozenset(stop for stop in stop_ids if stop < config.vocab_size))
+    stop_ids = {stop for stop in stop_ids if stop < config.vocab_size}
+    return replace(config, stop_ids=frozenset(stop_ids), labels=labels)
 
 
 def build_model(

@@ -76,6 +76,12 @@ class Decoder:
         self.head_is_embedding = tied
         shared = self._embedding if tied else None
         self._head = VocabHead(checklist, "lm_head", vocab_size=size, width=hidden, tied=shared) if last else None
+        self._labels: Tensor | None = None
+        if last and config.labels:
+            # As the checkpoint has it: a few rows, never packed.
+            memory = checklist.memory
+            self._labels = torch.empty(config.labels, hidden, dtype=memory.dtype, device=memory.device)
+            checklist.under("score").want("weight", (config.labels, hidden), self._labels)
         self.packed = checklist.memory.final
         """Whether its matrices have the form that they keep."""
 
@@ -104,6 +110,12 @@ class Decoder:
         """The vocabulary projection, of a model that has one."""
         assert self._head is not None, "this stage has no head"
         return self._head
+
+    @property
+    def labels(self) -> Tensor:
+        """The classification head, ``(labels, hidden)``, of a model that has one."""
+        assert self._labels is not None, "this stage has no classification head"
+        return self._labels
 
     def pack(self, *, int8: bool = False) -> None:
         """Bring all matrices into their fastest form, or into int8; those that somebody has taken over stay as they

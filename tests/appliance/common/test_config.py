@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.config import split_address
+from appliance.common.addresses import split_address
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ConfigError
 
@@ -103,6 +103,8 @@ def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
         ("run_dir: run", "run_dir: run\nkeys: {root_key: r}", ":8:"),
         ("dtype: float32", "runner: nil", ":3:"),
         ("dtype: float32", "step_us: 5", ":3:"),
+        ("dtype: float32", "pairs: template", ":3:"),
+        ("dtype: float32", "labels: [good]", ":3:"),
         ("dtype: float32", "gpu: []", ":3:"),
         ("dtype: float32", "gpu: [-1]", ":3:"),
         ("dtype: float32", "gpu: all", ":3:"),

@@ -55,7 +55,7 @@ MESSAGES: list[Control] = [
     SandboxUse("m", "engine", 5 << 30, 8 << 30),
     HandedOver("m", "engine", 3, 1),
     HandedOver("m", "engine", 3, 0, "alpha", 1024),
-    ModelServed("m", "model", 0, "00ff", "served", 0, ["m:tuned 00ff"]),
+    ModelServed("m", "model", 0, "00ff", "served", 0, ["m:tuned 00ff"], 1, ["bad", "good"]),
     ModelGone("m"),
     ReviewModels("1f", "00ff"),
     ModelsReviewed("1f", ["models.d/m.yaml:1:1: model m: no room"]),

@@ -59,7 +59,7 @@ def table(gateway: Gateway) -> SimpleNamespace:
 
 def word(name: str, state: str = SERVED, *, entry: str = "e", again: int = 0) -> ModelServed:
     """The supervisor's word about a model."""
-    return ModelServed(name, "model", 0, entry, state, again, [f"{name}:tuned {'ab' * 32}"])
+    return ModelServed(name, "model", 0, entry, state, again, [f"{name}:tuned {'ab' * 32}"], 0, [])
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -87,8 +87,8 @@ async def test_the_supervisors_word_is_the_table(table: SimpleNamespace) -> None
     [
         word("../x"),
         word("m", "gone"),
-        ModelServed("m", "python", 0, "e", SERVED, 0, []),
-        ModelServed("m", "model", 0, "e", SERVED, 0, ["m:t xyz"]),
+        ModelServed("m", "python", 0, "e", SERVED, 0, [], 0, []),
+        ModelServed("m", "model", 0, "e", SERVED, 0, ["m:t xyz"], 0, []),
     ],
 )
 async def test_what_no_supervisor_serves_is_refused(table: SimpleNamespace, bad: ModelServed) -> None:
@@ -140,9 +140,10 @@ async def test_the_supervisors_word_counts_for_a_model_that_is_known(table: Simp
     table.table.served(word("new"))
     model = table.models["new"]
     assert model.adapters == {"new:tuned": bytes.fromhex("ab" * 32)}
-    table.table.served(ModelServed("new", "embed", 1, "e", SERVED, 0, ["new:other " + "cd" * 32]))
+    table.table.served(ModelServed("new", "embed", 1, "e", SERVED, 0, ["new:other " + "cd" * 32], 1, ["bad", "good"]))
     assert table.models["new"] is model
     assert (model.runner, model.truncates, list(model.adapters)) == ("embed", True, ["new:other"])
+    assert (model.templated, model.labels) == (True, ("bad", "good"))
 
 
 async def test_a_drain_ends_with_its_model(table: SimpleNamespace) -> None:

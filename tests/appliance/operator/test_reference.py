@@ -9,7 +9,14 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 
 from appliance.gateway.generate_request import Operation
-from appliance.gateway.http import messages_request, openai, openai_embeddings, responses_request, tokenizer_routes
+from appliance.gateway.http import (
+    messages_request,
+    openai,
+    openai_embeddings,
+    responses_request,
+    scoring,
+    tokenizer_routes,
+)
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level, Metrics
 from appliance.operator.reference import http, http_agents, metrics
@@ -45,6 +52,9 @@ def test_every_entry_has_a_meaning(name: str) -> None:
         (http.GENERATION + http.SAMPLING + http.CHAT, openai._SERVED[Operation.CHAT]),
         (http.GENERATION + http.SAMPLING + http.COMPLETION, openai._SERVED[Operation.TEXT_COMPLETION]),
         (http.EMBEDDINGS, openai_embeddings._SERVED),
+        (http.RERANK, scoring.RERANK_FIELDS),
+        (http.SCORE, scoring.SCORE_FIELDS),
+        (http.CLASSIFY, scoring.CLASSIFY_FIELDS),
         (http_agents.RESPONSES, responses_request._SERVED),
         (http_agents.MESSAGES, messages_request._SERVED),
         (http.TOKENIZE, tokenizer_routes._TOKENIZE),

@@ -45,6 +45,11 @@ class InferenceServiceStub:
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/athanor.inference.v1.InferenceService/Rerank',
+                request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.RerankRequest.SerializeToString,
+                response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.RerankResponse.FromString,
+                _registered_method=True)
         self.CountTokens = channel.unary_unary(
                 '/athanor.inference.v1.InferenceService/CountTokens',
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
@@ -83,6 +88,14 @@ class InferenceServiceServicer:
     def Embed(self, request, context):
         """Makes one vector of each text, with a model that gives vectors. The response's initial metadata carries
         `x-request-id`. Many vectors make a large message: a client that asks for them raises its own receive limit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Scores documents against a query, with a model that gives vectors or with a classifier; the best come first. The
+        response's initial metadata carries `x-request-id`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,6 +143,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.RerankRequest.FromString,
+                    response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.RerankResponse.SerializeToString,
             ),
             'CountTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.CountTokens,
@@ -207,6 +225,33 @@ class InferenceService:
             '/athanor.inference.v1.InferenceService/Embed',
             athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
             athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.inference.v1.InferenceService/Rerank',
+            athanor_dot_inference_dot_v1_dot_inference__pb2.RerankRequest.SerializeToString,
+            athanor_dot_inference_dot_v1_dot_inference__pb2.RerankResponse.FromString,
             options,
             channel_credentials,
             insecure,

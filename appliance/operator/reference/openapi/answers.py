@@ -115,6 +115,23 @@ _PERIOD = given(
 )
 _AMOUNT_OR_NUMBER = either({"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]+([.][0-9]+)?$"})
 
+_SCORED = given({"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT})
+
+
+def _list_of(entry: dict[str, Schema]) -> Schema:
+    """What a route answers that gives a number for each pair or text."""
+    return given(
+        {
+            "id": ANY_TEXT,
+            "object": constant("list"),
+            "created": COUNT,
+            "model": ANY_TEXT,
+            "usage": _SCORED,
+            "data": items(given(entry)),
+        }
+    )
+
+
 OTHERS: Mapping[str, Schema] = {
     "Embeddings": given(
         {
@@ -132,6 +149,18 @@ OTHERS: Mapping[str, Schema] = {
             "usage": given({"prompt_tokens": COUNT, "total_tokens": COUNT}),
         }
     ),
+    "Ranking": given(
+        {
+            "id": ANY_TEXT,
+            "model": ANY_TEXT,
+            "usage": _SCORED,
+            "results": items(
+                given({"index": COUNT, "relevance_score": NUMBER, "document": given({"text": ANY_TEXT})}, "document")
+            ),
+        }
+    ),
+    "Scores": _list_of({"index": COUNT, "object": constant("score"), "score": NUMBER}),
+    "Classes": _list_of({"index": COUNT, "label": ANY_TEXT, "probs": items(NUMBER), "num_classes": COUNT}),
     "Tokens": given({"count": COUNT, "max_model_len": or_null(COUNT), "tokens": items(COUNT), "token_strs": NULL}),
     "Text": given({"prompt": ANY_TEXT}),
     "Attestation": given(
@@ -224,6 +253,10 @@ ANSWERS: Mapping[str, str] = {
     "POST /v1/messages": "MessageAnswer",
     "POST /v1/messages/count_tokens": "MessageCount",
     "POST /v1/embeddings": "Embeddings",
+    "POST /v1/rerank": "Ranking",
+    "POST /v2/rerank": "Ranking",
+    "POST /v1/score": "Scores",
+    "POST /v1/classify": "Classes",
     "POST /tokenize": "Tokens",
     "POST /detokenize": "Text",
     "POST /v1/attestations": "Attestation",

@@ -66,6 +66,7 @@ _REFUSED: Mapping[str, tuple[Mapping[str, unsupported.Unsupported], ...]] = {
     "/v1/messages": (messages_request.UNSUPPORTED,),
     "/v1/messages/count_tokens": (messages_request.UNSUPPORTED,),
     "/v1/embeddings": (unsupported.EMBED_FIELDS,),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/v1/score", "/v1/classify"), (unsupported.SCORE_FIELDS,)),
     "/tokenize": (unsupported.TOKENIZE_FIELDS,),
 }
 """Path -> fields that are refused with advice."""
@@ -128,7 +129,7 @@ def _operation(route: Route) -> dict[str, Any]:
     path = path_of(route)
     name = f"{route.method} {path}"
     made: dict[str, Any] = {
-        "operationId": "_".join(re.findall(r"[a-z]+", name.lower())),
+        "operationId": "_".join(re.findall(r"[a-z]+", name.lower().replace("/v2/", "/second/"))),
         "summary": http.ROUTE_MEANINGS[route.path],
         "security": _security(route),
     }

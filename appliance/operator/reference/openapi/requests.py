@@ -16,6 +16,7 @@ from appliance.common.batches.values import (
 )
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.end_user import MAX_END_USER_CHARS
+from appliance.gateway.front.score_builder import MAX_DOCUMENTS
 from appliance.gateway.front.tool_builder import MAX_CALL_ID_BYTES, MAX_NAME, MAX_TOOLS
 from appliance.gateway.http.messages_request import PROMPT_FIELDS as MESSAGE_PROMPT
 from appliance.gateway.http.openai import EFFORTS, MAX_PROMPTS
@@ -223,6 +224,29 @@ EMBEDDINGS: Mapping[str, Schema] = {
     "user": END_USER,
 }
 
+_TEXTS = either(text(1), items(text(1), 1, MAX_DOCUMENTS))
+_USER: Mapping[str, Schema] = {"safety_identifier": END_USER, "user": END_USER}
+
+RERANK: Mapping[str, Schema] = {
+    "model": MODEL,
+    "query": text(1),
+    "documents": items(either(text(1), taken({"text": text(1)}, "text")), 1, MAX_DOCUMENTS),
+    "top_n": whole(0, MAX_DOCUMENTS),
+    "return_documents": TRUTH,
+    **_USER,
+}
+
+SCORE: Mapping[str, Schema] = {
+    "model": MODEL,
+    "text_1": _TEXTS,
+    "text_2": _TEXTS,
+    "queries": _TEXTS,
+    "documents": _TEXTS,
+    **_USER,
+}
+
+CLASSIFY: Mapping[str, Schema] = {"model": MODEL, "input": _TEXTS, **_USER}
+
 TOKENIZE: Mapping[str, Schema] = {
     "model": MODEL,
     "prompt": either(ANY_TEXT, items(ANY_TEXT, 1, 1)),
@@ -374,6 +398,10 @@ BODIES: Mapping[str, Schema] = {
     "/v1/messages": body(http_agents.MESSAGES, MESSAGES),
     "/v1/messages/count_tokens": body(_among(http_agents.MESSAGES, MESSAGE_PROMPT), MESSAGES),
     "/v1/embeddings": body(http.EMBEDDINGS, EMBEDDINGS),
+    "/v1/rerank": body(http.RERANK, RERANK),
+    "/v2/rerank": body(http.RERANK, RERANK),
+    "/v1/score": body(http.SCORE, SCORE),
+    "/v1/classify": body(http.CLASSIFY, CLASSIFY),
     "/tokenize": body(http.TOKENIZE, TOKENIZE),
     "/detokenize": body(http.DETOKENIZE, DETOKENIZE),
     "/v1/attestations": body(http.ATTESTATIONS, ATTESTATIONS),

@@ -7,7 +7,7 @@ from typing import Any
 
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 
-CHAT, TEXT, EMBED, COUNT = "chat", "text", "embed", "count"
+CHAT, TEXT, EMBED, COUNT, RANK = "chat", "text", "embed", "count", "rank"
 """Which request the fields of a case stand in."""
 
 

@@ -29,6 +29,9 @@ from appliance.gateway.generate_request import (
     ModelCard,
     Principal,
     RateState,
+    ScoreOperation,
+    ScoreRequest,
+    Scores,
     Sink,
     Started,
     TextPrompt,
@@ -81,6 +84,7 @@ class ScriptedService:
         """Tenants whose answers are padded."""
         self.requests: list[GenerateRequest] = []
         self.embeds: list[EmbedRequest] = []
+        self.scored: list[ScoreRequest] = []
         self.tokenizer_requests: list[TokenizerRequest] = []
         self.contexts: list[CallContext] = []
         self.principals: list[Principal] = []
@@ -139,6 +143,27 @@ class ScriptedService:
         lengths = [len(one.text if isinstance(one, TextPrompt) else one.token_ids) for one in request.inputs]
         vectors = tuple(array("f", [place, length, 1 / 3]) for place, length in enumerate(lengths))
         return Embeddings(vectors, sum(lengths))
+
+    async def score(self, principal: Principal, request: ScoreRequest, context: CallContext) -> Scores:
+        """A hundredth of each document's length; of what is classified, that and the rest. The script may raise or
+        wait."""
+        self.principals.append(principal)
+        self.scored.append(request)
+        self.contexts.append(context)
+        self.asked.set()
+        try:
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+        finally:
+            self.closed.set()
+        lengths = [len(one.text) for one in request.documents]
+        used = sum(lengths) + sum(len(one.text) for one in request.queries)
+        if request.operation is ScoreOperation.CLASSIFY:
+            return Scores(tuple((one / 100, 1 - one / 100) for one in lengths), used, ("short", "long"))
+        return Scores(tuple((one / 100,) for one in lengths), used)
 
     async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
         """An id for each character of the source: its code point."""

@@ -19,10 +19,21 @@ from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import Operation
 from appliance.gateway.grpc import message_mapping
 from appliance.gateway.grpc.generated import inference_pb2 as pb
-from appliance.gateway.http import openai, openai_embeddings, structured, tokenizer_routes, unsupported
+from appliance.gateway.http import openai, openai_embeddings, scoring, structured, tokenizer_routes, unsupported
 from isolation.ipc.grammar import MAX_GRAMMAR_BYTES
 from isolation.ipc.sampling import PARAMETERS
-from tests.appliance.gateway.front.named_cases import CHAT, COUNT, EMBED, SAID, TEXT, TOOL_CASES, USER, Case, turns
+from tests.appliance.gateway.front.named_cases import (
+    CHAT,
+    COUNT,
+    EMBED,
+    RANK,
+    SAID,
+    TEXT,
+    TOOL_CASES,
+    USER,
+    Case,
+    turns,
+)
 
 STAMP = Stamp("req_1", None, 7)
 
@@ -222,18 +233,29 @@ CASES = [
         EMBED,
     ),
     Case("dimensions", {"dimensions": 0}, "dimensions", {"dimensions": 0}, "dimensions", EMBED),
+    Case("no query", {"query": ""}, "query", {"query": ""}, "query", RANK),
+    Case("no documents", {"documents": []}, "documents", {"documents": []}, "documents", RANK),
+    Case("many documents", {"documents": ["x"] * 2049}, "documents", {"documents": ["x"] * 2049}, "documents", RANK),
+    Case("an empty document", {"documents": ["x", ""]}, "documents[1]", {"documents": ["x", ""]}, "documents[1]", RANK),
+    Case("a long document", {"documents": [LONG]}, "documents[0]", {"documents": [LONG]}, "documents[0]", RANK),
+    Case("more of the best than there can be", {"top_n": 2049}, "top_n", {"top_n": 2049}, "top_n", RANK),
     *TOOL_CASES,
 ]
 
 
+PAIR = {"query": "x", "documents": ["x"]}
+
+
 def by_http(case: Case) -> InvalidRequestError:
     """The error of the case's JSON."""
-    least = {CHAT: {"messages": [SAID]}, TEXT: {"prompt": "x"}, EMBED: {"input": "x"}, COUNT: {}}[case.kind]
+    least = {CHAT: {"messages": [SAID]}, TEXT: {"prompt": "x"}, EMBED: {"input": "x"}, COUNT: {}, RANK: PAIR}[case.kind]
     body = json.dumps({"model": "m", **least, **case.http}).encode()
     operation = Operation.CHAT if case.kind == CHAT else Operation.TEXT_COMPLETION
     with pytest.raises(InvalidRequestError) as refused:
         if case.kind == EMBED:
             openai_embeddings.parse(body, STAMP)
+        elif case.kind == RANK:
+            scoring.parse_rerank(body, STAMP)
         elif case.kind == COUNT:
             tokenizer_routes.parse_tokenize(body, STAMP)
         else:
@@ -248,11 +270,14 @@ def by_grpc(case: Case) -> InvalidRequestError:
         TEXT: {} if "token_ids" in case.grpc else {"text": "x"},
         EMBED: {"inputs": [pb.EmbedInput(text="x")]},
         COUNT: {},
+        RANK: PAIR,
     }
     fields = {"model": "m", **least[case.kind], **case.grpc}
     with pytest.raises(InvalidRequestError) as refused:
         if case.kind == EMBED:
             message_mapping.to_embed_request(pb.EmbedRequest(**fields), STAMP)
+        elif case.kind == RANK:
+            message_mapping.to_score_request(pb.RerankRequest(**fields), STAMP)
         elif case.kind == COUNT:
             message_mapping.to_tokenizer_request(pb.CountTokensRequest(**fields), STAMP)
         else:
@@ -266,7 +291,7 @@ def test_each_api_names_its_own_field(case: Case) -> None:
     http, grpc = by_http(case), by_grpc(case)
     assert type(http) is type(grpc)
     assert (http.param, grpc.param) == (case.http_param, case.grpc_param)
-    messages = {EMBED: pb.EmbedRequest, COUNT: pb.CountTokensRequest}
+    messages = {EMBED: pb.EmbedRequest, COUNT: pb.CountTokensRequest, RANK: pb.RerankRequest}
     assert exists(case.grpc_param, messages.get(case.kind, pb.GenerateRequest).DESCRIPTOR)
     assert identifiers(grpc.message) <= GRPC_NAMES, grpc.message
     assert identifiers(http.message) <= HTTP_NAMES, http.message
@@ -302,7 +327,13 @@ GRPC_NAMES = _names(dict(pb.DESCRIPTOR.message_types_by_name)) | {
     value.name for kind in pb.DESCRIPTOR.enum_types_by_name.values() for value in kind.values
 }
 HTTP_NAMES = (
-    set().union(*openai._SERVED.values(), structured.FIELDS, openai_embeddings._SERVED, unsupported.FIELDS)
+    set().union(
+        *openai._SERVED.values(),
+        structured.FIELDS,
+        openai_embeddings._SERVED,
+        scoring.RERANK_FIELDS,
+        unsupported.FIELDS,
+    )
     | set(structured._FORMATS)
     | {"structured_outputs", "tool_calls", "tool_call_id", "allowed_tools"}
 )
@@ -342,7 +373,9 @@ def test_the_table_is_whole() -> None:
     assert "checked" in unmet(grpc[:1], request_builder), "control: a table of one case leaves something out"
 
 
-@pytest.mark.parametrize("at", [unsupported.FIELDS, unsupported.MESSAGE_FIELDS, unsupported.EMBED_FIELDS])
+@pytest.mark.parametrize(
+    "at", [unsupported.FIELDS, unsupported.MESSAGE_FIELDS, unsupported.EMBED_FIELDS, unsupported.SCORE_FIELDS]
+)
 def test_unsupported_fields_say_what_to_do_instead(at: dict[str, unsupported.Unsupported]) -> None:
     """Each is refused by its name with its advice, which names only fields that are served."""
     for name, one in at.items():

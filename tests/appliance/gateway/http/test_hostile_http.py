@@ -114,7 +114,8 @@ async def test_unknown_paths_are_denied_by_default(running, method, path, strang
         ("/chat/completions", "take /v1/chat/completions."),
         ("/v1/v1/completions", "take /v1/completions."),
         ("/v1/embeddings/", "take /v1/embeddings."),
-        ("/v1/rerank", "served are POST /v1/chat/completions, POST /v1/completions"),
+        ("/rerank", "take /v1/rerank."),
+        ("/v1/moderations", "served are POST /v1/chat/completions, POST /v1/completions"),
         ("/%3Cb%3E", "served are"),
     ],
 )

@@ -49,6 +49,10 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": MODEL, "messages": TALK, "max_tokens": 4},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": TALK},
     "/v1/embeddings": {"model": MODEL, "input": "hi"},
+    "/v1/rerank": {"model": MODEL, "query": "hi", "documents": ["a", "b"]},
+    "/v2/rerank": {"model": MODEL, "query": "hi", "documents": ["a", "b"]},
+    "/v1/score": {"model": MODEL, "text_1": "hi", "text_2": "a"},
+    "/v1/classify": {"model": MODEL, "input": "hi"},
     "/tokenize": {"model": MODEL, "messages": TALK},
     "/detokenize": {"model": MODEL, "tokens": [5]},
     "/v1/attestations": {"model": MODEL, "nonce": "9f86d081884c7d65"},
@@ -69,6 +73,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
         (path, "whitespace"): {"response_format": {"type": "json_object"}}
         for path in ("/v1/chat/completions", "/v1/completions")
     },
+    ("/v1/score", "queries"): {"text_1": None, "text_2": None, "queries": "a", "documents": "a"},
+    ("/v1/score", "documents"): {"text_1": None, "text_2": None, "queries": "a", "documents": "a"},
     ("/tokenize", "prompt"): {"messages": None},
     ("/tokenize", "add_special_tokens"): {"messages": None, "prompt": "hi"},
 }
@@ -77,6 +83,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
 TWINS = {
     "/v1/completions": "/v1/chat/completions",
     "/v1/responses/input_tokens": "/v1/responses",
+    "/v2/rerank": "/v1/rerank",
     "/v1/messages/count_tokens": "/v1/messages",
 }
 """Path -> the one with which it shares the readers of fields that both have; of those a few values are enough."""
