@@ -70,7 +70,7 @@ class EmbeddingSession:
                 "operator for a tenant of another class",
                 param="model",
             )
-        life.place(reservation)
+        await life.place(reservation)
         texts = await self._encode(reservation)
         await self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
         await life.secure(reservation)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from appliance.common.config import ApplianceConfig, AuditConfig, ModelConfig
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.config_places import AuditConfig
 from appliance.common.config_changes import LIVE, changes
 from appliance.common.config_keys import keys
 
