@@ -218,10 +218,8 @@ class Lifecycle:
         Raises:
             UnavailableError: there may be no more of the tenant's own, or the model will not be awake in time.
         """
-        isolation_class = reservation.obligations.isolation_class
-        self.pair = self.dependencies.tenant_sandboxes.place(self.model, self.principal.tenant, isolation_class)
-        if self.pair.text.frozen or self.pair.engine.frozen:
-            self.trace.annotate(sandbox_thawed=True)
+        tenant, wanted = self.principal.tenant, reservation.obligations.isolation_class
+        self.pair = self.dependencies.tenant_sandboxes.place(self.model, tenant, wanted)
         await _awaken(self)
 
     @property
@@ -416,8 +414,10 @@ class Lifecycle:
 
 
 async def _awaken(life: Lifecycle) -> None:
-    """Wait for the shared sandboxes of a request to be woken, where it uses them and they sleep."""
+    """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep."""
     rests = life.dependencies.rests
+    if life.pair.text.frozen or life.pair.engine.frozen:
+        life.trace.annotate(sandbox_thawed=True)
     if rests is None or life.model not in (life.pair.engine, life.pair.text):
         return
     with life.waiting():
