@@ -1,4 +1,4 @@
-"""A model of a whole appliance sleeps and wakes: nothing of it is left, one wake serves all, and answers are the same."""
+"""A model of a whole appliance sleeps and wakes: nothing of it is left, one wake serves all, answers are the same."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def fall_asleep(appliance: Appliance) -> None:
 
 
 def test_a_model_sleeps_without_a_process_and_one_wake_serves_all(sleeper: Appliance) -> None:
-    """Asleep it has no process, is listed, is ready and is no alert. A request whose deadline is too short is refused at
-    once, with the time after which it may come again; two tenants that ask then wait for one wake and get the answer
+    """Asleep it has no process, is listed, is ready and is no alert. A request whose deadline is too short is refused
+    at once, with the time after which it may come again; two tenants that ask then wait for one wake and get the answer
     that there was before. Metric, trace and audit log tell of it."""
     before, earlier = answer(sleeper), wakes(sleeper)
     assert processes(sleeper), "the control: they are seen while they are there"
