@@ -264,6 +264,8 @@ class ModelRests:
             if not rest.waking:
                 model.begin_wake()
         elif message.state == AWAKE:
+            for record in model.records.values() if rest.asleep else ():
+                record.become("booting")  # By a supervisor that has come anew.
             rest.note_awake(self.clock())
         elif not rest.waking or rest.heard:
             model.fall_asleep(message.cause)
