@@ -135,7 +135,8 @@ def belady(sequence: Sequence[str], places: int) -> float:
 
 
 def fixed(sequence: Sequence[str], places: int) -> float:
-    """Hit rate of the best models kept for good; their own first loads are counted as misses."""
+    """Hit rate of the best models kept for good, as if the others needed no place: it may exceed Belady's. Their own
+    first loads are misses."""
     best = Counter(sequence).most_common(places)
     return (sum(count for _, count in best) - len(best)) / len(sequence)
 
