@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
 from appliance.common.addresses import collide, listens_on_loopback, split_address
-from appliance.common.config_places import BatchesConfig, ModelCacheConfig, SpillConfig
+from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.origins import MAX_ORIGINS, check_origin
@@ -208,6 +208,13 @@ class ModelConfig(Section):
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
     that one."""
 
+    keep: Literal["always", "while_used", "never"] = "always"
+    """When the model's sandboxes are there. always: as long as the appliance runs. while_used: from the first request
+    until `idle_s` after the last, or until another model needs their memory. never: from a request until no request is
+    left. A model that is not kept begins asleep, and a request wakes it (docs/models.md)."""
+    idle_s: Annotated[float, Field(ge=1, le=604_800), SECONDS] = 600.0
+    """Time without a request after which a model with `keep: while_used` is put to sleep."""
+
     adapters: tuple[AdapterConfig, ...] = Field(default=(), max_length=128, strict=False)
     """Adapters (LoRA) of the model."""
     adapter_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
@@ -239,6 +246,8 @@ class ModelConfig(Section):
             raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on a GPU")
         if self.gpu_share and self.gpu == "off":
             raise ValueError("gpu_share is a share of a GPU, and gpu is off")
+        if self.keep != "always" and self.gpu != "off":
+            raise ValueError("keep is for models on the processor: one on a GPU is always there; leave keep out")
         return self
 
     @property
@@ -316,6 +325,9 @@ class SandboxConfig(Section):
     own_memory_bytes: Annotated[int, Field(ge=0), BYTES] = 1 << 40
     """Memory of all sandboxes of single tenants together. An engine counts with `memory_bytes`, a text sandbox with
     2 GiB."""
+    models_memory_bytes: Annotated[int, Field(ge=0), BYTES] = 0
+    """Memory of the shared engines of all models that are awake together, each counted as `athanor model add` tells it.
+    0: as much as the machine has available when a model is woken."""
     spill: SpillConfig | None = None
     """Spill of KV blocks to host memory and disk. Without this section blocks are dropped."""
     checkpoints: Path | None = Field(default=None, strict=False)
@@ -348,27 +360,6 @@ class SandboxConfig(Section):
         if self.image_keys and self.image is None and self.image_store is None:
             raise ValueError("image_keys ask for a signed image, and there is none; name image or image_store")
         return self
-
-
-class AuditConfig(Section):
-    """The audit log."""
-
-    directory: Path = Field(strict=False)
-    """Folder of the log; it belongs to the supervisor's user alone."""
-    key: Path | None = Field(default=None, strict=False)
-    """File of the key that signs checkpoints; under systemd a credential. Left out: a key is made in the directory."""
-    on_failure: Literal["continue", "refuse"] = "continue"
-    """What happens to requests while the disk takes no entries. continue: they are served. refuse: they are refused."""
-
-
-class KeysConfig(Section):
-    """Tenants' encryption keys."""
-
-    root_key: Path = Field(strict=False)
-    """File of 32 random bytes that only its owner may read (`athanor tenant root` makes one); under systemd a
-    credential."""
-    keyring: Path = Field(strict=False)
-    """Folder of the tenants' keys, wrapped under the root key."""
 
 
 class ApplianceConfig(Section):

@@ -1,9 +1,9 @@
-"""Sections of the configuration about folders whose contents may be large: models, tenants' files, spilled blocks."""
+"""Sections of the configuration about folders: models, tenants' files, spilled blocks, the audit log, keys."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -56,3 +56,24 @@ class SpillConfig(Section):
         if bool(self.disk) != (self.directory is not None):
             raise ValueError("disk and directory go together")
         return self
+
+
+class AuditConfig(Section):
+    """The audit log."""
+
+    directory: Path = Field(strict=False)
+    """Folder of the log; it belongs to the supervisor's user alone."""
+    key: Path | None = Field(default=None, strict=False)
+    """File of the key that signs checkpoints; under systemd a credential. Left out: a key is made in the directory."""
+    on_failure: Literal["continue", "refuse"] = "continue"
+    """What happens to requests while the disk takes no entries. continue: they are served. refuse: they are refused."""
+
+
+class KeysConfig(Section):
+    """Tenants' encryption keys."""
+
+    root_key: Path = Field(strict=False)
+    """File of 32 random bytes that only its owner may read (`athanor tenant root` makes one); under systemd a
+    credential."""
+    keyring: Path = Field(strict=False)
+    """Folder of the tenants' keys, wrapped under the root key."""

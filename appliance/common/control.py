@@ -2,13 +2,13 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it
-was handed whether it has it. It may ask for exactly ten things: namespace keys, what tenants have spent, what one
+was handed whether it has it. It may ask for exactly eleven things: namespace keys, what tenants have spent, what one
 has used, attestations, the socket on which files and batches are spoken of, the end of a sandbox that misbehaved, the
 freezing of idle ones, the coming and going of the sandboxes that the policy grants to single tenants, and of models as
-the configuration names them, both of which the supervisor looks up for itself. Besides, it says whose KV may be kept
-outside of engines, reserves what requests may cost, and reports what belongs into the audit log and when keys were
-used. There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
-nothing here.
+the configuration names them, both of which the supervisor looks up for itself, and the sleep of these models.
+Besides, it says whose KV may be kept outside of engines, reserves what requests may cost, and reports what belongs into
+the audit log and when keys were used. There is no message that names a program or a file or reads a key of another
+kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -28,14 +28,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
-from appliance.common.control_models import (
-    ApplyModels,
-    ModelDrained,
-    ModelGone,
-    ModelServed,
-    ModelsReviewed,
-    ReviewModels,
-)
+from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
 CONTROL_VERSION = 17
@@ -47,7 +40,6 @@ MAX_DATAGRAM_BYTES = 128 << 10
 MAX_FDS = 3
 """Most descriptors beside one message: the segment and the host's two ends of the doorbells."""
 
-
 SPEND_CONFIRM_S = 5.0
 """Longest that a request waits for its reservation of spend: a disk that takes longer is no place for an account. The
 supervisor writes none that is older, since nobody waits for it."""
@@ -58,7 +50,6 @@ its share of the GPU's memory, anything else."""
 
 REFUSED = "refused"
 """State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""
-
 
 COLD, RESTORED, FALLEN_BACK = "cold", "restored", "fallen_back"
 """How a sandbox began: started, as a copy of a checkpoint, or started because its checkpoint was of no use."""
@@ -366,9 +357,7 @@ FromGateway = (
     | Attest
     | UsageQuery
     | OpenStore
-    | ReviewModels
-    | ApplyModels
-    | ModelDrained
+    | ModelWishes
 )
 FromSupervisor = (
     Welcome
@@ -388,9 +377,7 @@ FromSupervisor = (
     | Used
     | StoreUp
     | StoreState
-    | ModelServed
-    | ModelGone
-    | ModelsReviewed
+    | ModelWords
 )
 Control = FromGateway | FromSupervisor
 

@@ -63,3 +63,49 @@ class ModelDrained:
     """Gateway: no request uses a model that is leaving any more."""
 
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRest:
+    """Supervisor: whether a model's shared sandboxes are there, told after ``ModelServed`` and at each change."""
+
+    model: str
+    state: str
+    """One of ``appliance.common.model_rest.RESTS``."""
+    cause: str
+    """Why the last attempt to wake it failed; empty where it did not."""
+    need_bytes: int
+    """Memory that its engine takes, about."""
+    boot_ms: int
+    """Milliseconds that its sandboxes took to boot the last time; 0: they never have."""
+    keep: str
+    """The entry's ``keep``."""
+    idle_ms: int
+    """The entry's ``idle_s``, in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepModel:
+    """Gateway: no request uses this model, and its shared sandboxes are to be ended until ``WakeModel``."""
+
+    model: str
+    reason: str
+    """One of ``appliance.common.model_rest.SLEEP_REASONS``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeModel:
+    """Gateway: the shared sandboxes of this model, which sleeps, are to be booted."""
+
+    model: str
+    reason: str
+    """One of ``appliance.common.model_rest.WAKE_REASONS``."""
+    tenant: str
+    """Tenant whose request wakes it; empty: the operator does."""
+
+
+ModelWishes = ReviewModels | ApplyModels | ModelDrained | SleepModel | WakeModel
+"""Messages of the gateway."""
+
+ModelWords = ModelServed | ModelGone | ModelsReviewed | ModelRest
+"""Messages of the supervisor."""

@@ -281,6 +281,19 @@ class NoPlaceLeftError(UnavailableError):
     wire = Wire("RESOURCE_EXHAUSTED", 503, "service_unavailable_error", "no_place_left", "NO_PLACE_LEFT")
 
 
+class ModelAsleepError(UnavailableError):
+    """The model sleeps, and will not be awake within the request's deadline or cannot be woken now; Retry-After says
+    when it can."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "model_asleep", "MODEL_ASLEEP")
+
+
+class ModelWakeError(UnavailableError):
+    """The model was asleep, and the attempt to wake it for this request failed; another one may do better."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "model_wake_failed", "MODEL_WAKE_FAILED")
+
+
 class GpuLostError(UnavailableError):
     """The GPU that computed the answer was lost; the message names the card."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.common.errors import ApplianceError, QuarantinedError
+from appliance.common.errors import ApplianceError, ModelAsleepError, QuarantinedError
 
 OK, REFUSED, INVALID, CANCELLED, FAILED = OUTCOMES = ("ok", "refused", "invalid", "cancelled", "failed")
 """``refused``: by a credential, a rule or a limit; ``invalid``: the caller's mistake; ``cancelled``: the client left;
@@ -25,6 +25,8 @@ def outcome_of(error: ApplianceError | None) -> str:
     status = error.wire.http
     if status == CLIENT_LEFT:
         return CANCELLED
+    if isinstance(error, ModelAsleepError):
+        return REFUSED  # By the limit of memory that the operator has set.
     if status >= SERVER_FAULT:
         return FAILED
     # Quarantine has the status of a mistake, because the same request must not be sent again, but it is our decision.

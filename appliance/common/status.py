@@ -25,8 +25,8 @@ class SandboxStatus:
     role: str = "text"
     """``engine`` or ``text``."""
     state: str
-    """``booting``, ``ready``, ``hung``, ``draining``, ``failed``, ``stopped``; ``shared`` where a tenant has no such
-    sandbox of its own."""
+    """``booting``, ``ready``, ``hung``, ``draining``, ``failed``, ``stopped``, ``asleep``; ``shared`` where a tenant
+    has no such sandbox of its own."""
     kind: str
     """Kind of its isolation: ``gvisor-systrap``, ... or a kind that begins with one of ``UNSAFE_KINDS``."""
     generation: int = 0
@@ -103,7 +103,8 @@ class ModelView:
 
     name: str
     state: str
-    """``ready`` when a request would be answered now, else ``starting``, ``hung`` or ``draining``."""
+    """``ready`` when a request would be answered now, else ``starting``, ``hung``, ``draining``, ``waking`` or
+    ``asleep``."""
     runner: str
     tenant: str
     """Tenant whose own sandboxes these are; empty: shared."""
@@ -124,10 +125,11 @@ class ModelStatus:
     engine: EngineStatus
     text: SandboxStatus
     runner: str = "model"
-    """``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
+    """``null``: a benchmark's, which computes nothing."""
     tenant: str = ""
-    """Tenant whose own sandboxes these are; empty: shared. The engine of a tenant that has its own text sandbox only is
-    ``shared``."""
+    """Tenant whose own sandboxes these are; empty: shared. An engine that it does not have is ``shared``."""
+    used_at: float | None = None
+    """When a request last used it; None before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,7 +396,7 @@ class ApplianceStatus:
     """GPUs that models use."""
 
 
-SERVING_STATES = ("serving", "starting", "failed", "hung", "draining")
+SERVING_STATES = ("serving", "starting", "failed", "hung", "draining", "waking", "asleep")
 """States of a served model, as commands and the metric ``athanor_models`` name them."""
 
 

@@ -30,6 +30,7 @@ from appliance.common.control import (
     Welcome,
 )
 from appliance.common.control_cards import CardState
+from appliance.common.control_models import ModelRest
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
@@ -50,6 +51,7 @@ from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.freezer import Freezer
+from appliance.gateway.sandboxes.model_rests import TURNED_AWAY, WOKEN, ModelRests
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
 from appliance.gateway.sandboxes.publications import published_for
@@ -121,12 +123,14 @@ class Gateway:
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
+        self._rests = _rests(config, self._service, supervisor, lambda: self._sandboxes.attachment.attached)
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
         wanted = config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
-        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
+        thawed = partial(_count_thaw, self._telemetry)
+        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, thawed)
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
             self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
@@ -146,6 +150,7 @@ class Gateway:
             SpendReserved: self._spend.take_reserved,
             **questions.takers,
             **self._table.takers,
+            ModelRest: self._rests.take,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
@@ -189,9 +194,8 @@ class Gateway:
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
             gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
-            watching = watch_engines(
-                self._state, gauges, self._step_timeout_s, lambda: self._freezer.look(self._sandboxes.every)
-            )
+            idle = partial(_look_at_idle, self._rests, self._freezer, self._sandboxes)
+            watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
@@ -250,7 +254,7 @@ class Gateway:
         settings = FrontEndSettings.of(listen, self._certificate)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys) as admin,
+            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._rests) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
             gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
@@ -335,12 +339,10 @@ class Gateway:
 
     def _welcome(self, welcome: Welcome) -> None:
         self._table.welcome(welcome)
+        self._rests.welcome()
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
-
-    def _count_thaw(self, model: str) -> None:
-        self._telemetry.count(names.SANDBOX_THAWS, model=model)
 
     def _audit_policy(self, outcome: str, digest: str) -> None:
         tenants = len(self._service.ledger.policy.tenants)
@@ -374,7 +376,7 @@ class Gateway:
         await first_ready(self._models.values(), FIRST_READY_S)
         if self._stop.is_set():
             return  # the drain woke us: nothing is ready
-        late = [name for name, model in self._models.items() if not model.ready]
+        late = [name for name, model in self._models.items() if not model.ready and model.rest.awake]
         if late:
             log.error("models that failed to start are not served yet", models=late)
         self._announced = True
@@ -387,6 +389,36 @@ class Gateway:
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+def _rests(
+    config: ApplianceConfig, service: GatewayService, supervisor: SupervisorLink, attached: Callable[[], bool]
+) -> ModelRests:
+    """Make what puts models to sleep and wakes them, for the service's requests."""
+    end_own, budget = service.tenant_sandboxes.end_model, config.sandbox.models_memory_bytes
+    rests = ModelRests(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
+    rests.live = lambda model: sum(life.model is model for life in service.live)
+    rests.count = partial(_count_rest, service.count)
+    service.dependencies.rests = rests
+    return rests
+
+
+def _count_rest(count: Callable[..., None], what: str, model: str, reason: str) -> None:
+    """Count what happened to a model that sleeps or slept."""
+    if what == TURNED_AWAY:
+        count(names.MODEL_REFUSALS, model=model)
+    else:
+        count(names.MODEL_WAKES if what == WOKEN else names.MODEL_SLEEPS, model=model, reason=reason)
+
+
+def _look_at_idle(rests: ModelRests, freezer: Freezer, sandboxes: Sandboxes) -> None:
+    """Put to sleep or freeze what nobody uses."""
+    rests.look()
+    freezer.look(sandboxes.every)
+
+
+def _count_thaw(telemetry: OtelTelemetry, model: str) -> None:
+    telemetry.count(names.SANDBOX_THAWS, model=model)
 
 
 async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:

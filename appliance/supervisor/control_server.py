@@ -34,7 +34,7 @@ from appliance.common.control import (
     receive,
     send,
 )
-from appliance.common.control_models import ApplyModels, ModelDrained, ReviewModels
+from appliance.common.control_models import ModelWishes
 from appliance.common.errors import ControlError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
@@ -81,8 +81,8 @@ class ControlServer:
         """Takes questions for attestations and about usage."""
         self.on_store: Callable[[OpenStore], None] = lambda _message: None
         """Takes the question for the socket of files and batches."""
-        self.on_models: Callable[[ReviewModels | ApplyModels | ModelDrained], None] = lambda _message: None
-        """Takes words about models that come and go."""
+        self.on_models: Callable[[ModelWishes], None] = lambda _message: None
+        """Takes words about models that come and go, sleep and wake."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -208,7 +208,7 @@ class ControlServer:
 
     def _serve_sandboxes(self, message: Control) -> None:
         """Serve what is about sandboxes and their models."""
-        if isinstance(message, ReviewModels | ApplyModels | ModelDrained):
+        if isinstance(message, ModelWishes):
             self.on_models(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)

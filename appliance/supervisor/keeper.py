@@ -86,6 +86,8 @@ class Keeper:
         self._repeat: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[_End] | None = None
         self._stopping = asyncio.Event()
+        self.boot_s = 0.0
+        """Seconds that the last boot took; 0: there was none."""
         self._reason = "ended"
         """Why the last life ended, for the gateway's count."""
         self._busy = False
@@ -130,6 +132,7 @@ class Keeper:
             self.life = self.life.advance(Event.DIED, time.monotonic())
             self._report_first(str(error))
             return str(error)
+        self.boot_s = booted.boot_s
         self.life = self.life.advance(Event.BECAME_READY, time.monotonic())
         log.info(
             "sandbox is ready",

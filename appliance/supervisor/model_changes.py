@@ -21,7 +21,16 @@ from appliance.common.catalog import check_files, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_loader import Resolved
 from appliance.common.control import Control
-from appliance.common.control_models import ApplyModels, ModelDrained, ModelGone, ModelsReviewed, ReviewModels
+from appliance.common.control_models import (
+    ApplyModels,
+    ModelDrained,
+    ModelGone,
+    ModelsReviewed,
+    ModelWishes,
+    ReviewModels,
+    SleepModel,
+    WakeModel,
+)
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, os_errors_as
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, no_room
@@ -31,6 +40,7 @@ from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.gpu import Cards
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
+from appliance.supervisor.rest_orders import RestOrders
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
 from isolation.gvisor.runtime import Runtime
@@ -77,6 +87,7 @@ class ModelChanges:
         self._publish = publish
         self._record = record
         self._reread = reread
+        self._rests = RestOrders(models, publish, record)
         self.residents: Residents | None = None
         self.warm: WarmStarts | None = None
         """Set by the owner: what else belongs to a model."""
@@ -86,9 +97,15 @@ class ModelChanges:
         self._reviewed: _Reviewed | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, message: ReviewModels | ApplyModels | ModelDrained) -> None:
-        """Take a word of the gateway."""
-        if isinstance(message, ModelDrained):
+    def take(self, message: ModelWishes) -> None:
+        """Take a word of the gateway.
+
+        Raises:
+            ControlError: no gateway says it.
+        """
+        if isinstance(message, SleepModel | WakeModel):
+            self._rests.take(message)
+        elif isinstance(message, ModelDrained):
             self._models.drained(message.model)
         elif isinstance(message, ApplyModels):
             self._apply(message.request)
@@ -100,6 +117,7 @@ class ModelChanges:
 
     async def close(self) -> None:
         """Give up what is under way."""
+        await self._rests.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -233,6 +251,7 @@ class ModelChanges:
         log.info("a model comes", model=name, digest=planned.files.digest, folder=str(planned.files.folder))
         self._record(_entry("serve", planned))
         self._publish(self._models.word(name), ())
+        self._publish(self._models.rest_word(name), ())
 
     async def _end(self, name: str, *, again: bool) -> PlannedModel:
         log.info("a model goes", model=name, again=again)
@@ -294,4 +313,6 @@ def _entry(what: str, planned: PlannedModel) -> Entry:
         user=0,
         outcome="OK",
         count=0,
+        reason="",
+        tenant="",
     )

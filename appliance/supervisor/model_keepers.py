@@ -1,16 +1,19 @@
-"""Keepers of the models' shared sandboxes, two for each model. Models come and go while the supervisor runs."""
+"""Keepers of the models' shared sandboxes, two for each model. Models come and go, sleep and wake while the supervisor
+runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import Fault, Freeze, HandedOver
-from appliance.common.control_models import ModelServed
+from appliance.common.control_models import ModelRest, ModelServed
 from appliance.common.model_memory import ModelNeed, model_need
+from appliance.common.model_rest import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.common.served_models import LEAVING, SERVED, entry_digest
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
@@ -46,6 +49,13 @@ class _Served:
     keepers: tuple[Keeper, ...]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     state: str = SERVED
+    rest: str = AWAKE
+    cause: str = ""
+    """Why the last wake failed."""
+    boot_s: float = 0.0
+    """Seconds that the last boot took, of lives that are over."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the model falls asleep or wakes."""
     again: bool = False
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,6 +75,8 @@ class ModelKeepers:
         self.coming: tuple[BootPlan, ...] = ()
         """Boots that were reviewed and are not carried out yet: what they hold of a card is taken; also for other
         threads."""
+        self._resting: set[asyncio.Task[None]] = set()
+        """Tasks of keepers that are ended because their model falls asleep."""
         self.ended: list[asyncio.Task[None]] = []
         """Tasks of keepers that ended by themselves."""
 
@@ -88,6 +100,11 @@ class ModelKeepers:
         """Keepers of all models; also for other threads."""
         return [keeper for one in tuple(self._models.values()) for keeper in one.keepers]
 
+    @property
+    def starting(self) -> list[Keeper]:
+        """Keepers of the models that do not begin asleep."""
+        return [keeper for one in self._models.values() if one.rest != ASLEEP for keeper in one.keepers]
+
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.
 
@@ -99,9 +116,22 @@ class ModelKeepers:
             raise KeyError(name)
         return one.planned
 
-    def told(self) -> Iterator[ModelServed]:
+    def told(self) -> Iterator[ModelServed | ModelRest]:
         """Every model, as the gateway is told."""
-        return (self.word(name) for name in self._models)
+        for name in self._models:
+            yield self.word(name)
+            yield self.rest_word(name)
+
+    def rest_word(self, name: str) -> ModelRest:
+        """Whether a model's sandboxes are there, as the gateway is told."""
+        one = self._models[name]
+        try:
+            need = one.planned.need.about
+        except OSError:  # Its files are gone; a wake will say so.
+            need = 0
+        boot_ms = round(1e3 * max(one.boot_s, *(keeper.boot_s for keeper in one.keepers)))
+        entry = one.planned.entry
+        return ModelRest(name, one.rest, one.cause, need, boot_ms, entry.keep, round(1e3 * entry.idle_s))
 
     def word(self, name: str) -> ModelServed:
         """One model, as the gateway is told."""
@@ -114,26 +144,73 @@ class ModelKeepers:
         return ModelServed(name, entry.runner, truncates, entry_, one.state, again, adapters, templated, labels)
 
     def add(self, planned: PlannedModel) -> None:
-        """Take a model; its sandboxes are not booted before ``start``."""
+        """Take a model; its sandboxes are not booted before ``start``. One that is not always kept begins asleep."""
         name = planned.entry.name
         assert name not in self._models, "an earlier model of this name has ended"
+        rest = AWAKE if planned.entry.keep == ALWAYS else ASLEEP
+        self._models[name] = _Served(planned, self._keepers(planned), rest=rest)
+        self.digests[name] = planned.files.digest
+
+    def _keepers(self, planned: PlannedModel) -> tuple[Keeper, ...]:
         keepers = tuple(self._make(plan) for plan in planned.plans)
         if self._boots:
             # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
             for keeper in keepers:
                 keeper.life = Life(generation=self._boots, restarts=-1)
-        self._models[name] = _Served(planned, keepers)
-        self.digests[name] = planned.files.digest
+        return keepers
 
     def start(self, name: str) -> None:
-        """Boot a model's sandboxes and keep them alive, unless it has left meanwhile. Idempotent."""
+        """Boot a model's sandboxes and keep them alive, unless it sleeps or has left meanwhile. Idempotent."""
         one = self._models.get(name)
-        if one is None or one.tasks or one.state != SERVED:
+        if one is None or one.tasks or one.state != SERVED or one.rest == ASLEEP:
             return
         for keeper in one.keepers:
             task = asyncio.create_task(keeper.run(), name=f"keeper of {keeper.plan.name}")
             task.add_done_callback(self._note_end)
             one.tasks.append(task)
+
+    async def sleep(self, name: str) -> bool:
+        """End the sandboxes of a model that stays; returns whether that was to be done, when nothing is left of them.
+        Their checkpoints are kept."""
+        one = self._models.get(name)
+        if one is None:
+            return False
+        async with one.turn:
+            if one.state != SERVED or one.rest != AWAKE:
+                return False
+            await self._rest(one)
+            return True
+
+    async def _rest(self, one: _Served) -> None:
+        self._resting.update(one.tasks)
+        for keeper in one.keepers:
+            keeper.stop()
+        await asyncio.gather(*one.tasks, return_exceptions=True)
+        if one.state != SERVED:
+            return  # It is taken away meanwhile, with the keepers that it has.
+        self._boots = max(self._boots, *(keeper.life.generation for keeper in one.keepers))
+        one.boot_s = max((keeper.boot_s for keeper in one.keepers if keeper.boot_s), default=one.boot_s)
+        one.tasks.clear()
+        one.keepers, one.rest = self._keepers(one.planned), ASLEEP
+
+    async def wake(self, name: str, waking: Callable[[], None]) -> bool:
+        """Boot the sandboxes of a sleeping model; returns whether that was to be done, once both are ready or it sleeps
+        again because one is not. ``waking`` is called when it begins."""
+        one = self._models.get(name)
+        if one is None:
+            return False
+        async with one.turn:
+            if one.state != SERVED or one.rest != ASLEEP:
+                return False
+            one.rest, one.cause = WAKING, ""
+            waking()
+            self.start(name)
+            one.cause = await _came_up(one.keepers, one.tasks)
+            if one.cause:
+                await self._rest(one)
+            else:
+                one.rest = AWAKE
+            return True
 
     def leave(self, name: str, *, again: bool) -> None:
         """Note that a model shall end; ``again``: another of its name comes after it."""
@@ -194,7 +271,10 @@ class ModelKeepers:
         await asyncio.gather(*(task for one in self._models.values() for task in one.tasks), return_exceptions=True)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        asked = any(one.state == LEAVING and task in one.tasks for one in self._models.values())
+        asked = task in self._resting or any(
+            one.state == LEAVING and task in one.tasks for one in self._models.values()
+        )
+        self._resting.discard(task)
         if asked and not task.cancelled() and task.exception() is None:
             return
         self.fail(task)
@@ -203,3 +283,16 @@ class ModelKeepers:
         """Note a task that has ended and should not have, which is a defect."""
         self.ended.append(task)
         self._failed()
+
+
+async def _came_up(keepers: tuple[Keeper, ...], tasks: list[asyncio.Task[None]]) -> str:
+    """Wait until all sandboxes are ready for the first time; returns why one is not, empty where all are."""
+    boots = [keeper.first_boot for keeper in keepers]
+    while not all(boot.done() for boot in boots):
+        waits: list[asyncio.Future[Any]] = [*(boot for boot in boots if not boot.done()), *tasks]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if problems := [problem for boot in boots if boot.done() and (problem := boot.result())]:
+            return problems[0]
+        if any(task.done() for task in tasks):
+            return "it was ended while it started"
+    return next((problem for boot in boots if (problem := boot.result())), "")

@@ -120,7 +120,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     tasks = [asyncio.create_task(work) for work in asides]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
-    keepers = models.keepers
+    keepers = models.starting
     for name in models.names:
         models.start(name)
     try:
@@ -375,7 +375,7 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
             problems.setdefault(keeper.plan.model, f"{keeper.plan.name}: {problem}")
     for problem in problems.values():
         log.error("sandbox did not start", problem=problem)
-    if len(problems) == len({keeper.plan.model for keeper in keepers}):
+    if problems and len(problems) == len({keeper.plan.model for keeper in keepers}):
         raise StartError("no model could be started:\n  " + "\n  ".join(problems.values()))
 
 

@@ -82,7 +82,17 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
-    "model": {"what": _T, "model": _T, "model_digest": _T, "source": _T, "user": _N, "outcome": _T, "count": _N},
+    "model": {
+        "what": _T,
+        "model": _T,
+        "model_digest": _T,
+        "source": _T,
+        "user": _N,
+        "outcome": _T,
+        "count": _N,
+        "reason": _T,
+        "tenant": _T,
+    },
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -108,7 +118,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   that touched;
 * ``model``: what the operator had done to the cache of models (pull, remove) or to what is served (add, stop), as which
   user id, with the model's name, digest and source, and the bytes that came; told by the command, after it was done or
-  failed. And each model that came (serve) or went (end) by a reload, told by the supervisor with the user 0;
+  failed. And each model that came (serve) or went (end) by a reload, fell asleep (sleep, by the operator, idle, or for
+  the memory of another) or woke (wake, by the operator or for the request of a tenant), told by the supervisor with the
+  user 0;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
@@ -121,6 +133,7 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "request": (_NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
+    "model": (frozenset({"reason", "tenant"}),),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""

@@ -138,7 +138,7 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
                 silent = box.role == "engine" and facts.silence_s.get(model.name, 0.0) >= SILENCE_S
                 if not silent:
                     yield _hung(model, box, facts.users.get(model.name, 0))
-            elif box.state not in ("ready", "shared") and facts.attached:
+            elif box.state not in ("ready", "shared", "asleep") and facts.attached:
                 yield _down(model, box, facts.users.get(model.name, 0))
     for name, silence_s in facts.silence_s.items():
         if silence_s >= SILENCE_S:

@@ -77,7 +77,7 @@ class VectorSession(ABC):
                 "operator for a tenant of another class",
                 param="model",
             )
-        life.place(reservation)
+        await life.place(reservation)
         texts = await self._encode(reservation)
         self._vectors = [None] * len(texts)
         await self._reserve(reservation, texts, await life.limits(max(map(max, texts)), self._param))

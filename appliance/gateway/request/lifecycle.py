@@ -47,6 +47,7 @@ from appliance.gateway.request.turns import Turns
 from appliance.gateway.request.waiting import Gate
 from appliance.gateway.request.withdrawal import Admitted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_rests import ModelRests
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
 from appliance.gateway.sandboxes.stream import EngineGoneError, TokenStream
@@ -106,6 +107,8 @@ class SessionDependencies:
     """Records the largest cost of a request of a tenant; None where no account is kept."""
     count: Callable[..., None] = lambda *_args, **_labels: None
     """Adds to a counter of ``names``."""
+    rests: ModelRests | None = None
+    """Wakes sleeping models; None where none sleeps."""
     batch: str = ""
     """Batch of which the request is a line."""
 
@@ -214,17 +217,15 @@ class Lifecycle:
         with self._shadow.reserving(input_tokens, asked, room, longest):
             await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
 
-    def place(self, reservation: Reservation) -> None:
-        """Choose the sandboxes that the tenant's class asks for. To be called once the policy has agreed, so that
-        nobody boots sandboxes by asking for what it may not have.
+    async def place(self, reservation: Reservation) -> None:
+        """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed.
 
         Raises:
-            NoPlaceLeftError: the class asks for sandboxes of its own, and there may be no more.
+            UnavailableError: there may be no more of the tenant's own, or the model will not be awake in time.
         """
-        isolation_class = reservation.obligations.isolation_class
-        self.pair = self.dependencies.tenant_sandboxes.place(self.model, self.principal.tenant, isolation_class)
-        if self.pair.text.frozen or self.pair.engine.frozen:
-            self.trace.annotate(sandbox_thawed=True)
+        tenant, wanted = self.principal.tenant, reservation.obligations.isolation_class
+        self.pair = self.dependencies.tenant_sandboxes.place(self.model, tenant, wanted)
+        await _awaken(self)
 
     @property
     def admitted(self) -> Admitted | None:
@@ -383,6 +384,7 @@ class Lifecycle:
     def _end(self, error: ApplianceError | None) -> None:
         """Settle with everybody who was told of the request."""
         self.dependencies.live.discard(self)
+        self.model.rest.used_at = time.monotonic()
         parts, outcome = self.dependencies, self.outcome
         self.pair.leave()
         tokens = self.tokens
@@ -414,6 +416,19 @@ class Lifecycle:
             output_tokens=tokens.output,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+async def _awaken(life: Lifecycle) -> None:
+    """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep."""
+    rests = life.dependencies.rests
+    if life.pair.text.frozen or life.pair.engine.frozen:
+        life.trace.annotate(sandbox_thawed=True)
+    if rests is None or life.model not in (life.pair.engine, life.pair.text):
+        return
+    with life.waiting():
+        waited_s = await rests.awaken(life.model, life.until, life.principal.tenant)
+    if waited_s:
+        life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 
 
 def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:

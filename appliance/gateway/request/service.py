@@ -100,7 +100,7 @@ class GatewayService:
         self.ledger = ledger
         self.sandbox = "unknown"
         """Kind of the sandboxes, as the supervisor reported it; a span attribute."""
-        self.tenant_counts = TenantCounts(lambda: (life.tokens for life in self._dependencies.live))
+        self.tenant_counts = TenantCounts(lambda: (life.tokens for life in self.dependencies.live))
         self.integrity_failures = 0
         """Requests ended for an integrity failure since the start, in all engines."""
         self.publications = Publications(model_sandboxes, self.next_id)
@@ -113,7 +113,7 @@ class GatewayService:
         """Policy that is tried, if any."""
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
         self._audited_calls = AuditedCalls(self.audit, model_sandboxes)
-        self._dependencies = SessionDependencies(
+        self.dependencies = SessionDependencies(
             model_sandboxes,
             ledger,
             self.suspects,
@@ -129,7 +129,7 @@ class GatewayService:
     @property
     def live(self) -> Collection[Lifecycle]:
         """Requests between admission and settlement."""
-        return self._dependencies.live
+        return self.dependencies.live
 
     def next_id(self) -> int:
         """Draw a wire id never used before in this process."""
@@ -203,7 +203,7 @@ class GatewayService:
             trace.finish(error=error)
             raise
         line = context.line
-        dependencies = self._dependencies
+        dependencies = self.dependencies
         if line is not None:
             dependencies = replace(dependencies, audited_calls=self._audited_calls.of_line(line), batch=line.batch)
         return Lifecycle(dependencies, principal, request, trace, self.shadows.request(principal, context))
@@ -293,7 +293,7 @@ class GatewayService:
 
     def end_unproved(self, credential_holds: Callable[[Principal], bool]) -> None:
         """End every request whose caller's credential has expired or was revoked; asked several times a second."""
-        for life in list(self._dependencies.live):
+        for life in list(self.dependencies.live):
             if not credential_holds(life.principal):
                 life.withdraw(credential_gone())
 
@@ -304,7 +304,7 @@ class GatewayService:
             credential_holds: whether a caller's credential is in force.
         """
         ledger = self.ledger
-        for life in list(self._dependencies.live):
+        for life in list(self.dependencies.live):
             holds, admitted = credential_holds(life.principal), life.admitted
             if admitted is None:  # it waits for its admission, and ``ledger`` has decided on it anew
                 error = caller_withdrawn(life.principal, ledger.policy, credential_holds=holds)

@@ -63,7 +63,7 @@ class Session:
         life, request = self.life, self._request
         tenant = life.dependencies.ledger.policy.tenants.get(life.principal.tenant)
         reservation = await life.admit(request.max_tokens, request.choices, feature=_feature(request, tenant))
-        life.place(reservation)
+        await life.place(reservation)
         with life.encoding(reservation, request.max_tokens) as client:
             await self._check_calls(client)
             token_ids = await client.encode(request.prompt, life.until)

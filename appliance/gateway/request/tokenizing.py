@@ -28,7 +28,7 @@ class TokenizerSession:
         """
         life = self.life
         reservation = await life.admit(0, feature=Feature.TOKENIZE)
-        life.place(reservation)
+        await life.place(reservation)
         with life.encoding(reservation, 0) as client:
             token_ids = await client.encode(self._request.prompt, life.until)
             life.outcome.input_tokens = len(token_ids)
@@ -44,7 +44,7 @@ class TokenizerSession:
         life, prompt = self.life, self._request.prompt
         assert isinstance(prompt, TokenPrompt), "a front end makes no other"
         reservation = await life.admit(0, feature=Feature.TOKENIZE)
-        life.place(reservation)
+        await life.place(reservation)
         with life.encoding(reservation, 0) as client:
             if len(prompt.token_ids) > client.most_counted:
                 raise ContextLengthError(

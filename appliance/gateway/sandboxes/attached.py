@@ -174,6 +174,8 @@ class Sandboxes:
         self.attachment = Attachment()
         for model in self.every:
             model.close_links()
+            if model.rest.waking:
+                model.fall_asleep(SUPERVISOR_GONE)
             for record in model.records.values():
                 if record.state == "ready":
                     record.become("failed", SUPERVISOR_GONE)

@@ -18,6 +18,7 @@ from appliance.common.control import COLD, FALLEN_BACK, RESTORED, SandboxUp
 from appliance.common.errors import NoPlaceLeftError, UnavailableError
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.rest import Rest
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from isolation.ipc.kv import KvQuotas
 from isolation.ipc.messages import EngineReady
@@ -154,6 +155,7 @@ class ModelSandboxes:
         self.records: dict[str, SandboxRecord] = {}
         """States of the sandboxes by role (``engine``, ``text``), of those that were ever there or are asked for."""
         self.draining = False
+        self.rest = Rest()
         self.leaving = Leaving.NO
         """Whether it takes no request any more, because it is being taken away."""
         self.arriving = False
@@ -287,12 +289,35 @@ class ModelSandboxes:
         return self.capacity
 
     async def wait_settled(self, until: float) -> None:
-        """Wait until both sandboxes are there, or one has failed.
+        """Wait until both sandboxes are there, or one has failed, or the model sleeps.
+
+        Raises:
+            UnavailableError: none of it happened in time.
+        """
+        await self._wait(lambda: self.ready or self.failed or self.rest.asleep, until)
+
+    async def wait_awake(self, until: float) -> None:
+        """Wait until both sandboxes are there, or the model sleeps.
 
         Raises:
             UnavailableError: neither happened in time.
         """
-        await self._wait(lambda: self.ready or self.failed, until)
+        await self._wait(lambda: self.ready or self.rest.asleep, until)
+
+    def begin_wake(self) -> None:
+        """Note that the model is being woken."""
+        self.rest.begin_wake(time.monotonic())
+        for record in self.records.values():
+            record.become("booting")
+
+    def fall_asleep(self, cause: str = "") -> None:
+        """Note that the model has no sandboxes now, and end the waits for them; ``cause``: why it could not be woken,
+        if that is so."""
+        self.rest.fall_asleep(cause, time.monotonic())
+        for record in self.records.values():
+            record.become("asleep", cause)
+            record.pid = record.memory_bytes = 0
+        self._tell()
 
     async def wait_text(self, until: float) -> TextLink:
         """Return the text link, as soon as there is one.
@@ -365,6 +390,8 @@ class ModelSandboxes:
             self._tell()
 
     def _tell(self) -> None:
+        if self.ready and self.rest.waking:
+            self.rest.note_awake(time.monotonic())
         self.arriving = self.arriving and not self.ready
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -392,9 +419,10 @@ class ModelSandboxes:
 
 
 async def first_ready(models: Iterable[ModelSandboxes], longest_s: float) -> None:
-    """Wait until both sandboxes of one of the models are there, or none can come, at most ``longest_s`` seconds."""
+    """Wait until both sandboxes of one of the models are there, or it sleeps, or none can come, at most ``longest_s``
+    seconds."""
     until = time.monotonic() + longest_s
-    waits = [asyncio.ensure_future(model.wait_ready(until)) for model in models]
+    waits = [asyncio.ensure_future(model.wait_awake(until)) for model in models]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:

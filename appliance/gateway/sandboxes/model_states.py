@@ -27,6 +27,9 @@ def model_state(
     """
     if shared is None or shared.leaving is not Leaving.NO:
         return ModelState.UNREADY
+    # A sleeping model wakes for the first request, or a route would never come back to it.
+    if not shared.rest.awake:
+        return ModelState.READY
     # Sandboxes of its own are booted for the first request, which waits for them: a model without them yet is as good
     # as one that has them, or it would never get any.
     engines = own if isolation_class.own_engine else shared

@@ -15,6 +15,8 @@ GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID 
 GET  /health/live             200 while the process answers
 GET  /health/ready            200 when a request can be served, else 503 with the reason
 POST /reload                  ``ReloadOutcome``: 200, or 409 when the policy was not changed
+POST /models/NAME/sleep       ``RestOutcome``: 200, 404 for no such model, 409 when it cannot sleep now
+POST /models/NAME/wake        the same, once the model is awake
 GET  /, /console...           the operator's page, where there is one (``appliance.gateway.console``)
 GET  /runbooks                what each alert means and what to do
 ============================  =============================================================
@@ -33,6 +35,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
+from appliance.common.model_rest import RestOutcome
 from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
@@ -41,8 +44,20 @@ from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
 DEFAULT_LIMIT = 20
 """Traces listed when no limit is asked for: a screen."""
 
+MAX_NAME_CHARS = 128
+"""Characters of a model's name."""
+
 MAX_ID_CHARS = 64
 """Characters of a trace's name; a trace id has 32."""
+
+
+def _no_model(name: str) -> RestOutcome:
+    """Answer of a listener without models."""
+    return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+
+
+async def _no_model_soon(name: str) -> RestOutcome:
+    return _no_model(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,9 @@ class AdminParts:
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
     shadow: Callable[[], ShadowStatus]
+    sleep: Callable[[str], RestOutcome] = _no_model
+    wake: Callable[[str], Awaitable[RestOutcome]] = _no_model_soon
+    """May wait."""
 
 
 def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
@@ -107,9 +125,25 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
         Route("/health/live", live),
         Route("/health/ready", ready_endpoint(parts.ready)),
         Route("/reload", reload, methods=["POST"]),
+        _rest_route(parts),
         *console,
     ]
     return LoopbackOnly(Starlette(routes=routes))
+
+
+def _rest_route(parts: AdminParts) -> Route:
+    """Route of orders to sleep and to wake."""
+
+    async def rest(request: Request) -> Response:
+        if "origin" in request.headers:
+            return problem(403, "a model is not put to sleep or woken from a web page")
+        name, order = str(request.path_params["name"])[:MAX_NAME_CHARS], str(request.path_params["order"])
+        if order not in ("sleep", "wake"):
+            return problem(404, "a model can be told to sleep or to wake")
+        outcome = parts.sleep(name) if order == "sleep" else await parts.wake(name)
+        return JSONResponse(encode(outcome), status_code=200 if outcome.ok else 409 if outcome.found else 404)
+
+    return Route("/models/{name}/{order}", rest, methods=["POST"])
 
 
 def _trace(store: TraceStore, wanted: str) -> Response:

@@ -162,6 +162,11 @@ SPILL_BLOCKS = "athanor.spill.blocks"
 KV_PUBLIC_BLOCKS = "athanor.kv.public_blocks"
 KV_PUBLIC_HITS = "athanor.kv.public_hits"
 MODELS = "athanor.models"
+MODEL_STATE = "athanor.model.state"
+MODEL_WAKE_TIME = "athanor.model.last_wake"
+MODEL_WAKES = "athanor.model.wakes"
+MODEL_SLEEPS = "athanor.model.sleeps"
+MODEL_REFUSALS = "athanor.model.asleep_refusals"
 SANDBOX_READY = "athanor.sandbox.ready"
 SANDBOX_MEMORY = "athanor.sandbox.memory"
 SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
@@ -272,6 +277,17 @@ COUNTERS = {
         frozenset({"model", "role", "outcome"}),
     ),
     SANDBOX_THAWS: Instrument("{thaw}", "Times that a model's frozen sandboxes went on.", frozenset({"model"})),
+    MODEL_WAKES: Instrument(
+        "{wake}", "Times that a model was woken, by reason: request, operator.", frozenset({"model", "reason"})
+    ),
+    MODEL_SLEEPS: Instrument(
+        "{sleep}",
+        "Times that a model was put to sleep, by reason: idle, memory (of another model), operator.",
+        frozenset({"model", "reason"}),
+    ),
+    MODEL_REFUSALS: Instrument(
+        "{request}", "Requests refused because their model sleeps (model_asleep).", frozenset({"model"})
+    ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     QUEUED_REQUESTS: Instrument(
         "{request}",
@@ -415,6 +431,10 @@ GAUGES = {
     GPU_MODEL_SHARE: Instrument("By", "Memory that they may hold together by gpu_share.", _GPU | {"model"}),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
+    MODEL_STATE: Instrument(
+        "1", "1 for the state that a model is in: awake, waking, asleep; else 0.", frozenset({"model", "state"})
+    ),
+    MODEL_WAKE_TIME: Instrument("s", "How long the model's last wake took.", frozenset({"model"})),
     MODELS: Instrument("{model}", "Models by state; of one that fails, status has the reason.", frozenset({"state"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox is there and does not hang.", frozenset({"model", "role"})),
     SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),

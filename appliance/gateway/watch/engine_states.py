@@ -68,7 +68,13 @@ class EngineStates:
             )
         text = known.get("text") or SandboxStatus(state="booting", kind=kind)
         return ModelStatus(
-            name=view.name, state=view.state, engine=engine, text=text, runner=view.runner, tenant=view.tenant
+            name=view.name,
+            state=view.state,
+            engine=engine,
+            text=text,
+            runner=view.runner,
+            tenant=view.tenant,
+            used_at=self._clocks.unix(model.rest.used_at) if model.rest.used else None,
         )
 
     def blocks_by_account(self) -> dict[str, int]:
@@ -139,6 +145,8 @@ def view_state(model: ModelSandboxes, *, there: bool) -> str:
     """Return the state of a model for ``ModelView``; ``there``: its sandboxes are."""
     if model.draining or model.leaving is not Leaving.NO:
         return "draining"
+    if not there and not model.rest.awake:
+        return model.rest.state
     return "starting" if not there else "hung" if model.hangs else "ready"
 
 

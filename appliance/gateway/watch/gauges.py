@@ -12,6 +12,7 @@ import structlog
 
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
+from appliance.common.model_rest import RESTS, SLEEP_REASONS, WAKE_REASONS
 from appliance.common.status import SERVING_STATES, serving_state
 from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
@@ -144,7 +145,10 @@ class Gauges:
         metrics.expect(names.SANDBOX_LOSSES, model=models, role=ROLES, reason=LOSS_REASONS)
         for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
             metrics.expect(counter, model=models)
-        metrics.expect(names.SANDBOX_THAWS, model=models)
+        for counter in (names.SANDBOX_THAWS, names.MODEL_REFUSALS):
+            metrics.expect(counter, model=models)
+        metrics.expect(names.MODEL_WAKES, model=models, reason=WAKE_REASONS)
+        metrics.expect(names.MODEL_SLEEPS, model=models, reason=SLEEP_REASONS)
 
     def check_engines(self, step_timeout_s: float) -> None:
         """Count integrity failures, probe idle sandboxes, and end those that have answered nothing for so many seconds:
@@ -220,9 +224,14 @@ class Gauges:
 
     def _readiness(self, name: str, model: ModelSandboxes) -> Iterator[Level]:
         own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]
+        for state in RESTS:
+            yield Level(names.MODEL_STATE, int(model.rest.state == state), {"model": name, "state": state})
+        if model.rest.wake_s:
+            yield Level(names.MODEL_WAKE_TIME, model.rest.wake_s, {"model": name})
         for role, link in zip(ROLES, (model.engine, model.text), strict=True):
             labels = {"model": name, "role": role}
-            yield Level(names.SANDBOX_READY, int(link is not None and not link.hang), labels)
+            if model.rest.awake or link is not None:  # Else nothing is missing.
+                yield Level(names.SANDBOX_READY, int(link is not None and not link.hang), labels)
             links = [one.engine if role == "engine" else one.text for one in own]
             there = sum(one is not None and not one.hang for one in links)
             yield Level(names.OWN_SANDBOXES, there, labels)

@@ -433,6 +433,9 @@ def _wait_serving(loaded: ApplianceConfig, admin: str | None, model: ModelConfig
                 f"{model.name} does not start: {reason}",
                 f"it is tried again and again; athanor model stop {model.name} takes it away",
             )
+        if state == "asleep" and not reason:
+            output().print(f"{model.name} is served, and asleep until its first request", soft_wrap=True, markup=False)
+            return
         if found is not None and state == "serving":
             tokens = int(found["engine"]["num_blocks"]) * model.block_size
             said = f"{model.name} serves; its KV holds {counted(tokens, 'token')}"

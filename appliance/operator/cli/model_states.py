@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 3.0
 """Seconds that a running appliance has to tell its state; a list needs no more of it."""
 
-COLOURS = {"serving": "green", "starting": "yellow", "draining": "yellow"}
+COLOURS = {"serving": "green", "starting": "yellow", "draining": "yellow", "waking": "yellow", "asleep": "cyan"}
 """Colours of states; the other states are red, since they need a look."""
 
 
@@ -52,14 +53,18 @@ def served_rows(config: Path) -> list[dict[str, str]]:
         else:
             state, reason = state_of(known)
         place = found.origins[f"models[{index}].name"].rpartition(":")[0]
-        rows.append(_row(model.name, state, reason, place))
+        rows.append(_row(model.name, state, reason, place, known))
     for name, known in (told or {}).items():
-        rows.append(_row(name, *state_of(known), "written no more; athanor reload"))
+        rows.append(_row(name, *state_of(known), "written no more; athanor reload", known))
     return rows
 
 
-def _row(name: str, state: str, reason: str, place: str) -> dict[str, str]:
-    return {"name": name, "state": state, "reason": reason, "written": place}
+def _row(name: str, state: str, reason: str, place: str, known: Mapping[str, Any] | None) -> dict[str, str]:
+    from appliance.common.figures import duration
+
+    used_at = None if known is None else known.get("used_at")
+    used = "" if not isinstance(used_at, int | float) else f"{duration(max(0.0, time.time() - used_at))} ago"
+    return {"name": name, "state": state, "used": used, "reason": reason, "written": place}
 
 
 def served_table(rows: list[dict[str, str]]) -> Table:
@@ -70,10 +75,11 @@ def served_table(rows: list[dict[str, str]]) -> Table:
     from appliance.common.figures import printable
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for name in ("served", "state", "written", "reason"):
+    for name in ("served", "state", "last used", "written", "reason"):
         table.add_column(name, no_wrap=name != "reason")
     for row in rows:
         colour = COLOURS.get(row["state"], "dim" if row["state"] == "not running" else "red")
         state = Text(row["state"], colour)
-        table.add_row(printable(row["name"]), state, printable(row["written"]), printable(row["reason"]))
+        texts = (printable(row[name]) for name in ("used", "written", "reason"))
+        table.add_row(printable(row["name"]), state, *texts)
     return table

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from appliance.common.config import ApplianceConfig, AuditConfig, ModelConfig
+from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_changes import LIVE, changes
 from appliance.common.config_keys import keys
+from appliance.common.config_places import AuditConfig
 
 HERE = Path("/etc/athanor")
 RUNNING = ApplianceConfig(

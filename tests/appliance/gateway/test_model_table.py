@@ -51,7 +51,7 @@ def table(gateway: Gateway) -> SimpleNamespace:
     found = ModelTable(
         gateway._service, told.append, lambda: True, lambda come, gone: changed.append((come, gone)), drain_s=0.2
     )
-    live = gateway._service._dependencies.live
+    live = gateway._service.dependencies.live
     return SimpleNamespace(
         table=found, told=told, changed=changed, models=gateway._service.model_sandboxes, live=live, gateway=gateway
     )

@@ -25,7 +25,7 @@ const list = new Keyed(byId("boxes"), (box) => box.key, () => {
 });
 
 function level(state) {
-  return state === "ready" ? "well" : ["failed", "hung", "stopped"].includes(state) ? "broken" : "degraded";
+  return ["ready", "asleep"].includes(state) ? "well" : ["failed", "hung", "stopped"].includes(state) ? "broken" : "degraded";
 }
 
 /** Sandboxes, of shared models first. */

@@ -60,7 +60,7 @@ async def test_each_end_is_reported_once(
     trace, raises = Trace(), None
     try:
         with Lifecycle(stage.dependencies, Principal("alpha", "key:a"), REQUEST, trace) as life:  # type: ignore[arg-type]
-            life.place(await life.admit(5))
+            await life.place(await life.admit(5))
             assert stage.ledger.concurrency("alpha") == 1
             if raised is not None:
                 raise raised

@@ -132,7 +132,7 @@ async def test_an_integrity_failure_is_typed_counted_and_audited(
     the request and one of the engine, each once."""
     supervisor = Supervisor()
     feed = AuditFeed(supervisor.send)
-    service._dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
+    service.dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
     engine = stage.boot()
     answer = asyncio.ensure_future(anext(service.generate(ALPHA, request("hello", max_tokens=2), CALL)))
     job = await hear(text_pair, Encode)
@@ -157,7 +157,7 @@ async def test_no_request_is_taken_that_cannot_be_accounted_for(service: Gateway
     """While the supervisor says that it refuses for want of a log, requests get UNAVAILABLE; afterwards they go on."""
     stage.boot()
     feed = AuditFeed(lambda _: False)
-    service._dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
+    service.dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
     feed.refuses = True
     with pytest.raises(UnavailableError, match="accounted for"):
         await anext(service.generate(ALPHA, request("hello"), CALL))

@@ -121,7 +121,7 @@ async def test_a_withdrawn_credential_ends_a_wait(stage: Stage) -> None:
     scene, hold = Scene(stage), asyncio.Event()
     ledger = scene.dependencies.ledger
     service = GatewayService({"m": stage.model}, ledger, QuietTelemetry())  # type: ignore[arg-type]
-    service._dependencies.live = scene.dependencies.live
+    service.dependencies.live = scene.dependencies.live
     running = asyncio.ensure_future(scene.run(scene.life(), hold=hold))
     await asyncio.sleep(0)
     waiting = asyncio.ensure_future(scene.run(scene.life()))

@@ -1,0 +1,171 @@
+"""Models that sleep: which may be woken now, what has to sleep for it, and how often. Pure; times are monotonic seconds
+of the caller.
+
+A sleeping model has no sandboxes: it takes no processes and no memory. Its first request wakes it. Where not all models
+fit, the least recently used one that is not always kept and has no request makes room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from appliance.common.figures import size
+
+AWAKE, WAKING, ASLEEP = RESTS = ("awake", "waking", "asleep")
+"""States of a model's shared sandboxes: they are there or are kept alive, they are being booted after a sleep, there
+are none."""
+
+SLEEP_REASONS = OPERATOR, IDLE, MEMORY = ("operator", "idle", "memory")
+"""Why a model is put to sleep: by command, without a request for long enough, or another model needs its memory."""
+
+WAKE_REASONS = (OPERATOR, REQUEST := "request")
+"""Why a model is woken: by command, or for a request."""
+
+ALWAYS, WHILE_USED, NEVER = KEEPS = ("always", "while_used", "never")
+"""Values of a model's ``keep``."""
+
+DEFAULT_WAKE_S = 10.0
+"""Expected seconds of a wake before the first boot of the model was measured: a model of 1 GB, started without a
+checkpoint in 2 to 5 s, on a machine with other work."""
+
+MOST_WAKES_OF_MODEL = 6
+"""Most wakes of one model in ``WINDOW_S``: a wake takes seconds of all cores, and one every ten seconds takes as much
+as it gives."""
+
+MOST_WAKES = 20
+"""Most wakes of all models in ``WINDOW_S``: wakes run one beside the other, and each takes seconds."""
+
+WINDOW_S = 60.0
+"""Seconds over which wakes are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """One model, for the decision."""
+
+    name: str
+    rest: str
+    keep: str
+    need_bytes: int
+    used_at: float
+    """When a request last used it."""
+    live: int = 0
+    """Requests that use it."""
+    ending: bool = False
+    """Whether it sleeps, and its sandboxes have not ended yet."""
+
+    @property
+    def gives(self) -> bool:
+        """Whether it may be put to sleep for another model, now."""
+        return self.rest == AWAKE and self.keep != ALWAYS and not self.live
+
+    @property
+    def may_give(self) -> bool:
+        """Whether it may be put to sleep for another model, now or once its requests have ended."""
+        return self.rest != ASLEEP and self.keep != ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The model may be woken once these have been put to sleep."""
+
+    evicted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no room before a request of another model has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """There is no room, and waiting makes none."""
+
+    why: str
+
+
+def decide(name: str, models: Iterable[Resting], budget: int, available: int) -> Wake | Wait | Refuse:
+    """Decide about the wake of a sleeping model.
+
+    Args:
+        name: the model.
+        models: all models, it among them.
+        budget: bytes that all awake models may need together; 0: no such bound.
+        available: bytes that the machine has available now.
+    """
+    known = {one.name: one for one in models}
+    need = known.pop(name).need_bytes
+    there = [one for one in known.values() if one.rest != ASLEEP]
+    # What boots has not taken all of its memory yet, and what ends has not given it back.
+    free = available - _sum(one for one in there if one.rest == WAKING) + _sum(o for o in known.values() if o.ending)
+    if budget:
+        free = min(free, budget - _sum(there))
+    evicted: list[Resting] = []
+    for one in sorted((one for one in there if one.gives), key=lambda one: one.used_at):
+        if need <= free + _sum(evicted):
+            break
+        evicted.append(one)
+    if need <= free + _sum(evicted):
+        return Wake(tuple(one.name for one in _needed(evicted, need - free)))
+    if need <= free + _sum(one for one in there if one.may_give):
+        return Wait()
+    bound = f" of the {size(budget)} for models" if budget else ""
+    return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
+
+
+def _sum(models: Iterable[Resting]) -> int:
+    return sum(one.need_bytes for one in models)
+
+
+def _needed(evicted: list[Resting], lack: int) -> list[Resting]:
+    """Leave out what turned out not to be needed: a small model before the large one that makes the room."""
+    kept = list(evicted)
+    for one in reversed(evicted):
+        if _sum(kept) - one.need_bytes >= lack:
+            kept.remove(one)
+    return kept
+
+
+def sleeps(model: Resting, now: float, idle_s: float) -> bool:
+    """Return whether a model has been without a request for long enough to sleep."""
+    return model.gives and (model.keep == NEVER or now - model.used_at >= idle_s)
+
+
+@dataclass(slots=True)
+class WakeGuard:
+    """Counts wakes, so that models that do not fit together do not take turns all the time."""
+
+    of_model: int = MOST_WAKES_OF_MODEL
+    of_all: int = MOST_WAKES
+    _wakes: deque[tuple[float, str]] = field(default_factory=deque)
+
+    def wait_s(self, model: str, now: float) -> float:
+        """Return the seconds until a wake of this model may begin; 0: now."""
+        while self._wakes and now - self._wakes[0][0] >= WINDOW_S:
+            self._wakes.popleft()
+        mine = [at for at, name in self._wakes if name == model]
+        waits = [0.0]
+        if len(mine) >= self.of_model:
+            waits.append(mine[-self.of_model] + WINDOW_S - now)
+        if len(self._wakes) >= self.of_all:
+            waits.append(self._wakes[-self.of_all][0] + WINDOW_S - now)
+        return max(waits)
+
+    def note(self, model: str, now: float) -> None:
+        """Count a wake."""
+        self._wakes.append((now, model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOutcome:
+    """Result of a command that puts a model to sleep or wakes it."""
+
+    ok: bool
+    state: str
+    """State of the model after it, one of ``RESTS``; empty where there is none."""
+    message: str
+    """One line for the operator."""
+    found: bool = True
+    """Whether there is such a model."""

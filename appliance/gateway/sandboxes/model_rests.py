@@ -1,0 +1,271 @@
+"""Puts models to sleep and wakes them: by command, when nobody uses them, and for each other's memory.
+
+A sleeping model is known and listed and has no sandboxes. The first request that comes for it wakes it, and waits where
+its deadline leaves the time that a wake takes; all others that come meanwhile join it. One whose deadline is too short
+is refused at once, with the time after which it may come again, and the wake goes on for it.
+
+What is decided here is carried out by the supervisor (``appliance.supervisor.rest_orders``), in the order in which it
+is told: what sleeps has ended before what wakes is booted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from appliance.common.control import Control
+from appliance.common.control_models import ModelRest, SleepModel, WakeModel
+from appliance.common.errors import ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.figures import counted
+from appliance.common.model_memory import machine_memory
+from appliance.common.model_rest import (
+    ASLEEP,
+    AWAKE,
+    IDLE,
+    KEEPS,
+    MEMORY,
+    OPERATOR,
+    REQUEST,
+    RESTS,
+    WAKING,
+    Refuse,
+    Resting,
+    RestOutcome,
+    Wait,
+    Wake,
+    WakeGuard,
+    decide,
+    sleeps,
+)
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.rest import LEAST_LEFT_S
+
+log = structlog.get_logger()
+
+COUNTED = WOKEN, SLEPT, TURNED_AWAY = ("woken", "slept", "turned_away")
+"""What is counted of a model: it is woken, it is put to sleep, a request is refused because it sleeps."""
+
+MAX_WAITING = 256
+"""Most requests that wait for one model to wake: what an engine of the default size takes up in two steps."""
+
+ROOM_WAIT_S = 30.0
+"""Longest that a request waits for another model's requests to end, in seconds, so that its own model has room."""
+
+LOOK_S = 0.1
+"""Seconds between two looks whether there is room."""
+
+WAKE_PATIENCE_S = 600.0
+"""Longest that the operator's command waits for a wake, in seconds: as long as a boot may take."""
+
+
+@dataclass(slots=True)
+class ModelRests:
+    """Keeps which models sleep. All methods run in one event loop."""
+
+    models: Mapping[str, ModelSandboxes]
+    """Shared sandboxes by model."""
+    tell: Callable[[Control], None]
+    """Sends to the supervisor."""
+    attached: Callable[[], bool]
+    """Whether a supervisor is there."""
+    end_own: Callable[[str], None]
+    """Ends the sandboxes of single tenants of a model."""
+    count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
+    """Called with one of ``COUNTED``, the model and the reason."""
+    live: Callable[[ModelSandboxes], int] = lambda _model: 0
+    """Counts the requests that use a model."""
+    budget: int = 0
+    """Bytes that all awake models may need together; 0: what the machine has available."""
+    available: Callable[[], int] = lambda: machine_memory().available
+    clock: Callable[[], float] = time.monotonic
+    guard: WakeGuard = field(default_factory=WakeGuard)
+
+    async def awaken(self, model: ModelSandboxes, until: float, tenant: str) -> float:
+        """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
+
+        Raises:
+            UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
+        """
+        rest, began = model.rest, self.clock()
+        rest.used_at, rest.used = began, True
+        if rest.awake:
+            return 0.0
+        if rest.waiting >= MAX_WAITING:
+            raise self._asleep(model, "and too many requests wait for it", rest.left_s(began))
+        rest.waiting += 1
+        try:
+            await self._until_awake(model, until, tenant)
+        finally:
+            rest.waiting -= 1
+            rest.used_at = self.clock()
+        return self.clock() - began
+
+    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str) -> None:
+        rest, room_until = model.rest, self.clock() + ROOM_WAIT_S
+        while not rest.awake:
+            if rest.asleep and isinstance(decision := self._decide(model), Wake):
+                self._wake(model, decision, REQUEST, tenant)
+            left = rest.left_s(now := self.clock())
+            if now + left > until:
+                raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
+            if rest.waking:
+                await self._join(model, until)
+            elif now > room_until:
+                raise self._asleep(model, "and others use the memory that it needs", left)
+            else:
+                await asyncio.sleep(LOOK_S)
+
+    async def _join(self, model: ModelSandboxes, until: float) -> None:
+        """Wait for the end of a wake.
+
+        Raises:
+            UnavailableError: it failed, or did not end in time.
+        """
+        try:
+            await model.wait_awake(until)
+        except UnavailableError as error:
+            if model.draining:
+                raise
+            raise self._asleep(model, "and was not awake within the request's deadline", LEAST_LEFT_S) from error
+        if model.rest.asleep:
+            raise ModelWakeError(
+                f"the model {model.name} was asleep, and its sandboxes did not start; try again",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _decide(self, model: ModelSandboxes) -> Wake | Wait:
+        """Decide about a sleeping model.
+
+        Raises:
+            UnavailableError: it cannot be woken now.
+        """
+        if not self.attached():
+            raise UnavailableError(
+                f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
+            )
+        if wait_s := self.guard.wait_s(model.name, self.clock()):
+            raise self._asleep(model, "and was woken too often in the last minute", wait_s)
+        decision = self._decision(model)
+        if isinstance(decision, Refuse):
+            log.warning("a model cannot be woken", model=model.name, reason=decision.why)
+            raise self._asleep(model, "and there is no memory for it", model.rest.estimate_s)
+        return decision
+
+    def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
+        return decide(model.name, map(self._resting, self.models.values()), self.budget, self.available())
+
+    def _resting(self, model: ModelSandboxes) -> Resting:
+        rest = model.rest
+        # One that is being taken away gives its memory back without being told to.
+        live = self.live(model) if model.ready and model.leaving is Leaving.NO else 1
+        facts = rest.state, rest.keep, rest.need_bytes, rest.used_at
+        return Resting(model.name, *facts, live=live, ending=rest.ending)
+
+    def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
+        self.count(TURNED_AWAY, model.name, "")
+        return ModelAsleepError(f"the model {model.name} is asleep, {why}", retry_after_s=retry_after_s)
+
+    def _wake(self, model: ModelSandboxes, decision: Wake, reason: str, tenant: str = "") -> None:
+        for name in decision.evicted:
+            self._sleep(self.models[name], MEMORY)
+        log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
+        self.guard.note(model.name, self.clock())
+        model.begin_wake()
+        self.tell(WakeModel(model.name, reason, tenant))
+        self.count(WOKEN, model.name, reason)
+
+    def _sleep(self, model: ModelSandboxes, reason: str) -> None:
+        log.info("a model sleeps", model=model.name, reason=reason)
+        model.rest.ending = True
+        self.end_own(model.name)
+        # Before the channels close: the supervisor starts a sandbox again that ends and shall not sleep.
+        self.tell(SleepModel(model.name, reason))
+        model.close_links()
+        model.fall_asleep()
+        self.count(SLEPT, model.name, reason)
+
+    def look(self) -> None:
+        """Put to sleep what nobody has used for long enough; to be called every few seconds."""
+        now = self.clock()
+        for model in self.models.values():
+            if self.attached() and sleeps(self._resting(model), now, model.rest.idle_s):
+                self._sleep(model, IDLE)
+
+    def put_to_sleep(self, name: str) -> RestOutcome:
+        """Put a model to sleep by the operator's command."""
+        model = self.models.get(name)
+        if model is None or model.leaving is not Leaving.NO:
+            return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+        rest = model.rest
+        if rest.asleep:
+            return RestOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already")
+        if rest.waking or not model.ready or not self.attached():
+            return RestOutcome(ok=False, state=rest.state, message=f"{name} is starting; try again once it serves")
+        if live := self.live(model):
+            return RestOutcome(ok=False, state=rest.state, message=f"{name} is in use: {counted(live, 'request')}")
+        self._sleep(model, OPERATOR)
+        return RestOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
+
+    async def wake_up(self, name: str) -> RestOutcome:
+        """Wake a model by the operator's command, and wait until it is awake."""
+        model = self.models.get(name)
+        if model is None or model.leaving is not Leaving.NO:
+            return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+        rest, began = model.rest, self.clock()
+        if rest.awake:
+            return RestOutcome(ok=True, state=AWAKE, message=f"{name} is awake already")
+        if rest.asleep:
+            if not self.attached():
+                return RestOutcome(ok=False, state=ASLEEP, message="there is no supervisor that could wake it")
+            decision = self._decision(model)
+            if not isinstance(decision, Wake):
+                why = decision.why if isinstance(decision, Refuse) else "requests use the memory that it needs"
+                return RestOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
+            self._wake(model, decision, OPERATOR)
+        try:
+            await model.wait_awake(self.clock() + WAKE_PATIENCE_S)
+        except UnavailableError as error:
+            return RestOutcome(ok=False, state=rest.state, message=error.message)
+        if rest.asleep:
+            return RestOutcome(ok=False, state=ASLEEP, message=f"{name} did not wake: {rest.cause}")
+        rest.used_at = self.clock()
+        return RestOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
+
+    def welcome(self) -> None:
+        """Forget what an earlier supervisor was told; the one that has come says what it has."""
+        for model in self.models.values():
+            model.rest.ending = model.rest.heard = False
+
+    def take(self, message: ModelRest) -> None:
+        """Take the supervisor's word about a model.
+
+        Raises:
+            ValueError: no supervisor of this release sends it.
+        """
+        least = min(message.need_bytes, message.boot_ms, message.idle_ms)
+        if message.state not in RESTS or message.keep not in KEEPS or least < 0:
+            raise ValueError("a model's rest that no supervisor of this release tells")
+        model = self.models.get(message.model)
+        if model is None:
+            return
+        rest = model.rest
+        rest.keep, rest.idle_s = message.keep, message.idle_ms / 1e3
+        rest.need_bytes, rest.boot_s = message.need_bytes, message.boot_ms / 1e3
+        if rest.ending:
+            # Until it has ended what is told is of the time before.
+            rest.ending = message.state != ASLEEP
+        elif message.state == WAKING:
+            rest.heard = True
+            if not rest.waking:
+                model.begin_wake()
+        elif message.state == AWAKE:
+            for record in model.records.values() if rest.asleep else ():
+                record.become("booting")  # By a supervisor that has come anew.
+            rest.note_awake(self.clock())
+        elif not rest.waking or rest.heard:
+            model.fall_asleep(message.cause)
