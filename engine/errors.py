@@ -9,6 +9,7 @@
   * ``UnsupportedError``: a backend does not compute this model or runs on another machine; another backend may.
   * ``AdapterError``: a step has an adapter and its backend computes none; the process ends, since the core refuses such
     requests before.
+  * ``RankError``: another rank of the engine has ended, or ranks are out of step; the process ends.
   * ``ForeignBlockError``: a step names a KV block that is not its row's; the runner runs it without that row.
 
 Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
@@ -53,6 +54,10 @@ class AdapterError(EngineError):
             "model's; refuse such requests where Capabilities.adapters is false"
         )
         self.adapter = adapter
+
+
+class RankError(EngineError):
+    """Another rank of this engine has ended, or ranks do not do the same step."""
 
 
 class ForeignBlockError(EngineError):
