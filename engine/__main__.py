@@ -24,13 +24,13 @@ import torch
 from engine.backends.common.ranked import LeadingRunner
 from engine.config import EngineConfig
 from engine.core.engine import Engine
-from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
+from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError, RankGoneError
 from engine.model.layers.parallel import ALONE
 from engine.sandbox.allowed_calls import Bells, RankBells, engine_calls
 from engine.sandbox.allowed_calls_gpu import find_descriptors, gpu_engine_calls, hold_management, open_descriptors
 from engine.sandbox.attach import attach, attach_spill
 from engine.sandbox.lockdown import generates_code, leave, lock_down, read_maps
-from engine.sandbox.rank_link import RankLink
+from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
 from engine.serve import serve
 from engine.startup.load import load_engine
 from engine.startup.ranks import check_ranks, parallel_of
@@ -70,6 +70,8 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
         serve(engine, channel)
     except PeerGoneError:
         return 0
+    except RankGoneError:
+        return EXIT_RANK_GONE
     except (ConfigurationError, LockdownError, ModelLoadError) as error:
         return _end(EXIT_LOAD, f"engine cannot start: {error}")
     except (ProtocolError, EngineError) as error:

@@ -9,7 +9,7 @@
   * ``UnsupportedError``: a backend does not compute this model or runs on another machine; another backend may.
   * ``AdapterError``: a step has an adapter and its backend computes none; the process ends, since the core refuses such
     requests before.
-  * ``RankError``: another rank of the engine has ended, or ranks are out of step; the process ends.
+  * ``RankError``: ranks are out of step, or (``RankGoneError``) another has ended; the process ends.
   * ``ForeignBlockError``: a step names a KV block that is not its row's; the runner runs it without that row.
 
 Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
@@ -57,7 +57,11 @@ class AdapterError(EngineError):
 
 
 class RankError(EngineError):
-    """Another rank of this engine has ended, or ranks do not do the same step."""
+    """The ranks of this engine do not do the same step."""
+
+
+class RankGoneError(RankError):
+    """Another rank of this engine has ended; what is wrong is said there."""
 
 
 class ForeignBlockError(EngineError):

@@ -15,10 +15,10 @@ import torch
 
 from engine.backends.common.ranked import FollowingRunner
 from engine.config import EngineConfig
-from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
+from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError, RankGoneError
 from engine.sandbox.allowed_calls import RankBells, rank_calls
 from engine.sandbox.lockdown import generates_code, lock_down, read_maps
-from engine.sandbox.rank_link import RankLink
+from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
 from engine.sandbox.reseed import reseed
 from engine.startup.ranks import load_follower
 
@@ -39,6 +39,8 @@ def follow(link: RankLink) -> int:
         runner.follow(link, partial(_lock_down, link, config.threads, runner))
     except (ConfigurationError, LockdownError, ModelLoadError) as error:
         return _end(EXIT_LOAD, f"rank {link.rank} cannot start: {error}")
+    except RankGoneError:
+        return EXIT_RANK_GONE
     except EngineError as error:
         return _end(EXIT_RANKS, f"rank {link.rank} stops: {error}")
     except Exception as error:  # noqa: BLE001 - the process boundary: told once, by kind, never by content

@@ -17,7 +17,7 @@ from typing import NoReturn
 from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import keeper_calls
 from engine.sandbox.lockdown import leave, lock_down
-from engine.sandbox.rank_link import MOST_RANKS, RankLink, RankRoom
+from engine.sandbox.rank_link import EXIT_RANK_GONE, MOST_RANKS, RankLink, RankRoom
 from isolation.ipc.errors import UnsupportedMachineError
 
 EXIT_USAGE = 2
@@ -55,18 +55,20 @@ def main(arguments: list[str]) -> int:
 
 
 def keep(ranks: set[int]) -> int:
-    """Wait until one of these children ends, end the others, and give its status."""
+    """Wait until one of these children ends, end the others, and give its status; that of another where it ended only
+    because that one had."""
     ended, status = os.waitpid(-1, 0)
-    _kill(ranks - {ended})
-    code = os.waitstatus_to_exitcode(status)
+    statuses = [status, *_kill(ranks - {ended})]
+    codes = [os.waitstatus_to_exitcode(one) for one in statuses]
+    code = next((one for one in codes if one != EXIT_RANK_GONE), EXIT_RANK_GONE)
     return SIGNALLED - code if code < 0 else code
 
 
-def _kill(ranks: set[int]) -> None:
+def _kill(ranks: set[int]) -> list[int]:
+    """End these children; gives their statuses. One that was ending already keeps its own."""
     for rank in ranks:
         os.kill(rank, signal.SIGKILL)  # It is our child, not waited for: the number is still its own.
-    for rank in ranks:
-        os.waitpid(rank, 0)
+    return [os.waitpid(rank, 0)[1] for rank in sorted(ranks)]
 
 
 def _run(path: str, link: RankLink) -> NoReturn:

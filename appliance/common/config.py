@@ -233,6 +233,10 @@ class ModelConfig(Section):
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
     that one."""
 
+    tensor_parallel: Annotated[int, Field(ge=1, le=8), Unit("processes")] = 1
+    """Processes that compute each engine of the model together, each with a part of every layer and of the KV cache.
+    All are in the engine's one sandbox. For `runner: model` on the processor, without adapters and `weights: int8`;
+    compiled kernels are not used, and blocks of KV do not leave the engine. Heads must be divisible by it."""
     adapters: tuple[AdapterConfig, ...] = Field(default=(), max_length=128, strict=False)
     """Adapters (LoRA) of the model."""
     adapter_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
@@ -264,6 +268,23 @@ class ModelConfig(Section):
             raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on a GPU")
         if self.gpu_share and self.gpu == "off":
             raise ValueError("gpu_share is a share of a GPU, and gpu is off")
+        return self
+
+    @model_validator(mode="after")
+    def _dealt(self) -> Self:
+        if self.tensor_parallel == 1:
+            return self
+        beside = {
+            f"runner: {self.runner}": self.runner != "model",
+            "gpu": self.gpu != "off" or self.backend == "device",
+            "adapters": bool(self.adapters),
+            "weights: int8": self.weights == "int8",
+        }
+        for what, asked in beside.items():
+            if asked:
+                raise ValueError(
+                    f"tensor_parallel {self.tensor_parallel} is not computed with {what}: take one of them"
+                )
         return self
 
     @property

@@ -15,13 +15,16 @@ import mmap
 import os
 from dataclasses import dataclass
 
-from engine.errors import RankError
+from engine.errors import RankError, RankGoneError
 from isolation.ipc.doorbell import BellReader, BellWriter, create_pipe
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence, require_total_store_order
 
 MOST_RANKS = 8
 """Ranks of one engine at the most: bounds memory and descriptors that are taken before a configuration is there."""
+
+EXIT_RANK_GONE = 5
+"""Exit status of a rank that ends because another has ended: the keeper gives that one's status."""
 
 PART_BYTES = 4 << 20
 """Bytes that a rank writes in one turn at the most; more takes several turns. Pages that nobody writes take none."""
@@ -82,7 +85,7 @@ class RankLink:
         """Say that ``length`` bytes of this turn are written, and wait for all ranks to say theirs.
 
         Raises:
-            RankError: another rank is gone.
+            RankGoneError: another rank has ended.
         """
         words = self._words
         turn = self._turn = self._turn + 1
@@ -143,14 +146,14 @@ class RankLink:
             if not self._bell.wait(pause):
                 pause = min(2 * pause, LOOK_AGAIN_AT_MOST_S)
             elif not self._bell.drain():
-                raise RankError("another rank of this engine has ended")
+                raise RankGoneError("another rank of this engine has ended")
         words[asleep] = 0
 
     def _ring(self, bell: BellWriter) -> None:
         try:
             bell.ring()
         except PeerGoneError as error:
-            raise RankError("another rank of this engine has ended") from error
+            raise RankGoneError("another rank of this engine has ended") from error
 
 
 @dataclass(frozen=True, slots=True)
