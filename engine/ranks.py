@@ -8,7 +8,6 @@ kernel when this process ends. Nothing else forks here, and this process can do 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from typing import NoReturn
 
 from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import keeper_calls
-from engine.sandbox.lockdown import leave, lock_down
+from engine.sandbox.lockdown import end_with, leave, lock_down
 from engine.sandbox.rank_link import EXIT_RANK_GONE, MOST_RANKS, RankLink, RankRoom
 from isolation.ipc.errors import UnsupportedMachineError
 
@@ -24,8 +23,6 @@ EXIT_USAGE = 2
 EXIT_LOAD = 3
 SIGNALLED = 128
 """Added to the number of a signal that ended a rank, as runsc and shells do."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +39,7 @@ def main(arguments: list[str]) -> int:
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            _end_with(keeper)
+            end_with(keeper)
             _run(path, room.link(rank))
         ranks.add(child)
     room.close()
@@ -80,13 +77,6 @@ def _run(path: str, link: RankLink) -> NoReturn:
     from engine.follow import follow
 
     leave(follow(link))
-
-
-def _end_with(keeper: int) -> None:
-    """End this process when the keeper ends, also if it has ended already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != keeper:
-        os._exit(SIGNALLED + signal.SIGKILL)
 
 
 def _end(status: int, line: str) -> int:

@@ -162,6 +162,8 @@ def start(gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     booted: list[Booted] = []
 
     def make() -> Booted:
+        while booted:
+            end(booted.pop())
         booted.append(boot(plan, gvisor, threading.Event()))
         return booted[-1]
 
