@@ -29,8 +29,8 @@ def flatten(plan: StepPlan) -> array[int]:
         flat.append(len(one.local_stamps))
         for values in one.local_stamps:
             _put(flat, values)
-    for values in (plan.zero_blocks, plan.zero_stamps, *_grown(plan), plan.decode_rows):
-        _put(flat, values)
+    for numbers in (plan.zero_blocks, plan.zero_stamps, *_grown(plan), plan.decode_rows):
+        _put(flat, numbers)
     flat.append(len(plan.prefills))
     for chunk in plan.prefills:
         flat.extend(chunk)

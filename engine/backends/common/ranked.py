@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
+from typing import NoReturn
 
 import torch
 
@@ -125,8 +126,7 @@ class FollowingRunner:
         """The same part of the model without a sampler."""
         return cls(runner.forward, runner.storage, runner.limits)
 
-    @torch.inference_mode()
-    def follow(self, link: RankLink, lock_down: Callable[[], None]) -> None:
+    def follow(self, link: RankLink, lock_down: Callable[[], None]) -> NoReturn:
         """Do what rank 0 tells, for good.
 
         Raises:
@@ -137,7 +137,8 @@ class FollowingRunner:
             text = array("q")
             text.frombytes(heard)
             wipe(heard)
-            self._do(text, lock_down)
+            with torch.inference_mode():
+                self._do(text, lock_down)
             wipe(text)
 
     def _do(self, text: array[int], lock_down: Callable[[], None]) -> None:

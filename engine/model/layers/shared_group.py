@@ -7,6 +7,8 @@ is rounded once; with more it is taken in float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ class SharedGroup:
     def all_reduce(self, x: Tensor) -> None:
         """Put the sum over all ranks in the place of ``x``."""
         flat = x.view(-1) if x.is_contiguous() else x.reshape(-1)
-        for part in flat.split(PART_BYTES // x.itemsize):
+        for part in _pieces(flat):
             self._sum([one[: len(part)] for one in self._exchange(part)], part)
         if not x.is_contiguous():
             x.copy_(flat.view(x.shape))
@@ -38,7 +40,7 @@ class SharedGroup:
             return [one[: len(flat)].view(x.shape) for one in self._exchange(flat)]
         gathered = [torch.empty_like(flat) for _ in range(self._link.size)]
         begin = 0
-        for part in flat.split(PART_BYTES // x.itemsize):
+        for part in _pieces(flat):
             for whole, one in zip(gathered, self._exchange(part), strict=True):
                 whole[begin : begin + len(part)] = one[: len(part)]
             begin += len(part)
@@ -71,3 +73,10 @@ class SharedGroup:
             begins = [self._link.place(rank, turn) for rank in range(self._link.size)]
             found = self._parts[key] = [self._bytes[begin : begin + PART_BYTES].view(dtype) for begin in begins]
         return found
+
+
+def _pieces(flat: Tensor) -> Iterator[Tensor]:
+    """What is exchanged in one turn each."""
+    most = PART_BYTES // flat.itemsize
+    for begin in range(0, len(flat), most):
+        yield flat[begin : begin + most]

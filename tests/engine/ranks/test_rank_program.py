@@ -24,7 +24,6 @@ from tests.engine.support import model_config, save_model, submit
 GONE_S = 1.0
 """Seconds after which a rank's death is the engine's."""
 
-KILLS = 5
 FULL_KILLS = 200
 
 
@@ -141,6 +140,7 @@ def check_kill(host: Host, victim: int) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.full
 @pytest.mark.clock
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_the_end_of_any_process_is_the_engines(start: Callable[..., Host], model_dir: Path, victim: int) -> None:
@@ -199,6 +199,7 @@ def test_a_model_that_cannot_be_dealt_is_refused(fields: dict[str, int], said: s
         check_shape(model_config(**fields), 2)
 
 
+@pytest.mark.full
 def test_a_refused_configuration_ends_all_ranks_with_one_line(start: Callable[..., Host], model_dir: Path) -> None:
     """Status 3, one line on stderr, and no rank is left."""
     host = start(config_for(model_dir, tensor_parallel=3))
