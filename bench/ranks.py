@@ -20,13 +20,13 @@ from engine.sandbox.rank_link import RankLink, RankRoom
 
 ROWS = (1, 16, 64)
 ROUNDS = 5
-STEPS = 30
+STEPS = 16
 """Steps of a measured stretch."""
 CONTEXT = 64
 """Tokens of each row before the steps."""
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 2816, 8, 16, 8, 64, 8192
-"""A model of some hundred million weights, in float32, drawn at random."""
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 768, 2048, 4, 12, 4, 64, 4096
+"""A model of some 30 million weights, in float32, drawn at random."""
 
 
 def save(folder: Path) -> None:

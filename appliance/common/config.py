@@ -17,6 +17,7 @@ from appliance.common.adapter_config import AdapterConfig
 from appliance.common.config_places import BatchesConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
+from appliance.common.model_rules import check_entry
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
@@ -249,42 +250,17 @@ class ModelConfig(Section):
         return left_to_the_card(values)
 
     @model_validator(mode="after")
-    def _adapted(self) -> Self:
-        names = [one.name for one in self.adapters]
-        if len(set(names)) != len(names):
-            raise ValueError("two adapters have one name")
-        if names and (self.runner != "model" or self.gpu != "off"):
-            raise ValueError("adapters are for runner: model, and are computed on the processor alone: gpu must be off")
-        return self
-
-    @model_validator(mode="after")
     def _placed(self) -> Self:
         if self.path is None and not self.digest:
             raise ValueError("a model needs a path, or the digest of a model of the cache")
         check_sizes(dict(self))
+        check_entry(dict(self))
         if self.gpu == ():
             raise ValueError("gpu is an empty list; say off for none")
         if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
             raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on a GPU")
         if self.gpu_share and self.gpu == "off":
             raise ValueError("gpu_share is a share of a GPU, and gpu is off")
-        return self
-
-    @model_validator(mode="after")
-    def _dealt(self) -> Self:
-        if self.tensor_parallel == 1:
-            return self
-        beside = {
-            f"runner: {self.runner}": self.runner != "model",
-            "gpu": self.gpu != "off" or self.backend == "device",
-            "adapters": bool(self.adapters),
-            "weights: int8": self.weights == "int8",
-        }
-        for what, asked in beside.items():
-            if asked:
-                raise ValueError(
-                    f"tensor_parallel {self.tensor_parallel} is not computed with {what}: take one of them"
-                )
         return self
 
     @property
@@ -302,14 +278,6 @@ class ModelConfig(Section):
     def engine_backend(self) -> str:
         """Backend that the engine is told: without a GPU it does not look for one, even where no sandbox hides it."""
         return "plain" if (self.gpu, self.backend) == ("off", "auto") else self.backend
-
-    @model_validator(mode="after")
-    def _paced(self) -> Self:
-        if self.step_us and self.runner != "null":
-            raise ValueError("step_us is for the null runner: a model takes the time it takes")
-        if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
-            raise ValueError("pooling and truncates are for runner: embed")
-        return self
 
 
 class SandboxConfig(Section):

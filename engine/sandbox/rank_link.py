@@ -162,7 +162,7 @@ class RankRoom:
 
     memory: mmap.mmap
     pipes: tuple[tuple[int, int], ...]
-    """Of each rank, the end that it reads and the one by which others wake it."""
+    """For each rank, the end that it reads and the one by which others wake it."""
 
     @classmethod
     def create(cls, size: int) -> RankRoom:

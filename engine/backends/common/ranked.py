@@ -123,7 +123,7 @@ class FollowingRunner:
 
     @classmethod
     def of(cls, runner: HostRunner) -> FollowingRunner:
-        """The same part of the model without a sampler."""
+        """Take over this part of a model without its sampler."""
         return cls(runner.forward, runner.storage, runner.limits)
 
     def follow(self, link: RankLink, lock_down: Callable[[], None]) -> NoReturn:
