@@ -21,15 +21,19 @@ from pathlib import Path
 import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint shall find it imported
 import torch
 
+from engine.backends.common.ranked import LeadingRunner
 from engine.config import EngineConfig
 from engine.core.engine import Engine
-from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
-from engine.sandbox.allowed_calls import Bells, engine_calls
+from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError, RankGoneError
+from engine.model.layers.parallel import ALONE
+from engine.sandbox.allowed_calls import Bells, RankBells, engine_calls
 from engine.sandbox.allowed_calls_gpu import find_descriptors, gpu_engine_calls, hold_management, open_descriptors
 from engine.sandbox.attach import attach, attach_spill
 from engine.sandbox.lockdown import generates_code, leave, lock_down, read_maps
+from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
 from engine.serve import serve
 from engine.startup.load import load_engine
+from engine.startup.ranks import check_ranks, parallel_of
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
 from isolation.ipc.messages import Role
@@ -40,8 +44,8 @@ EXIT_LOAD = 3
 EXIT_CHANNEL = 4
 
 
-def main(arguments: list[str]) -> int:
-    """Run an engine on the host's socket; gives the exit status."""
+def main(arguments: list[str], link: RankLink | None = None) -> int:
+    """Run an engine on the host's socket, with the other ranks behind ``link``; gives the exit status."""
     if len(arguments) != 1:
         return _end(EXIT_USAGE, "usage: python -m engine SOCKET")
     torch.set_num_interop_threads(1)
@@ -49,16 +53,25 @@ def main(arguments: list[str]) -> int:
     gc.collect()
     gc.freeze()
     try:
+        if link is not None:
+            link.meet(0)  # All have imported what they need: a checkpoint holds that too.
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
+        check_ranks(config, 1 if link is None else link.size)
+        if link is not None:
+            link.tell(config_bytes)
         spill = attach_spill(arguments[0]) if config.spill else None
-        engine = load_engine(config, spill=spill, say=lambda line: print(line, file=sys.stderr))
-        _lock_down(engine, channel, spill, config)
+        parallel = ALONE if link is None else parallel_of(link)
+        say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+        engine = load_engine(config, spill=spill, parallel=parallel, link=link, say=say)
+        _lock_down(engine, channel, spill, config, link)
         channel.send(engine.ready())
         gc.disable()
         serve(engine, channel)
     except PeerGoneError:
         return 0
+    except RankGoneError:
+        return EXIT_RANK_GONE
     except (ConfigurationError, LockdownError, ModelLoadError) as error:
         return _end(EXIT_LOAD, f"engine cannot start: {error}")
     except (ProtocolError, EngineError) as error:
@@ -68,7 +81,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, config: EngineConfig) -> None:
+def _lock_down(
+    engine: Engine, channel: Channel, spill: Channel | None, config: EngineConfig, link: RankLink | None = None
+) -> None:
     """Allow what a warm engine does. Code that is written while it runs needs executable memory: the backend declares
     it, or warm-up has left code without a file. On a GPU another list holds, with what the driver has opened."""
     bells, second = _bells(channel), None if spill is None else _bells(spill)
@@ -79,7 +94,10 @@ def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, config: 
         lock_down(gpu_engine_calls(find_descriptors(open_descriptors(), ours), bells, second))
         return
     writes_code = capabilities.writes_code or generates_code(read_maps())
-    lock_down(engine_calls(bells, threads=config.threads, generates_code=writes_code, spill=second))
+    ranks = None if link is None else RankBells(*link.bells)
+    if isinstance(engine.runner, LeadingRunner):
+        engine.runner.lock_down()
+    lock_down(engine_calls(bells, threads=config.threads, generates_code=writes_code, spill=second, ranks=ranks))
 
 
 def _bells(channel: Channel) -> Bells:

@@ -62,6 +62,8 @@ class EngineConfig:
     gpu_share: int = 0
     """Percent of a GPU's memory that an engine on one may hold: KV takes what weights and a reserve leave of it,
     whatever ``kv_bytes`` says. 0: ``kv_bytes`` holds there too."""
+    tensor_parallel: int = 1
+    """Processes of the engine that share each layer (``engine.ranks``); the program is started with the same number."""
     adapters: str = ""
     """JSON object from the digest of each adapter, in hex, to its folder inside the sandbox; empty for none."""
     adapter_bytes: int = 256 << 20

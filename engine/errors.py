@@ -9,6 +9,7 @@
   * ``UnsupportedError``: a backend does not compute this model or runs on another machine; another backend may.
   * ``AdapterError``: a step has an adapter and its backend computes none; the process ends, since the core refuses such
     requests before.
+  * ``RankError``: ranks are out of step, or (``RankGoneError``) another has ended; the process ends.
   * ``ForeignBlockError``: a step names a KV block that is not its row's; the runner runs it without that row.
 
 Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
@@ -53,6 +54,14 @@ class AdapterError(EngineError):
             "model's; refuse such requests where Capabilities.adapters is false"
         )
         self.adapter = adapter
+
+
+class RankError(EngineError):
+    """The ranks of this engine do not do the same step."""
+
+
+class RankGoneError(RankError):
+    """Another rank of this engine has ended; what is wrong is said there."""
 
 
 class ForeignBlockError(EngineError):

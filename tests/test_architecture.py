@@ -20,6 +20,7 @@ BROAD_HANDLERS = {
     "appliance/gateway/grpc/servicer.py",
     "appliance/gateway/request/follower.py",
     "engine/__main__.py",
+    "engine/follow.py",
     "engine/text/grammar_process.py",
     "appliance/selftest/registry.py",
 }

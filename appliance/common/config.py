@@ -18,6 +18,7 @@ from appliance.common.addresses import collide, listens_on_loopback, split_addre
 from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
+from appliance.common.model_rules import check_entry
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
@@ -215,6 +216,10 @@ class ModelConfig(Section):
     idle_s: Annotated[float, Field(ge=1, le=604_800), SECONDS] = 600.0
     """Time without a request after which a model with `keep: while_used` is put to sleep."""
 
+    tensor_parallel: Annotated[int, Field(ge=1, le=8), Unit("processes")] = 1
+    """Processes that compute each engine of the model together, each with a part of every layer and of the KV cache.
+    All are in the engine's one sandbox. For `runner: model` on the processor, without adapters and `weights: int8`;
+    compiled kernels are not used, and blocks of KV do not leave the engine. Heads must be divisible by it."""
     adapters: tuple[AdapterConfig, ...] = Field(default=(), max_length=128, strict=False)
     """Adapters (LoRA) of the model."""
     adapter_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
@@ -227,19 +232,11 @@ class ModelConfig(Section):
         return left_to_the_card(values)
 
     @model_validator(mode="after")
-    def _adapted(self) -> Self:
-        names = [one.name for one in self.adapters]
-        if len(set(names)) != len(names):
-            raise ValueError("two adapters have one name")
-        if names and (self.runner != "model" or self.gpu != "off"):
-            raise ValueError("adapters are for runner: model, and are computed on the processor alone: gpu must be off")
-        return self
-
-    @model_validator(mode="after")
     def _placed(self) -> Self:
         if self.path is None and not self.digest:
             raise ValueError("a model needs a path, or the digest of a model of the cache")
         check_sizes(dict(self))
+        check_entry(dict(self))
         if self.gpu == ():
             raise ValueError("gpu is an empty list; say off for none")
         if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
@@ -265,16 +262,6 @@ class ModelConfig(Section):
     def engine_backend(self) -> str:
         """Backend that the engine is told: without a GPU it does not look for one, even where no sandbox hides it."""
         return "plain" if (self.gpu, self.backend) == ("off", "auto") else self.backend
-
-    @model_validator(mode="after")
-    def _paced(self) -> Self:
-        if self.step_us and self.runner != "null":
-            raise ValueError("step_us is for the null runner: a model takes the time it takes")
-        if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
-            raise ValueError("pooling and truncates are for runner: embed")
-        if self.runner != "classify" and (self.pairs != "joined" or self.labels):
-            raise ValueError("pairs and labels are for runner: classify")
-        return self
 
 
 class SandboxConfig(Section):

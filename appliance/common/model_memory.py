@@ -16,6 +16,9 @@ from appliance.common.figures import size
 ENGINE_BYTES = 320 << 20
 """Bytes of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
 
+RANK_BYTES = 240 << 20
+"""Bytes of each further process of an engine without its part of the model: interpreter and torch."""
+
 CARD_ENGINE_BYTES = 2 << 30
 """Bytes of host memory of an engine on a GPU, its weights and KV being the card's: CUDA's libraries and its page-locked
 memory. An estimate, which no card has confirmed."""
@@ -77,7 +80,8 @@ def model_need(model: ModelConfig, files: NamedFiles, *, on_card: bool = False) 
     stored = files_bytes(files)
     held = stored // 2 if model.weights == "int8" else stored
     adapters = model.adapter_bytes if model.adapters else 0
-    return ModelNeed(model.name, held, stored, model.kv_bytes, adapters)
+    engine = ENGINE_BYTES + (model.tensor_parallel - 1) * RANK_BYTES
+    return ModelNeed(model.name, held, stored, model.kv_bytes, adapters, engine)
 
 
 def files_bytes(files: NamedFiles) -> int:

@@ -23,9 +23,10 @@ from appliance.common.card_table import CardUse
 from appliance.common.catalog import ModelFiles, check_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
-from appliance.common.errors import ConfigError
+from appliance.common.errors import ConfigError, StartError
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
+from appliance.supervisor.ranks import rank_problem
 from appliance.supervisor.sandbox_output import last_words, line_logger
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
@@ -198,11 +199,14 @@ def plan_boot(
     ``cards``: GPUs of this machine, with what engines hold of them; None: nothing is held.
 
     Raises:
-        StartError: the model is to have a GPU that this machine cannot give.
+        StartError: the model is to have a GPU that this machine cannot give, or ranks that its cores or its own shape
+            do not allow.
     """
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
-    threads = role_threads(config, role, engine_place(config, model, tenant))
+    threads = role_threads(config, role, engine_place(config, model, tenant), model.tensor_parallel)
+    if problem := rank_problem(model, threads):
+        raise StartError(problem)
     spec = sandbox_spec(config, files, role, name, socket_dir, threads)
     on_card = EngineOnCard(spec, model)
     if role is Role.ENGINE:
@@ -210,6 +214,7 @@ def plan_boot(
         spec, model = on_card.spec, on_card.model
     guest_model = runtime.guest_path(spec, "/model")
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
+    spills = spills and model.tensor_parallel == 1
     if role is Role.ENGINE:
         configuration = _engine_configuration(config, model, files, runtime, spec, threads.count, spills=spills)
     else:
@@ -265,6 +270,7 @@ def _engine_configuration(
         gpu_share=model.gpu_share,
         adapters=_adapter_places(files, spec, runtime),
         adapter_bytes=model.adapter_bytes,
+        tensor_parallel=model.tensor_parallel,
     ).to_json()
 
 

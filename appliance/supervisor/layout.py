@@ -33,15 +33,16 @@ def engine_place(config: ApplianceConfig, model: ModelConfig, tenant: str = "") 
     return [one.name for one in config.models].index(model.name) + bool(tenant)
 
 
-def role_threads(config: ApplianceConfig, role: Role, place: int = 0) -> ThreadPlan:
+def role_threads(config: ApplianceConfig, role: Role, place: int = 0, ranks: int = 1) -> ThreadPlan:
     """Plan the threads of a sandbox on this machine.
 
     Args:
         config: of the appliance.
         role: of the sandbox; a text sandbox computes in one thread.
         place: from ``engine_place``; a text sandbox has none.
+        ranks: processes that compute an engine together.
     """
-    return plan_threads(read_cores(), config.sandbox.cores, place) if role is Role.ENGINE else SINGLE_THREAD
+    return plan_threads(read_cores(), config.sandbox.cores, place, ranks) if role is Role.ENGINE else SINGLE_THREAD
 
 
 def sandbox_spec(
@@ -64,10 +65,11 @@ def sandbox_spec(
         memory_bytes=config.sandbox.memory_bytes if engine else TEXT_MEMORY_BYTES,
         cpu_quota_cores=config.sandbox.cores or None,
     )
-    module = "engine" if engine else "engine.text"
+    module = "engine.ranks" if threads.ranks > 1 else "engine" if engine else "engine.text"
+    arguments = (GUEST_SOCKET, str(threads.ranks)) if threads.ranks > 1 else (GUEST_SOCKET,)
     return SandboxSpec(
         name=name,
-        argv=rootfs.argv(module, GUEST_SOCKET),
+        argv=rootfs.argv(module, *arguments),
         # An engine sees ids alone, and overwrites them itself.
         env=guest_environment(threads=threads.count, extra=SWEPT if config.wipe_memory and not engine else ()),
         rootfs=rootfs,

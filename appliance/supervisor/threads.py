@@ -27,19 +27,25 @@ class ThreadPlan:
     """Processors that the sandbox is pinned to; empty: all that the supervisor may use."""
     reason: str = ""
     """Why the number is what it is, as one line for people; empty where there was no choice."""
+    ranks: int = 1
+    """Processes that have so many threads each."""
+    cores: int = 1
+    """Cores that the program may use."""
 
 
 SINGLE_THREAD = ThreadPlan(1)
 """Plan of a program that computes in one thread, such as a text sandbox's."""
 
 
-def plan_threads(machine: Cores, limit: float = 0.0, place: int = 0) -> ThreadPlan:
+def plan_threads(machine: Cores, limit: float = 0.0, place: int = 0, ranks: int = 1) -> ThreadPlan:
     """Plan the threads of an engine.
 
     Args:
         machine: processors that the supervisor may use, and its quota.
         limit: most cores of the sandbox (``sandbox.cores``); 0: no limit.
         place: position of the engine among the engines, which take the nodes in turn.
+        ranks: processes of the engine, which divide the threads; with fewer cores than ranks no engine is started
+            (``appliance.supervisor.ranks``).
     """
     nodes = _by_node(machine.cpus)
     cpus = nodes[place % len(nodes)]
@@ -47,12 +53,18 @@ def plan_threads(machine: Cores, limit: float = 0.0, place: int = 0) -> ThreadPl
     what = _describe(machine, cpus, cores, several=len(nodes) > 1)
     bounds = [(cores, what), *_limits(machine.quota, limit, what)]
     usable, why = min(bounds, key=lambda bound: bound[0])
+    pinned = tuple(cpu.number for cpu in cpus) if len(nodes) > 1 else ()
+    if ranks > 1:
+        # Ranks wait for each other in every layer: none may share a core with another.
+        count = max(1, (usable - 1) // ranks)
+        reason = f"{ranks} ranks of {counted(count, 'thread')}: {why}"
+        return ThreadPlan(count, pinned, reason, ranks, usable)
     if usable == 2 and cores == 2 and len(cpus) == 4:
         count, rest = 2, "their second threads are left for"
     else:
         count, rest = max(1, usable - 1), "one is left for" if usable > 1 else "shared with"
     reason = f"{counted(count, 'thread')}: {why}, {rest} the sandbox's kernel and the gateway"
-    return ThreadPlan(count, tuple(cpu.number for cpu in cpus) if len(nodes) > 1 else (), reason)
+    return ThreadPlan(count, pinned, reason)
 
 
 def _by_node(cpus: tuple[Cpu, ...]) -> list[tuple[Cpu, ...]]:

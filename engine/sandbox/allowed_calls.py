@@ -27,6 +27,7 @@ FUTEX_WAIT, FUTEX_WAKE, FUTEX_WAIT_BITSET, FUTEX_WAKE_BITSET = 0, 1, 9, 10
 THREAD_FLAGS = 0x3D_0F00
 """The flags of pthread_create(3): a thread of this process, never a process of its own."""
 SIGABRT = 6
+SIGKILL = 9
 ENOSYS = 38
 STDERR = 2
 
@@ -64,7 +65,17 @@ class Bells:
     outbound: int
 
 
-def engine_calls(bells: Bells, *, threads: int, generates_code: bool, spill: Bells | None = None) -> tuple[Call, ...]:
+@dataclass(frozen=True, slots=True)
+class RankBells:
+    """Pipes between the ranks of one engine (``engine.sandbox.rank_link``): our own, and those of the others."""
+
+    inbound: int
+    outbound: tuple[int, ...]
+
+
+def engine_calls(
+    bells: Bells, *, threads: int, generates_code: bool, spill: Bells | None = None, ranks: RankBells | None = None
+) -> tuple[Call, ...]:
     """The list of an engine on the CPU.
 
     Args:
@@ -72,22 +83,43 @@ def engine_calls(bells: Bells, *, threads: int, generates_code: bool, spill: Bel
         spill: those of the channel to the supervisor, if there is one.
         threads: compute threads, the loop's own included.
         generates_code: whether its kernels are written while it runs.
+        ranks: pipes to the other ranks, if there are some.
     """
+    host = (bells,) if spill is None else (bells, spill)
+    inbound, outbound = [pair.inbound for pair in host], [pair.outbound for pair in host]
+    if ranks is not None:
+        inbound, outbound = [*inbound, ranks.inbound], [*outbound, *ranks.outbound]
+    return _computing(inbound, outbound, threads=threads, generates_code=generates_code)
+
+
+def rank_calls(ranks: RankBells, *, threads: int, generates_code: bool) -> tuple[Call, ...]:
+    """The list of a rank that follows: an engine's, without anything of the host's."""
+    return _computing([ranks.inbound], list(ranks.outbound), threads=threads, generates_code=generates_code)
+
+
+def keeper_calls() -> tuple[Call, ...]:
+    """The list of the process that keeps the ranks: it waits for one to end, kills the others, and ends."""
+    return (
+        Call("wait4", 61, 260, "wait until a rank ends"),
+        Call("kill", 62, 129, "end the other ranks", (Argument(1, (SIGKILL,)),)),
+        Call("write", 1, 64, "the last line on stderr", (Argument(0, (STDERR,)),)),
+        *MEMORY,
+        NO_CODE,
+        *(call for call in WAITING if call.name in ("futex", "clock_gettime", "restart_syscall")),
+        *(call for call in ENDING if call.name in ("exit_group", "rt_sigprocmask")),
+    )
+
+
+def _computing(inbound: list[int], outbound: list[int], *, threads: int, generates_code: bool) -> tuple[Call, ...]:
     pool = POOL if threads > 2 else ()
-    wire = _wire((bells,) if spill is None else (bells, spill))
+    wire = _wire(inbound, outbound)
     return (*wire, *WAITING, *MEMORY, GENERATED_CODE if generates_code else NO_CODE, *pool, *ENDING)
 
 
-def _wire(bells: tuple[Bells, ...]) -> tuple[Call, ...]:
+def _wire(inbound: list[int], outbound: list[int]) -> tuple[Call, ...]:
     return (
-        Call(
-            "write",
-            1,
-            64,
-            "ring the host's bell; the last line on stderr",
-            (Argument(0, (*(pair.outbound for pair in bells), STDERR)),),
-        ),
-        Call("read", 0, 63, "take the rings off our own bell", (Argument(0, tuple(pair.inbound for pair in bells)),)),
+        Call("write", 1, 64, "ring a bell; the last line on stderr", (Argument(0, (*outbound, STDERR)),)),
+        Call("read", 0, 63, "take the rings off our own bells", (Argument(0, tuple(inbound)),)),
     )
 
 

@@ -22,6 +22,7 @@ from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import Call
 from engine.sandbox.filter import MACHINES, compile_filter
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER = 1
 _FLAG_TSYNC = 1
@@ -79,6 +80,13 @@ def leave(status: int) -> NoReturn:
     import a module then, which ends a drained engine as if it had broken out."""
     sys.stderr.flush()
     os._exit(status)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; a parent that has ended already is none any more."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def compiled(calls: Sequence[Call]) -> CompiledFilter:

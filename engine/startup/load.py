@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
 
+from engine.backends.common.host_runner import HostRunner
 from engine.backends.common.loading import Loaded, LoadSource
+from engine.backends.common.ranked import LeadingRunner
 from engine.backends.cuda.runtime.budget import MOST_SHARE
 from engine.backends.native.coding import open_codec
 from engine.backends.native.manifest import FORMS
@@ -30,6 +33,7 @@ from engine.model.coded.codec import WeightCodec
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.parallel import ALONE, Parallel
 from engine.model.layers.pooling import POOLINGS
+from engine.sandbox.rank_link import RankLink
 from engine.startup.backends_table import choices, load_backend
 from engine.startup.memory_estimate import predict_memory
 from engine.startup.warmup import warm_up
@@ -48,6 +52,7 @@ def load_engine(
     warm: bool = True,
     spill: SpillChannel | None = None,
     parallel: Parallel = ALONE,
+    link: RankLink | None = None,
     say: Say = lambda _: None,
 ) -> Engine:
     """Load the model that the configuration names and make it ready.
@@ -58,6 +63,7 @@ def load_engine(
         warm: run the largest steps once.
         spill: the KV spill tier's channel; without effect where ``spill_obstacle`` names a reason.
         parallel: which part of the model this rank holds.
+        link: to the other ranks, which follow (``engine.startup.ranks``); None: there are none.
         say: takes lines about what was loaded.
 
     Raises:
@@ -72,6 +78,8 @@ def load_engine(
     codec = cache(partial(_codec, config, say))
     source = LoadSource(config=config, description=description, device=device, parallel=parallel, open_codec=codec)
     loaded = load_backend(source)
+    if link is not None:
+        loaded = leading(loaded, link)
     engine = assemble(config, description, loaded, spill)
     engine.form = FORMS.index(source.form)
     del source, codec
@@ -83,12 +91,19 @@ def load_engine(
         gc.freeze()
     say(f"engine computes with {loaded.backend.description}")
     if loaded.form is not None:
-        say(f"engine holds {predict_memory(config, description, loaded.backend, loaded.form, parallel)}")
+        need = predict_memory(config, description, loaded.backend, loaded.form, parallel)
+        say(f"engine holds {need}" + (f", in each of {parallel.size} ranks" if parallel.size > 1 else ""))
     if config.adapters:
         _tell_adapters(config, loaded, say)
     if spill is not None and engine.spill is None:
         say(f"engine keeps its KV: {spill_obstacle(config, loaded.backend)}")
     return engine
+
+
+def leading(loaded: Loaded, link: RankLink) -> Loaded:
+    """The backend of rank 0, which has the others do what it does. Its blocks do not leave: each rank has a part."""
+    assert isinstance(loaded.backend, HostRunner), "ranks compute with plain operations"
+    return replace(loaded, backend=LeadingRunner(loaded.backend, link), content=None, bank=None)
 
 
 def _tell_adapters(config: EngineConfig, loaded: Loaded, say: Say) -> None:

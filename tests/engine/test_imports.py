@@ -227,6 +227,21 @@ def test_no_module_of_the_core_imports_what_a_sandbox_must_not_use(root: Path) -
         assert "json" not in found or name in JSON_READERS, name
 
 
+def forks(path: Path) -> bool:
+    """Whether a module starts a process."""
+    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    return bool(names & {"fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve", "system", "popen"})
+
+
+def test_one_module_of_the_core_forks_and_loads_no_tensors(root: Path) -> None:
+    """The program of several ranks alone starts processes, and at that moment no tensor library is there; control: the
+    text sandbox's processes are found the same way, and the program of a rank has torch."""
+    assert [path.name for path in core_sources(root) if forks(path)] == ["ranks.py"]
+    assert any(forks(path) for path in (root / "engine/text").rglob("*.py"))
+    assert not loaded_by(root, ["engine.ranks"]) & {"torch", "numpy", "triton", "socket", "json"}
+    assert "torch" in loaded_by(root, ["engine.follow"])
+
+
 def test_modules_are_short(root: Path) -> None:
     """A module is one thought, and can be read in one sitting."""
     lengths = {path.relative_to(root).as_posix(): len(path.read_text().splitlines()) for path in core_sources(root)}

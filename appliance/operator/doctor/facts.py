@@ -392,6 +392,8 @@ class ServiceFacts:
     """Cards of the models that get one."""
     threads: tuple[str, ...] = ()
     """Threads of the engines with the reason for their number, each line once, as seen from this process."""
+    rank_problems: tuple[str, ...] = ()
+    """Why engines of several ranks would not be started, each in one line."""
     units: tuple[ServiceUnit, ...] = ()
     """Our units, where systemd has them."""
     refusals: tuple[Refusal, ...] = ()

@@ -43,6 +43,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     yield check_memory(service.models, service.sandbox_bytes, memory, running=service.running.answers)
     for line in service.threads:
         yield Subject(Area.SERVICE, "threads").ok(line)
+    yield from check_ranks(service.rank_problems)
     yield check_kernels(service.kernels)
     for line in service.forms:
         yield Subject(Area.SERVICE, "fastest form").ok(line)
@@ -55,6 +56,16 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
         yield Subject(Area.SERVICE, "collector").note(what)
     for exporter in service.exporters:
         yield check_exporter(exporter)
+
+
+def check_ranks(problems: tuple[str, ...]) -> Iterator[Finding]:
+    """Engines of several ranks that would not be started."""
+    for line in problems:
+        yield Subject(Area.SERVICE, "ranks").problem(
+            line,
+            means="the engine of this model is not started",
+            mend="set another tensor_parallel, or sandbox.cores, in the configuration",
+        )
 
 
 OWN_PROCESS = "(athanor "

@@ -45,6 +45,7 @@ from appliance.operator.doctor.unit_checks import settings_beyond
 from appliance.operator.doctor.units import environment_of, look_at_units
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.supervisor.layout import engine_place, role_threads
+from appliance.supervisor.ranks import rank_problem
 from isolation.errors import RootfsError
 from isolation.gpu.gpu_facts import GpuFacts
 from isolation.ipc.messages import Role
@@ -98,6 +99,7 @@ def look_at_service(
     units = tuple(unit for unit in (look_at_units() if units is None else units) if _concerns(unit, path))
     environments = {unit.name: environment_of(unit) for unit in units}
     tried, refusals, untried = _tried(config, path, units)
+    threads, rank_problems = _threads(config)
     return ServiceFacts(
         # Facts are packed for support: of variables, which may hold a collector's password, only the names go along.
         units=tuple(replace(unit, environment=tuple((name, "") for name, _ in unit.environment)) for unit in units),
@@ -122,7 +124,8 @@ def look_at_service(
             filter(None, (look_at_gpu_kernels(config, model, rows.get(model.name, 0)) for model in config.models))
         ),
         cards=cards,
-        threads=_threads(config),
+        threads=threads,
+        rank_problems=rank_problems,
         forms=_forms(config),
         account=None if config.audit is None else look_at_account(config.audit.directory),
     )
@@ -162,10 +165,15 @@ def _kept(port: Port, units: tuple[ServiceUnit, ...]) -> Port:
     return replace(port, kept=port.name == "http" and port.in_use and systemd and keeps)
 
 
-def _threads(config: ApplianceConfig) -> tuple[str, ...]:
-    """Plan the engines' threads as a supervisor started from here would; engines on equal nodes have one line."""
-    places = (engine_place(config, model) for model in config.models)
-    return tuple(dict.fromkeys(role_threads(config, Role.ENGINE, place).reason for place in places))
+def _threads(config: ApplianceConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Plan the engines' threads as a supervisor started from here would; engines on equal nodes have one line. Then
+    why engines of several ranks would not be started."""
+    plans = [
+        (model, role_threads(config, Role.ENGINE, engine_place(config, model), model.tensor_parallel))
+        for model in config.models
+    ]
+    problems = (rank_problem(model, plan) for model, plan in plans)
+    return tuple(dict.fromkeys(plan.reason for _, plan in plans)), tuple(filter(None, problems))
 
 
 def _forms(config: ApplianceConfig) -> tuple[str, ...]:

@@ -152,7 +152,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def layout_for(config: EngineConfig, model: ModelConfig, dtype: str, parallel: Parallel = ALONE) -> KvLayout:
     """KV layout of a model, or of this rank's part of it, under a configuration."""
     return fit_layout(
-        kv_bytes=config.kv_bytes,
+        # Of all ranks together: each has the same number of blocks, with its own heads.
+        kv_bytes=config.kv_bytes // parallel.size,
         layers=parallel.kv_layers(model.kv_layers),
         block_size=config.block_size,
         dtype=dtype,

@@ -1,0 +1,43 @@
+"""Keys of an entry of ``models`` that do not go together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def check_entry(values: Mapping[str, Any]) -> None:
+    """Check the values of an entry against each other.
+
+    Raises:
+        ValueError: two of them do not go together; the message names both.
+    """
+    _check_adapters(values)
+    _check_ranks(values)
+    if values["step_us"] and values["runner"] != "null":
+        raise ValueError("step_us is for the null runner: a model takes the time it takes")
+    if values["runner"] != "embed" and (values["pooling"] != "auto" or values["truncates"]):
+        raise ValueError("pooling and truncates are for runner: embed")
+    if values["runner"] != "classify" and (values["pairs"] != "joined" or values["labels"]):
+        raise ValueError("pairs and labels are for runner: classify")
+
+
+def _check_adapters(values: Mapping[str, Any]) -> None:
+    names = [one.name for one in values["adapters"]]
+    if len(set(names)) != len(names):
+        raise ValueError("two adapters have one name")
+    if names and (values["runner"] != "model" or values["gpu"] != "off"):
+        raise ValueError("adapters are for runner: model, and are computed on the processor alone: gpu must be off")
+
+
+def _check_ranks(values: Mapping[str, Any]) -> None:
+    ranks = values["tensor_parallel"]
+    beside = {
+        f"runner: {values['runner']}": values["runner"] != "model",
+        "gpu": values["gpu"] != "off" or values["backend"] == "device",
+        "adapters": bool(values["adapters"]),
+        "weights: int8": values["weights"] == "int8",
+    }
+    for what, asked in beside.items():
+        if ranks > 1 and asked:
+            raise ValueError(f"tensor_parallel {ranks} is not computed with {what}: take one")

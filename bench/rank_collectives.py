@@ -1,0 +1,83 @@
+"""Collectives between two ranks: shared memory against raw gloo, in turn, in the same processes.
+
+``python -m bench.rank_collectives [ROUNDS]`` prints one JSON line a size. One thread a rank; gloo by way of loopback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from statistics import median
+
+from engine.sandbox.rank_link import RankLink, RankRoom
+
+SIZES = ((1, 4096), (64, 4096))
+"""Rows and columns of float32: a decode step of one request, and of many."""
+
+ROUNDS = 5
+CALLS = 100
+"""Calls of one kind in a round."""
+
+
+def measure(link: RankLink, store: str, rounds: int) -> list[dict[str, float]]:
+    """Median microseconds of an all-reduce and of an all-gather, by kind and size."""
+    import torch
+    import torch.distributed as dist
+
+    from engine.model.layers.process_group import ProcessGroup
+    from engine.model.layers.shared_group import SharedGroup
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=link.rank, world_size=link.size)
+    groups = {"shared": SharedGroup(link), "gloo": ProcessGroup()}
+    found = []
+    for rows, columns in SIZES:
+        x = torch.full((rows, columns), float(link.rank + 1))
+        times: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for name, group in groups.items():
+                for kind in ("all_reduce", "all_gather"):
+                    call = getattr(group, kind)
+                    for _ in range(CALLS):
+                        x.fill_(link.rank + 1)
+                        dist_wait(link)
+                        begun = time.perf_counter()
+                        call(x)
+                        times.setdefault(f"{name}_{kind}", []).append(time.perf_counter() - begun)
+                        assert kind == "all_gather" or x[0, 0] == 3
+        micros = {name: round(median(values) * 1e6, 1) for name, values in times.items()}
+        found.append({"rows": rows, "columns": columns, **micros})
+    dist.destroy_process_group()
+    return found
+
+
+def dist_wait(link: RankLink) -> None:
+    """Begin together."""
+    link.meet(0)
+
+
+def main(arguments: list[str]) -> None:
+    """Fork two ranks, of which the first prints."""
+    rounds = int(arguments[0]) if arguments else ROUNDS
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    room = RankRoom.create(2)
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in (0, 1):
+            child = os.fork()
+            if child == 0:
+                found = measure(room.link(rank), f"{folder}/store", rounds)
+                for line in found if rank == 0 else ():
+                    print(json.dumps(line), flush=True)
+                os._exit(0)
+            children.append(child)
+        room.close()
+        for child in children:
+            assert os.waitpid(child, 0)[1] == 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,236 @@
+"""Engines of several ranks: planned for this machine, refused with numbers, and in real sandboxes without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from appliance.common.catalog import embedded_model, read_model
+from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
+from appliance.common.control import RESTORED
+from appliance.common.errors import StartError
+from appliance.common.model_memory import ENGINE_BYTES, RANK_BYTES, model_need
+from appliance.common.model_shape import parse_shape
+from appliance.selftest import intruder
+from appliance.supervisor import layout
+from appliance.supervisor.boot import Booted, boot, end, plan_boot
+from appliance.supervisor.ranks import cores_problem, shape_problem
+from appliance.supervisor.threads import plan_threads
+from appliance.supervisor.warm import open_warm_starts
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import container_id
+from isolation.gvisor.unsafe_runtime import UnsafeRuntime
+from isolation.host.cores import Cores, Cpu
+from isolation.ipc.engine import StepOutput
+from isolation.ipc.messages import Role
+from tests.engine.support import submit
+
+GONE_S = 1.0
+"""Seconds after which a rank's death is the engine's."""
+
+SHAPE = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+
+
+def cores(count: int) -> Cores:
+    """A machine of so many cores without hyper-threads."""
+    return Cores(tuple(Cpu(number, number, 0) for number in range(count)), count, None)
+
+
+def configure(folder: Path, ranks: int = 2) -> ApplianceConfig:
+    """An appliance of the embedded model on so many ranks."""
+    model = embedded_model()
+    run_dir = folder / "run"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.chmod(0o755)
+    return ApplianceConfig(
+        models=(ModelConfig(name="athanor-mini", path=model, tensor_parallel=ranks, kv_bytes=32 << 20),),
+        policy=model,
+        credentials=model,
+        pepper=model,
+        run_dir=run_dir,
+        sandbox=SandboxConfig(checkpoints=folder / "saved"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "threads"), [(1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 2, 1), (5, 2, 2), (9, 2, 4), (16, 4, 3)]
+)
+def test_ranks_divide_the_threads(count: int, ranks: int, threads: int) -> None:
+    """Each rank has its part of the cores, one being left free; with fewer cores than ranks the reason has both
+    numbers."""
+    plan = plan_threads(cores(count), ranks=ranks)
+    assert (plan.count, plan.ranks) == (threads, ranks)
+    problem = cores_problem("m", plan)
+    assert bool(problem) == (count < ranks)
+    if problem:
+        assert f"tensor_parallel {ranks}" in problem and f"may use {count} core" in problem
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks", "said"),
+    [
+        ({}, 2, ""),
+        ({}, 3, "8 attention heads cannot be dealt evenly to 3 ranks"),
+        (
+            {"num_key_value_heads": 3, "num_attention_heads": 6},
+            2,
+            "3 key-value heads cannot be dealt evenly to 2 ranks",
+        ),
+        ({"num_key_value_heads": 1}, 2, ""),
+        ({"intermediate_size": 1}, 2, "an MLP's inner width of 1 cannot be dealt to 2 ranks"),
+    ],
+)
+def test_a_shape_that_cannot_be_dealt_is_told_with_numbers(change: dict[str, int], ranks: int, said: str) -> None:
+    """The host tells it before a sandbox is started; what it cannot read it leaves to the engine."""
+    found = shape_problem("m", parse_shape({**SHAPE, **change}), ranks)
+    assert found.startswith(f"m has tensor_parallel {ranks}, and {said}") if said else not found
+    assert shape_problem("m", None, ranks) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"runner": "embed"}, "runner: embed"),
+        ({"gpu": "auto"}, "gpu"),
+        ({"weights": "int8"}, "weights: int8"),
+        ({"adapters": ({"name": "a", "path": "/a", "digest": "0" * 64},)}, "adapters"),
+        ({"tensor_parallel": 9}, "less than or equal to 8"),
+    ],
+)
+def test_what_ranks_do_not_compute_is_no_configuration(fields: dict[str, object], said: str) -> None:
+    """The loader names the other key; control: ranks alone."""
+    values = {"name": "m", "path": Path("/m"), "tensor_parallel": 2}
+    assert ModelConfig(**values).tensor_parallel == 2
+    with pytest.raises(ValidationError, match=said):
+        ModelConfig(**{**values, **fields})
+
+
+def test_the_plan_starts_the_program_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program gets the number of ranks, the engine the same number, and memory counts each process; on one core
+    the plan is refused, and one rank is what it was."""
+    config = configure(tmp_path)
+    files = read_model("athanor-mini", embedded_model())
+    runtime = UnsafeRuntime(tmp_path)
+    monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
+    plan = plan_boot(config, config.models[0], files, runtime, Role.ENGINE)
+    assert plan.spec.argv[-3:] == ("engine.ranks", "/ipc/host.sock", "2")
+    told = json.loads(plan.configuration)
+    assert (told["tensor_parallel"], told["threads"], told["spill"]) == (2, 1, False)
+    need = model_need(config.models[0], files.engine)
+    assert need.engine == ENGINE_BYTES + RANK_BYTES
+    monkeypatch.setattr(layout, "read_cores", lambda: cores(1))
+    with pytest.raises(StartError, match="tensor_parallel 2, and its sandbox may use 1 core"):
+        plan_boot(config, config.models[0], files, runtime, Role.ENGINE)
+    alone = configure(tmp_path, 1)
+    plain = plan_boot(alone, alone.models[0], files, runtime, Role.ENGINE)
+    assert plain.spec.argv[-2:] == ("engine", "/ipc/host.sock")
+    assert model_need(alone.models[0], files.engine).engine == ENGINE_BYTES
+
+
+@pytest.fixture(scope="module")
+def gvisor(runsc_path: Path) -> Iterator[GvisorRuntime]:
+    """Real sandboxes, or a skip with the reason."""
+    try:
+        with intruder.gvisor() as runtime:
+            yield runtime
+    except intruder.CannotBeShownError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def start(gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Booted]]:
+    """Boots engines of two ranks as the supervisor does, to a real token under lock-down."""
+    monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
+    config = configure(Path(os.path.realpath(tmp_path)))
+    plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
+    booted: list[Booted] = []
+
+    def make() -> Booted:
+        while booted:
+            end(booted.pop())
+        booted.append(boot(plan, gvisor, threading.Event()))
+        return booted[-1]
+
+    yield make
+    for one in booted:
+        end(one)
+
+
+def kill_inside(runtime: GvisorRuntime, booted: Booted, pid: int) -> None:
+    """SIGKILL to one process of a sandbox, by its number there."""
+    command = runtime._command
+    flags = [str(command.runsc), f"--root={command.root}"]
+    done = subprocess.run(
+        [*flags, "kill", f"--pid={pid}", container_id(booted.sandbox.name), "KILL"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def check_death(runtime: GvisorRuntime, booted: Booted, pid: int) -> float:
+    """Kill a process of a serving engine; gives the seconds until the sandbox has ended."""
+    assert booted.channel is not None
+    booted.channel.send(submit(9, range(1, 20), 400))
+    while not any(isinstance(one, StepOutput) for one in booted.channel.receive(8)):
+        booted.channel.wait(1.0)
+    assert booted.sandbox.poll() is None
+    begun = time.monotonic()
+    kill_inside(runtime, booted, pid)
+    assert booted.sandbox.wait(GONE_S + 5) is not None
+    return time.monotonic() - begun
+
+
+@pytest.mark.runsc
+@pytest.mark.clock
+def test_two_ranks_serve_in_one_sandbox_and_die_together(gvisor: GvisorRuntime, start: Callable[[], Booted]) -> None:
+    """In a sandbox without a network two ranks come up, give tokens under lock-down, and say what they are; the second
+    one's death is the sandbox's within a second."""
+    booted = start()
+    assert "2 ranks of plain operations" in booted.computes
+    assert check_death(gvisor, booted, 3) <= GONE_S
+
+
+@pytest.mark.runsc
+@pytest.mark.clock
+@pytest.mark.full
+@pytest.mark.parametrize("pid", [1, 2, 3])
+def test_any_process_is_the_engines_end_in_a_sandbox(
+    gvisor: GvisorRuntime, start: Callable[[], Booted], pid: int
+) -> None:
+    """The keeper, the first rank and the second one: each one's death is the sandbox's, and another one starts."""
+    assert check_death(gvisor, start(), pid) <= GONE_S
+    assert start().sandbox.poll() is None
+
+
+@pytest.mark.runsc
+@pytest.mark.full
+def test_ranks_begin_from_a_checkpoint(gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template of three processes is saved where the first rank waits for its host; a copy serves."""
+    monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
+    monkeypatch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
+    config = configure(Path(os.path.realpath(tmp_path)))
+    warm = open_warm_starts(config, gvisor)
+    assert warm is not None
+    plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
+    assert warm.take(plan, 1.0) is not None
+    booted = warm.boot(plan, threading.Event())
+    try:
+        assert booted.start == RESTORED
+        assert check_death(gvisor, booted, 2) <= GONE_S
+    finally:
+        end(booted)

@@ -1,0 +1,101 @@
+"""Ranks outside of a sandbox: ``python -m tests.engine.ranks.pair RANKS JOBS OUT`` plays each job's schedules on all.
+
+JOBS is a JSON list of jobs (folder, seeds, vocab, fields of the configuration and of the requests); OUT gets a JSON
+list with the answers of each schedule. As in ``engine.ranks``, tensors are imported after the fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from engine.sandbox.rank_link import RankLink, RankRoom
+
+
+class Over(Exception):
+    """Rank 0 has played all schedules of a job."""
+
+
+def over() -> None:
+    """Ends following where the program would lock down."""
+    raise Over
+
+
+def configured(job: dict, size: int) -> object:
+    """The configuration of a job's engine."""
+    from engine.config import EngineConfig
+    from tests.engine.ranks.schedules import LIMITS
+
+    values = {"dtype": "float32", **LIMITS, **job.get("config", {})}
+    return EngineConfig(model_dir=job["folder"], model_digest="00", tensor_parallel=size, **values)
+
+
+def play_job(engine: object, job: dict) -> list[dict]:
+    """Answers of each of a job's schedules, one after the other in one engine."""
+    from tests.engine.ranks.schedules import draw, play, told
+
+    found = []
+    for seed in job["seeds"]:
+        submits = draw(seed, job["vocab"], **job.get("fields", {}))
+        if job.get("alone"):
+            found.append(told({k: v for one in submits for k, v in play(engine, seed, [one]).items()}))
+        else:
+            found.append(told(play(engine, seed, submits)))
+    return found
+
+
+def run(link: RankLink, jobs: list[dict], out: Path) -> None:
+    """Play as one rank."""
+    import torch
+
+    from engine.startup.load import load_engine
+    from engine.startup.ranks import check_ranks, load_follower, parallel_of
+
+    torch.set_num_threads(1)
+    results = []
+    for job in jobs:
+        config = configured(job, link.size)
+        if link.rank:
+            runner = load_follower(config, link)
+            try:
+                runner.follow(link, over)
+            except Over:
+                link.hear()
+            continue
+        check_ranks(config, link.size)
+        engine = load_engine(config, warm=False, parallel=parallel_of(link), link=link)
+        engine.runner.prove()
+        engine.runner.touch()
+        deterministic = engine.ready().deterministic
+        results.append({"deterministic": deterministic, "played": play_job(engine, job)})
+        engine.runner.lock_down()
+    if link.rank == 0:
+        out.write_text(json.dumps(results))
+
+
+def main(size: int, jobs: Path, out: Path) -> int:
+    """Fork the ranks; gives 0 when all ended well."""
+    room = RankRoom.create(size)
+    children = set()
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            run(room.link(rank), json.loads(jobs.read_text()), out)
+            os._exit(0)
+        children.add(child)
+    room.close()
+    while children:
+        ended, status = os.waitpid(-1, 0)
+        children.discard(ended)
+        if status:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,217 @@
+"""The program of several ranks on a real channel: it serves, it ends with any of its ranks, and it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Drain, StepOutput
+from isolation.ipc.listener import Listener
+from isolation.ipc.messages import Configure, EngineReady, Hello, Role
+from isolation.ipc.segment import standard_layout
+from tests.engine.support import model_config, save_model, submit
+
+GONE_S = 1.0
+"""Seconds after which a rank's death is the engine's."""
+
+FULL_KILLS = 200
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started, in order."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Host:
+    """The host's end of a real engine of two ranks."""
+
+    def __init__(self, folder: Path, root: Path, config: EngineConfig, ranks: int = 2) -> None:
+        path = folder / "host.sock"
+        command = [sys.executable, "-m", "engine.ranks", str(path), str(ranks)]
+        with Listener(str(path)) as listener:
+            self.process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
+            self.channel: Channel = listener.accept(None, 100.0, standard_layout(), Role.ENGINE)
+        assert isinstance(self.next(), Hello)
+        self.channel.send(Configure(config.to_json()))
+
+    def next(self) -> Message:
+        """The next message, waited for."""
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            if found := self.channel.receive(1):
+                return found[0]
+            self.channel.wait(1.0)
+        raise AssertionError("the engine said nothing")
+
+    def tokens(self, request: int, count: int) -> list[int]:
+        """Tokens of one request alone."""
+        self.channel.send(submit(request, range(1, 20), count))
+        found: list[int] = []
+        while len(found) < count:
+            output = self.next()
+            if isinstance(output, StepOutput):
+                found += output.token_ids
+        return found
+
+    def close(self) -> None:
+        """End the process if it is still there."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self.channel.close()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model on disk."""
+    folder = tmp_path_factory.mktemp("model")
+    save_model(folder, model_config(max_positions=256))
+    return folder
+
+
+def config_for(folder: Path, **changes: object) -> EngineConfig:
+    """The configuration as the host sends it."""
+    values = {"model_dir": str(folder), "model_digest": "00", "kv_bytes": 1 << 20, "tensor_parallel": 2, **changes}
+    return EngineConfig(**values)
+
+
+@pytest.fixture
+def start(tmp_path: Path, root: Path) -> Iterator[Callable[..., Host]]:
+    """Starts engines and ends them."""
+    hosts: list[Host] = []
+
+    def make(config: EngineConfig, ranks: int = 2) -> Host:
+        hosts.append(Host(tmp_path, root, config, ranks))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.close()
+
+
+def test_two_ranks_serve_locked_down_and_drain(start: Callable[..., Host], model_dir: Path) -> None:
+    """Ready, tokens, drained with status 0; all three processes are under a filter, and the second rank holds nothing
+    of the host's."""
+    host = start(config_for(model_dir))
+    assert isinstance(host.next(), EngineReady)
+    first, second = children(host.process.pid)
+    assert len(set(host.tokens(7, 12))) > 1
+    for pid in (host.process.pid, first, second):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            assert "\nSeccomp:\t2\n" in (task / "status").read_text()
+    held = [os.readlink(one) for one in Path(f"/proc/{second}/fd").iterdir() if int(one.name) > 2]
+    assert len([one for one in held if one.startswith("pipe:")]) == 2
+    assert not [one for one in held if one.startswith("socket:") or "memfd" in one]
+    host.channel.send(Drain())
+    assert host.process.wait(30) == 0
+    assert not alive(first) and not alive(second)
+
+
+def check_kill(host: Host, victim: int) -> float:
+    """Kill the keeper (0) or a rank (1, 2) of a serving engine; gives the seconds until nothing of it is left."""
+    assert isinstance(host.next(), EngineReady)
+    everyone = [host.process.pid, *children(host.process.pid)]
+    assert len(everyone) == 3 and all(alive(pid) for pid in everyone)
+    host.channel.send(submit(7, range(1, 20), 200))
+    assert isinstance(host.next(), StepOutput)
+    begun = time.monotonic()
+    os.kill(everyone[victim], signal.SIGKILL)
+    assert host.process.wait(GONE_S + 4) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    while any(alive(pid) for pid in everyone) and time.monotonic() < begun + GONE_S + 4:
+        time.sleep(0.001)
+    return time.monotonic() - begun
+
+
+@pytest.mark.full
+@pytest.mark.clock
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_the_end_of_any_process_is_the_engines(start: Callable[..., Host], model_dir: Path, victim: int) -> None:
+    """kill -9 of the keeper or of either rank while they serve: within a second nothing is left."""
+    assert check_kill(start(config_for(model_dir)), victim) <= GONE_S
+
+
+@pytest.mark.full
+@pytest.mark.clock
+@pytest.mark.timeout(6000)
+def test_many_kills_leave_nothing(start: Callable[..., Host], model_dir: Path) -> None:
+    """The full count: 200 kills, each a second at most."""
+    took = []
+    for number in range(FULL_KILLS):
+        host = start(config_for(model_dir))
+        took.append(check_kill(host, number % 3))
+        host.close()
+    assert max(took) <= GONE_S, sorted(took)[-5:]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel is 3 and the program was started with ranks: 2"),
+        ({"quantization": "int8"}, "tensor_parallel is 2 and ranks do not compute quantization int8 yet"),
+        ({"adapters": '{"00": "/a"}'}, "tensor_parallel is 2 and ranks do not compute adapters yet"),
+        ({"runner": "null"}, "tensor_parallel is 2 and ranks do not compute runner null yet"),
+        ({"backend": "device"}, "tensor_parallel is 2 and ranks do not compute a GPU yet"),
+    ],
+)
+def test_what_ranks_do_not_compute_is_refused(model_dir: Path, change: dict[str, object], said: str) -> None:
+    """A typed error with the numbers, before weights are read; control: ranks without it."""
+    from engine.errors import ConfigurationError
+    from engine.startup.ranks import check_ranks
+
+    check_ranks(config_for(model_dir), 2)
+    with pytest.raises(ConfigurationError, match=said):
+        check_ranks(config_for(model_dir, **change), 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_heads": 3, "num_kv_heads": 1}, "3 attention heads cannot be dealt evenly to 2 ranks"),
+        ({"num_heads": 6, "num_kv_heads": 3}, "3 key-value heads cannot be dealt evenly to 2 ranks"),
+        ({"intermediate_size": 1}, "an MLP's inner width of 1 cannot be dealt to 2 ranks"),
+    ],
+)
+def test_a_model_that_cannot_be_dealt_is_refused(fields: dict[str, int], said: str) -> None:
+    """The message has both numbers; control: the model as it is."""
+    from engine.errors import ConfigurationError
+    from engine.startup.ranks import check_shape
+
+    check_shape(model_config(), 2)
+    with pytest.raises(ConfigurationError, match=said):
+        check_shape(model_config(**fields), 2)
+
+
+@pytest.mark.full
+def test_a_refused_configuration_ends_all_ranks_with_one_line(start: Callable[..., Host], model_dir: Path) -> None:
+    """Status 3, one line on stderr, and no rank is left."""
+    host = start(config_for(model_dir, tensor_parallel=3))
+    _, errors = host.process.communicate(timeout=60)
+    assert host.process.returncode == 3
+    assert errors == "engine cannot start: tensor_parallel is 3 and the program was started with ranks: 2\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["/s"], ["/s", "1"], ["/s", "9"], ["/s", "-2"], ["/s", "2", "x"]])
+def test_wrong_arguments_are_status_2(root: Path, arguments: list[str]) -> None:
+    """Without a socket and a number of ranks the program says how it is called, and forks nothing."""
+    command = [sys.executable, "-m", "engine.ranks", *arguments]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m engine.ranks SOCKET RANKS")
