@@ -165,7 +165,7 @@ async def test_a_death_in_the_moment_of_the_first_token_is_told(stage: Stage) ->
     submit = await hear(pair, Submit)
     say(pair, submit.request, 10, 11, started=True)
     pair.guest.close()
-    # What a bell does that finds the pipe closed: an engine that knows that it will be looked at rings for nothing else.
+    # What a bell does that finds the pipe closed: an engine that will be looked at soon rings for nothing else.
     assert stage.model.engine is not None
     stage.model.engine._link._drain_last()
     async with asyncio.timeout(20):
