@@ -37,6 +37,15 @@ as it gives."""
 MOST_WAKES = 20
 """Most wakes of all models in ``WINDOW_S``: wakes run one beside the other, and each takes seconds."""
 
+MOST_WAKES_OF_TENANT = 6
+"""Most wakes that requests of one tenant begin in ``WINDOW_S``, of all models together: what it wakes takes processor
+and memory from all, and its own excess is refused to it alone."""
+
+STAY_S = 20.0
+"""Least seconds that a model that was woken stays awake, unless the operator has it sleep. Two tenants whose models do
+not fit together would otherwise end each other's with each request, and a model that is never kept would use up its
+wakes with six short requests."""
+
 WINDOW_S = 60.0
 """Seconds over which wakes are counted."""
 
@@ -55,11 +64,13 @@ class Resting:
     """Requests that use it."""
     ending: bool = False
     """Whether it sleeps, and its sandboxes have not ended yet."""
+    stays: bool = False
+    """Whether it was woken less than ``STAY_S`` ago."""
 
     @property
     def gives(self) -> bool:
         """Whether it may be put to sleep for another model, now."""
-        return self.rest == AWAKE and self.keep != ALWAYS and not self.live
+        return self.rest == AWAKE and self.keep != ALWAYS and not self.live and not self.stays
 
     @property
     def may_give(self) -> bool:
@@ -139,23 +150,24 @@ class WakeGuard:
 
     of_model: int = MOST_WAKES_OF_MODEL
     of_all: int = MOST_WAKES
-    _wakes: deque[tuple[float, str]] = field(default_factory=deque)
+    of_tenant: int = MOST_WAKES_OF_TENANT
+    _wakes: deque[tuple[float, str, str]] = field(default_factory=deque)
 
-    def wait_s(self, model: str, now: float) -> float:
-        """Return the seconds until a wake of this model may begin; 0: now."""
+    def wait_s(self, model: str, tenant: str, now: float) -> float:
+        """Return the seconds until a wake of this model may begin for this tenant; 0: now."""
         while self._wakes and now - self._wakes[0][0] >= WINDOW_S:
             self._wakes.popleft()
-        mine = [at for at, name in self._wakes if name == model]
-        waits = [0.0]
-        if len(mine) >= self.of_model:
-            waits.append(mine[-self.of_model] + WINDOW_S - now)
-        if len(self._wakes) >= self.of_all:
-            waits.append(self._wakes[-self.of_all][0] + WINDOW_S - now)
-        return max(waits)
+        wakes = self._wakes
+        counted = (
+            ([at for at, name, _ in wakes if name == model], self.of_model),
+            ([at for at, _, who in wakes if who == tenant], self.of_tenant),
+            ([at for at, _, _ in wakes], self.of_all),
+        )
+        return max(times[-most] + WINDOW_S - now if len(times) >= most else 0.0 for times, most in counted)
 
-    def note(self, model: str, now: float) -> None:
-        """Count a wake."""
-        self._wakes.append((now, model))
+    def note(self, model: str, tenant: str, now: float) -> None:
+        """Count a wake that a request of this tenant has begun."""
+        self._wakes.append((now, model, tenant))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

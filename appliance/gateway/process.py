@@ -397,7 +397,7 @@ def _rests(
     """Make what puts models to sleep and wakes them, for the service's requests."""
     end_own, budget = service.tenant_sandboxes.end_model, config.sandbox.models_memory_bytes
     rests = ModelRests(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
-    rests.live = lambda model: sum(life.model is model for life in service.live)
+    rests.live = lambda model: sum(life.model is model and life.admitted is not None for life in service.live)
     rests.count = partial(_count_rest, service.count)
     service.dependencies.rests = rests
     return rests

@@ -19,6 +19,7 @@ from engine.errors import RankError, RankGoneError
 from isolation.ipc.doorbell import BellReader, BellWriter, create_pipe
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence, require_total_store_order
+from isolation.ipc.wiping import wipe
 
 MOST_RANKS = 8
 """Ranks of one engine at the most: bounds memory and descriptors that are taken before a configuration is there."""
@@ -109,7 +110,10 @@ class RankLink:
 
     def tell(self, text: bytes | bytearray) -> None:
         """Give every other rank these bytes; they call ``hear``."""
-        whole = memoryview(len(text).to_bytes(_SIZE_BYTES, "little") + text)
+        given = bytearray(_SIZE_BYTES + len(text))
+        given[:_SIZE_BYTES] = len(text).to_bytes(_SIZE_BYTES, "little")
+        given[_SIZE_BYTES:] = text
+        whole = memoryview(given)
         for start in range(0, len(whole), PART_BYTES):
             piece = whole[start : start + PART_BYTES]
             place = self.place(self.rank, self.turn)
@@ -117,6 +121,7 @@ class RankLink:
             room[:] = piece
             self.meet(len(piece))
             self._told = room
+        wipe(given)
 
     def hear(self, teller: int = 0) -> bytearray:
         """What rank ``teller`` tells: a copy, which the caller overwrites."""

@@ -225,7 +225,7 @@ class Lifecycle:
         """
         tenant, wanted = self.principal.tenant, reservation.obligations.isolation_class
         self.pair = self.dependencies.tenant_sandboxes.place(self.model, tenant, wanted)
-        await _awaken(self)
+        await _awaken(self, self.until)
 
     @property
     def admitted(self) -> Admitted | None:
@@ -362,6 +362,8 @@ class Lifecycle:
         suspect, alone_only = standing is not Standing.CLEAN, standing is Standing.ALONE_ONLY
         try:
             async with AsyncExitStack() as stack:
+                # A supervisor that has come anew may have left the model asleep meanwhile.
+                await _awaken(self, self.enter_by)
                 with self.waiting():
                     entering = self.pair.engine.enter_engine(self.enter_by, suspect=suspect, alone_only=alone_only)
                     visit = await stack.enter_async_context(entering)
@@ -384,7 +386,8 @@ class Lifecycle:
     def _end(self, error: ApplianceError | None) -> None:
         """Settle with everybody who was told of the request."""
         self.dependencies.live.discard(self)
-        self.model.rest.used_at = time.monotonic()
+        if self._reservation is not None:
+            self.model.rest.used_at = time.monotonic()
         parts, outcome = self.dependencies, self.outcome
         self.pair.leave()
         tokens = self.tokens
@@ -418,7 +421,7 @@ class Lifecycle:
         )
 
 
-async def _awaken(life: Lifecycle) -> None:
+async def _awaken(life: Lifecycle, until: float) -> None:
     """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep."""
     rests = life.dependencies.rests
     if life.pair.text.frozen or life.pair.engine.frozen:
@@ -426,7 +429,7 @@ async def _awaken(life: Lifecycle) -> None:
     if rests is None or life.model not in (life.pair.engine, life.pair.text):
         return
     with life.waiting():
-        waited_s = await rests.awaken(life.model, life.until, life.principal.tenant)
+        waited_s = await rests.awaken(life.model, until, life.principal.tenant)
     if waited_s:
         life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 

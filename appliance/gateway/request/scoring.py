@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import exp, fsum, sqrt
 from operator import mul
 
+from appliance.common.errors import PayloadTooLargeError
 from appliance.gateway.generate_request import ChatPrompt, ScoreOperation, ScoreRequest, Scores, TextPrompt
 from appliance.gateway.request.embedding import VectorSession
 from appliance.gateway.request.lifecycle import Lifecycle
@@ -23,6 +24,10 @@ from policy.model import Feature
 
 NUMBERS_A_TURN = 1 << 16
 """Numbers that are multiplied in one turn of the loop: some milliseconds."""
+
+MAX_PAIR_BYTES = 16 << 20
+"""Bytes of all pairs of one request that a chat template writes, each with its query. A body of 4 MB may have a query
+of nearly that and two thousand documents."""
 
 QUERY, DOCUMENT = "query", "document"
 """Roles of the two messages of which a chat template makes a pair, as in vLLM's templates for scores."""
@@ -59,6 +64,8 @@ class ScoringSession(VectorSession):
         """Give the token ids of each text that is computed: of queries and documents, of pairs, or of what is
         classified."""
         request, until = self._request, self.life.until
+        if self.life.model.templated and request.queries:
+            _check_size(request)
         # The texts may be megabytes, and are not needed any more when all have been given.
         self._request = replace(request, queries=(), documents=())
         if self._compares or not request.queries:
@@ -105,6 +112,18 @@ def probabilities(numbers: Sequence[float]) -> tuple[float, ...]:
 
 def _length(vector: array[float]) -> float:
     return sqrt(fsum(map(mul, vector, vector)))
+
+
+def _check_size(request: ScoreRequest) -> None:
+    queries = sum(len(one.text.encode()) for one in request.queries)
+    size = queries * (len(request.documents) if len(request.queries) == 1 else 1)
+    size += sum(len(one.text.encode()) for one in request.documents)
+    if size > MAX_PAIR_BYTES:
+        raise PayloadTooLargeError(
+            f"the pairs of query and document are {size} bytes of text; at most {MAX_PAIR_BYTES} are taken. Send a "
+            "shorter query, or fewer documents at once",
+            param=request.param,
+        )
 
 
 def _conversation(query: TextPrompt, document: TextPrompt) -> ChatPrompt:

@@ -53,6 +53,9 @@ COUNTED = WOKEN, SLEPT, TURNED_AWAY = ("woken", "slept", "turned_away")
 MAX_WAITING = 256
 """Most requests that wait for one model to wake: what an engine of the default size takes up in two steps."""
 
+TENANT_WAITING = 64
+"""Most of them of one tenant: the others find places."""
+
 ROOM_WAIT_S = 30.0
 """Longest that a request waits for another model's requests to end, in seconds, so that its own model has room."""
 
@@ -95,22 +98,27 @@ class ModelRests:
         rest.used_at, rest.used = began, True
         if rest.awake:
             return 0.0
-        if rest.waiting >= MAX_WAITING:
+        if rest.waiting[tenant] >= TENANT_WAITING or rest.waiting.total() >= MAX_WAITING:
             raise self._asleep(model, "and too many requests wait for it", rest.left_s(began))
-        rest.waiting += 1
+        rest.waiting[tenant] += 1
         try:
             await self._until_awake(model, until, tenant)
         finally:
-            rest.waiting -= 1
+            rest.waiting[tenant] -= 1
+            if not rest.waiting[tenant]:
+                del rest.waiting[tenant]
             rest.used_at = self.clock()
         return self.clock() - began
 
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str) -> None:
         rest, room_until = model.rest, self.clock() + ROOM_WAIT_S
         while not rest.awake:
-            if rest.asleep and isinstance(decision := self._decide(model), Wake):
-                self._wake(model, decision, REQUEST, tenant)
             left = rest.left_s(now := self.clock())
+            if rest.asleep:
+                decision = self._decide(model, tenant)
+                # One that cannot be answered in time ends no other model.
+                if isinstance(decision, Wake) and (now + left <= until or not decision.evicted):
+                    self._wake(model, decision, REQUEST, tenant)
             if now + left > until:
                 raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
             if rest.waking:
@@ -138,8 +146,8 @@ class ModelRests:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _decide(self, model: ModelSandboxes) -> Wake | Wait:
-        """Decide about a sleeping model.
+    def _decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+        """Decide about a sleeping model that a tenant's request needs.
 
         Raises:
             UnavailableError: it cannot be woken now.
@@ -148,7 +156,7 @@ class ModelRests:
             raise UnavailableError(
                 f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
             )
-        if wait_s := self.guard.wait_s(model.name, self.clock()):
+        if wait_s := self.guard.wait_s(model.name, tenant, self.clock()):
             raise self._asleep(model, "and was woken too often in the last minute", wait_s)
         decision = self._decision(model)
         if isinstance(decision, Refuse):
@@ -164,7 +172,7 @@ class ModelRests:
         # One that is being taken away gives its memory back without being told to.
         live = self.live(model) if model.ready and model.leaving is Leaving.NO else 1
         facts = rest.state, rest.keep, rest.need_bytes, rest.used_at
-        return Resting(model.name, *facts, live=live, ending=rest.ending)
+        return Resting(model.name, *facts, live=live, ending=rest.ending, stays=rest.stays(self.clock()))
 
     def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
         self.count(TURNED_AWAY, model.name, "")
@@ -174,7 +182,8 @@ class ModelRests:
         for name in decision.evicted:
             self._sleep(self.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
-        self.guard.note(model.name, self.clock())
+        if reason == REQUEST:
+            self.guard.note(model.name, tenant, self.clock())
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
         self.count(WOKEN, model.name, reason)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
-from appliance.common.model_rest import ALWAYS, ASLEEP, AWAKE, DEFAULT_WAKE_S, WAKING
+from appliance.common.model_rest import ALWAYS, ASLEEP, AWAKE, DEFAULT_WAKE_S, STAY_S, WAKING
 
 LEAST_LEFT_S = 0.5
 """Least estimate of what is left of a wake, in seconds: one that takes longer than expected is about to end."""
@@ -32,8 +33,8 @@ class Rest:
     """Whether a request has used it."""
     cause: str = ""
     """Why the last wake failed."""
-    waiting: int = 0
-    """Requests that wait for its wake."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Requests that wait for its wake, by tenant."""
     ending: bool = False
     """Whether the supervisor was told that it sleeps, and has not said yet that its sandboxes have ended."""
     heard: bool = False
@@ -58,6 +59,10 @@ class Rest:
     def estimate_s(self) -> float:
         """Expected seconds of a wake."""
         return self.wake_s or self.boot_s or DEFAULT_WAKE_S
+
+    def stays(self, now: float) -> bool:
+        """Return whether it was woken so lately that it does not sleep yet."""
+        return self.awake and self.wake_s > 0 and now - self.since < STAY_S
 
     def left_s(self, now: float) -> float:
         """Return the expected seconds until it is awake, if it is woken now or is being woken."""

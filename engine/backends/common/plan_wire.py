@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from engine.core.scheduler.plan import Admission, Chunk, StepPlan
 from engine.errors import RankError
 from isolation.ipc.sampling import EXAMPLE
+from isolation.ipc.wiping import wipe
 
 _CHUNK_INTS = 6
 
@@ -113,7 +114,10 @@ class _Reader:
         """The next ones, exactly so many; ``ValueError`` where the caller gets fewer than it names."""
         begin = self.place
         self.place += count
-        return self._flat[begin : self.place].tolist()
+        part = self._flat[begin : self.place]
+        values = part.tolist()
+        wipe(part)
+        return values
 
     def values(self) -> list[int]:
         """A list behind its length."""

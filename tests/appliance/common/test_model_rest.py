@@ -39,6 +39,7 @@ CASES = {
     "one that is always kept makes none": ([model("a", keep=ALWAYS, used_at=1.0), model("b")], 2, 8, Wake(("b",))),
     "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",))),
     "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait()),
+    "one that was woken just now stays": ([model("a", stays=True)], 1, 8, Wait()),
     "all others wake": ([model("a", WAKING)], 1, 8, Wait()),
     "those asleep take nothing": ([model("a", ASLEEP), model("b", ASLEEP)], 1, 8, Wake()),
     "two small ones make room for a large one": (
@@ -78,6 +79,7 @@ def test_what_makes_room(case: tuple[list[Resting], float, float, object]) -> No
         (model("always kept", keep=ALWAYS), False),
         (model("never kept", keep=NEVER, used_at=99.9), True),
         (model("never kept, in use", keep=NEVER, live=1), False),
+        (model("never kept, woken just now", keep=NEVER, used_at=99.9, stays=True), False),
         (model("waking", WAKING), False),
         (model("asleep", ASLEEP), False),
     ],
@@ -93,11 +95,20 @@ def test_wakes_are_bounded_per_model_and_in_total() -> None:
     after the window all may wake again."""
     guard = WakeGuard(of_model=2, of_all=3)
     for at in (0.0, 10.0):
-        assert guard.wait_s("a", at) == 0
-        guard.note("a", at)
-    assert guard.wait_s("a", 20.0) == WINDOW_S - 20.0
-    assert guard.wait_s("b", 20.0) == 0, "the control: another model may"
-    guard.note("b", 20.0)
-    assert guard.wait_s("c", 21.0) == WINDOW_S - 21.0
-    assert guard.wait_s("a", WINDOW_S) == 0
-    assert guard.wait_s("c", 20.0 + WINDOW_S) == 0
+        assert guard.wait_s("a", "t", at) == 0
+        guard.note("a", "t", at)
+    assert guard.wait_s("a", "t", 20.0) == WINDOW_S - 20.0
+    assert guard.wait_s("b", "t", 20.0) == 0, "the control: another model may"
+    guard.note("b", "t", 20.0)
+    assert guard.wait_s("c", "t", 21.0) == WINDOW_S - 21.0
+    assert guard.wait_s("a", "t", WINDOW_S) == 0
+    assert guard.wait_s("c", "t", 20.0 + WINDOW_S) == 0
+
+
+def test_a_tenant_that_wakes_much_is_refused_alone() -> None:
+    """A tenant's third wake within the window waits, of whatever models, and another tenant's does not."""
+    guard = WakeGuard(of_tenant=2)
+    guard.note("a", "t", 0.0)
+    guard.note("b", "t", 10.0)
+    assert guard.wait_s("c", "t", 20.0) == WINDOW_S - 20.0
+    assert guard.wait_s("c", "u", 20.0) == 0

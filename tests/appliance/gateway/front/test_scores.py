@@ -201,7 +201,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("parse", "change", "field"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("parse", "change", "field"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)[:40])
+)
 def test_what_is_refused_names_its_field(
     parse: Callable[[bytes, Stamp], scoring.ParsedScore], change: dict[str, object], field: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import ModelAsleepError, ModelWakeError, UnavailableError
-from appliance.common.model_rest import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, WAKING, WakeGuard
+from appliance.common.model_rest import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
 from appliance.gateway.sandboxes import model_rests
 from appliance.gateway.sandboxes.model_rests import ModelRests
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
@@ -73,9 +73,10 @@ class Scene:
         one._tell()
 
     def awake(self, name: str, used_at: float) -> None:
-        """Have a model awake."""
+        """Have a model awake that was woken long ago."""
         self.word(name, WAKING)
         self.come_up(name)
+        self.models[name].rest.since = used_at - STAY_S
         self.models[name].rest.used_at = used_at
 
     def ask(self, name: str, seconds: float = 60.0) -> asyncio.Task[float]:
@@ -180,17 +181,37 @@ async def test_what_cannot_be_woken_is_refused() -> None:
     scene = Scene()
     scene.rests.guard = WakeGuard()
     for _ in range(MOST_WAKES_OF_MODEL):
-        scene.rests.guard.note("a", time.monotonic())
+        scene.rests.guard.note("a", "u", time.monotonic())
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("a")
     assert refused.value.retry_after_s == pytest.approx(60, abs=1)
-    scene.models["b"].rest.waiting = model_rests.MAX_WAITING
+    scene.models["b"].rest.waiting["t"] = model_rests.TENANT_WAITING
     with pytest.raises(ModelAsleepError, match="too many"):
         await scene.ask("b")
     scene.attached = False
     with pytest.raises(UnavailableError):
         await scene.ask("c")
     assert scene.told == []
+
+
+async def test_what_was_woken_just_now_stays() -> None:
+    """A model is not put to sleep for another tenant's request in its first seconds, and is after them; a request whose
+    deadline is too short puts none to sleep."""
+    scene = Scene()
+    for name in "ab":
+        scene.awake(name, time.monotonic())
+        scene.models[name].rest.since = time.monotonic()
+    task = scene.ask("c")
+    await turns()
+    assert scene.told == []
+    scene.models["a"].rest.since -= STAY_S
+    with pytest.raises(ModelAsleepError, match="takes longer"):
+        await scene.ask("c", 0.2)
+    assert scene.told == []
+    await asyncio.sleep(2 * model_rests.LOOK_S)
+    assert scene.told == [SleepModel("a", "memory"), WakeModel("c", "request", "t")]
+    scene.come_up("c")
+    await task
 
 
 async def test_orders_of_the_operator() -> None:
