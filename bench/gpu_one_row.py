@@ -46,7 +46,7 @@ from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.gemv import FewRows
-from engine.backends.cuda.kernels.lines import Lines, Map
+from engine.backends.cuda.kernels.lines import LineCut, Map
 from engine.core.engine import Engine
 from isolation.ipc.engine import Submit
 from isolation.ipc.sampling import Sampling
@@ -56,11 +56,11 @@ CUTS = (
     FewRows(early=True),
     *(
         replace(FewRows(early=early), alone=lines)
-        for lines in (Lines(8, 4), Lines(4, 4), Lines(16, 4), Lines(8, 2), Lines(8, 8), Lines(16, 8))
+        for lines in (LineCut(8, 4), LineCut(4, 4), LineCut(16, 4), LineCut(8, 2), LineCut(8, 8), LineCut(16, 8))
         for early in (False, True)
     ),
-    FewRows(alone=Lines(8, 4, 2_048), early=True),
-    FewRows(alone=Lines(8, 4, 6_144), early=True),
+    FewRows(alone=LineCut(8, 4, 2_048), early=True),
+    FewRows(alone=LineCut(8, 4, 6_144), early=True),
 )
 COMPARED = ("fused", "early", "alone", "alone, early", "alone, early, 2048", "alone, early, whole")
 TURNS, TOKENS = (1, 4) if REHEARSE else (4, 80)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model
 from bench.gpu_pieces import BF16, DEVICE, REHEARSE, Figures, tried
 from engine.backends.common.loading import layout_for, limits_for
-from engine.backends.cuda.kernels.lines import Lines
+from engine.backends.cuda.kernels.lines import LineCut
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.tile_sizes import Configuration
@@ -57,7 +57,7 @@ def early(chosen: Configuration, ahead: int, splits: DecodeShape | None = None) 
     return found if splits is None else replace(found, decode=splits)
 
 
-def alone(chosen: Configuration, lines: Lines, *, early: bool = False) -> Configuration:
+def alone(chosen: Configuration, lines: LineCut, *, early: bool = False) -> Configuration:
     """One row by the kernel that is for one."""
     return replace(chosen, few=replace(chosen.few, alone=lines, early=early))
 
@@ -68,10 +68,10 @@ WAYS: dict[str, Callable[[Configuration], Configuration]] = {
     "early, 256": lambda chosen: early(chosen, 256),
     "early, 2048": lambda chosen: early(chosen, 2_048),
     "early, short splits": lambda chosen: early(chosen, 1_024, DecodeShape(64, 2, 32, Threads(4, 2))),
-    "alone": lambda chosen: alone(chosen, Lines()),
-    "alone, early": lambda chosen: alone(chosen, Lines(), early=True),
-    "alone, early, 2048": lambda chosen: alone(chosen, Lines(fetched=2_048), early=True),
-    "alone, early, whole": lambda chosen: alone(chosen, Lines(fetched=8_192), early=True),
+    "alone": lambda chosen: alone(chosen, LineCut()),
+    "alone, early": lambda chosen: alone(chosen, LineCut(), early=True),
+    "alone, early, 2048": lambda chosen: alone(chosen, LineCut(fetched=2_048), early=True),
+    "alone, early, whole": lambda chosen: alone(chosen, LineCut(fetched=8_192), early=True),
     "separate": lambda chosen: replace(chosen, few=replace(chosen.few, most=0), joined=False),
 }
 """Ways to compute a step."""

@@ -362,7 +362,6 @@ class Lifecycle:
         suspect, alone_only = standing is not Standing.CLEAN, standing is Standing.ALONE_ONLY
         try:
             async with AsyncExitStack() as stack:
-                # A supervisor that has come anew may have left the model asleep meanwhile.
                 await _awaken(self, self.enter_by)
                 with self.waiting():
                     entering = self.pair.engine.enter_engine(self.enter_by, suspect=suspect, alone_only=alone_only)
@@ -386,8 +385,6 @@ class Lifecycle:
     def _end(self, error: ApplianceError | None) -> None:
         """Settle with everybody who was told of the request."""
         self.dependencies.live.discard(self)
-        if self._reservation is not None:
-            self.model.rest.used_at = time.monotonic()
         parts, outcome = self.dependencies, self.outcome
         self.pair.leave()
         tokens = self.tokens
@@ -399,6 +396,7 @@ class Lifecycle:
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
+            self.model.rest.used_at = time.monotonic()
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(
@@ -422,7 +420,8 @@ class Lifecycle:
 
 
 async def _awaken(life: Lifecycle, until: float) -> None:
-    """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep."""
+    """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep:
+    before its first attempt, or since a supervisor that has come anew left them asleep."""
     rests = life.dependencies.rests
     if life.pair.text.frozen or life.pair.engine.frozen:
         life.trace.annotate(sandbox_thawed=True)

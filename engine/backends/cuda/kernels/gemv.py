@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.backends.cuda.kernels.activation import KINDS, Gate, gated
-from engine.backends.cuda.kernels.lines import Lines, Map, one_row
+from engine.backends.cuda.kernels.lines import LineCut, Map, one_row
 from engine.backends.cuda.kernels.triton_common import EMULATED, Threads, ceil_div, dot, narrow, power_of_two
 
 MOST_ROWS = 16
@@ -68,7 +68,7 @@ class FewRows:
     """Bytes of each line of the matrix that an early program asks for while it waits, a power of two: memory has
     something to do while one launch ends and the next begins."""
 
-    alone: Lines | None = None
+    alone: LineCut | None = None
     """How a matrix is cut where there is one row; None: as for several rows. A row alone has other last bits then than
     the same row beside others."""
 

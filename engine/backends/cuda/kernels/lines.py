@@ -50,7 +50,7 @@ class Map(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class LineCut:
     """How the matrix is cut for one row."""
 
     outputs: int = 8
@@ -202,7 +202,7 @@ def _store(
 
 
 def one_row(
-    x: Tensor, given: Map, out: Tensor, shape: Lines, *, gate: Gate | None, offset: bool, adds: bool, early: bool
+    x: Tensor, given: Map, out: Tensor, shape: LineCut, *, gate: Gate | None, offset: bool, adds: bool, early: bool
 ) -> None:
     """Multiply one row by a matrix; see ``engine.backends.cuda.kernels.gemv.few_rows``.
 

@@ -396,23 +396,20 @@ def cut_row(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """The row's cut, and the weight that it keeps in each stretch (float64). ``low``: lower limit of the list, scaled.
-
-    The last stage searches for nothing, and makes a list that all that is kept can be added up by."""
-    infinity = tl.cast(float("inf"), tl.float32)
-    floor, reach, high = -infinity, infinity, infinity
-    least, centre = tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
+    """The row's cut, and the weight that it keeps in each stretch (float64): the last stage searches for nothing, and
+    makes a list that all that is kept can be added up by. ``low``: lower limit of the list, scaled."""
+    infinity, least, centre = tl.cast(float("inf"), tl.float32), tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
+    floor, reach, high, parts = -infinity, infinity, infinity, tl.zeros([SPAN], tl.float64)
     longest, wanted = list_.longest, tl.cast(0.0, tl.float64)
-    parts = tl.zeros([SPAN], tl.float64)
     most, share, typical = integer(row, TOP_K).to(tl.float64), number(row, TOP_P), number(row, TYPICAL_P)
+    smallest = number(row, MIN_P)
     for turn in range(4):
         stage = longest * 0 + turn
         active = ((stage == BY_COUNT) & (most > 0)) | ((stage == BY_WEIGHT) & (share < 1)) | (stage == 3)
         done = (active | ((stage == BY_DISTANCE) & (typical < 1))) == 0
         if stage == BY_DISTANCE:
-            least = number(row, MIN_P).to(tl.float32)
-        last = (stage == BY_WEIGHT) | ((stage == BY_COUNT) & (share >= 1))
-        last &= (typical >= 1) & (number(row, MIN_P) == 0)
+            least = smallest.to(tl.float32)
+        last = ((stage == BY_WEIGHT) | ((stage == BY_COUNT) & (share >= 1))) & (typical >= 1) & (smallest == 0)
         for attempt in range(2):
             if done == 0:
                 if attempt > 0:

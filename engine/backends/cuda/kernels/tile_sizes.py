@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.grouped import ProductTile
-from engine.backends.cuda.kernels.lines import Lines
+from engine.backends.cuda.kernels.lines import LineCut
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.prefill_pipelined import PipelinedShape
 from engine.backends.cuda.kernels.tile_map import DecodeShape
@@ -65,7 +65,7 @@ TABLE = {
             DecodeShape(128, 2, 32, Threads(4, 2), resident=3),
             PrefillShape(64, 32, Threads(4, 2)),
             EXPERTS,
-            few=FewRows(alone=Lines(8, 4)),
+            few=FewRows(alone=LineCut(8, 4)),
             pipelined=PipelinedShape(),
             measured="NVIDIA H200",
         ),

@@ -25,7 +25,7 @@ from engine.backends.cuda.kernels import (
     steps,
     tile_map,
 )
-from engine.backends.cuda.kernels.lines import Lines, Map
+from engine.backends.cuda.kernels.lines import LineCut, Map
 from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.tile_sizes import configuration
 from engine.backends.cuda.runtime.loop_state import LoopState
@@ -152,7 +152,7 @@ def few_rows() -> None:
             adds = outputs == 4_096
             gemv.few_rows(tensor(8, size), given, tensor(8, outputs), scratch, shape, gate=gate, adds=adds)
             for early in (False, True):
-                one = replace(shape, alone=Lines(fetched=2_048), early=early)
+                one = replace(shape, alone=LineCut(fetched=2_048), early=early)
                 gemv.few_rows(tensor(1, size), given, tensor(1, outputs), scratch, one, gate=gate, adds=adds)
 
 
