@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,10 +155,17 @@ def gvisor(runsc_path: Path) -> Iterator[GvisorRuntime]:
 
 
 @pytest.fixture
-def start(gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Booted]]:
+def short() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(os.path.realpath(folder))
+
+
+@pytest.fixture
+def start(gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Booted]]:
     """Boots engines of two ranks as the supervisor does, to a real token under lock-down."""
     monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
-    config = configure(Path(os.path.realpath(tmp_path)))
+    config = configure(short)
     plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
     booted: list[Booted] = []
 
@@ -219,11 +227,11 @@ def test_any_process_is_the_engines_end_in_a_sandbox(
 
 @pytest.mark.runsc
 @pytest.mark.full
-def test_ranks_begin_from_a_checkpoint(gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_begin_from_a_checkpoint(gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template of three processes is saved where the first rank waits for its host; a copy serves."""
     monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
     monkeypatch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
-    config = configure(Path(os.path.realpath(tmp_path)))
+    config = configure(short)
     warm = open_warm_starts(config, gvisor)
     assert warm is not None
     plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
