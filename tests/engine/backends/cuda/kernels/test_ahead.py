@@ -113,6 +113,7 @@ def test_an_engine_without_compilers_finds_every_kernel(
         "_end",
         "_compare",
         "_few_rows",
+        "_one_row",
         "_norm",
         "_rotations",
         "_rope",
