@@ -397,7 +397,9 @@ def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
             # Nothing is kept here, so what keeps is a feature that is off, as the error says.
             keeps = route.scope in (Scope.BATCHES, Scope.RESPONSES)
             off = keeps and passed.json()["error"]["code"] != "insufficient_scope"
-            assert passed.status_code == 200 or off, route.path
+            # No classifier is served here, and the error says that of the model.
+            unfit = route.path == "/v1/classify" and passed.json()["error"]["param"] == "model"
+            assert passed.status_code == 200 or off or unfit, (route.path, passed.text)
     service = "/athanor.inference.v1.InferenceService/"
     methods = [service + name for name in ("Generate", "Embed", "CountTokens", "Attest", "ListModels", "GetModel")]
     methods += [f"/athanor.usage.v1.UsageService/{name}" for name in ("GetLimits", "GetUsage", "WatchUsage")]
