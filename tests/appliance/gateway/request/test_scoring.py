@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from appliance.common.errors import ContextLengthError, FeatureNotAllowedError, InvalidRequestError
+from appliance.common.errors import (
+    ContextLengthError,
+    FeatureNotAllowedError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+)
 from appliance.gateway.generate_request import (
     CallContext,
     ChatPrompt,
@@ -22,6 +27,7 @@ from appliance.gateway.generate_request import (
     ScoreRequest,
     TextPrompt,
 )
+from appliance.gateway.request import scoring
 from appliance.gateway.request.routing import takes
 from appliance.gateway.request.scoring import ScoringSession, probabilities
 from appliance.gateway.request.service import GatewayService
@@ -98,6 +104,20 @@ async def test_the_models_own_template_may_join_a_pair(stage: Stage) -> None:
     stage.model.templated = True
     texts, _, _ = await run(stage, asked("q", "a b"), lambda _: [0.0])
     assert texts == ["<query>q<document>a", "<query>q<document>b"]
+
+
+async def test_a_query_that_a_template_would_repeat_too_often_is_refused_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of all pairs are bounded before the first is written: a long query counts once for each document.
+    Control: at the bound it is taken."""
+    stage.model.templated = True
+    monkeypatch.setattr(scoring, "MAX_PAIR_BYTES", 6)
+    texts, _, _ = await run(stage, asked("qq", "a b"), lambda _: [0.0])
+    assert len(texts) == 2
+    with pytest.raises(PayloadTooLargeError, match="shorter query") as refused:
+        await run(stage, asked("qqq", "a b"), lambda _: [0.0])
+    assert refused.value.param == "documents"
 
 
 async def test_of_several_labels_the_last_one_is_the_score(stage: Stage) -> None:
