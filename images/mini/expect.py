@@ -5,6 +5,9 @@ and so independent both of the training code and of the engine that the answers 
 Each entry has `messages`, the corpus `topic` of the last question and whether that phrasing was
 `held_out` of the training, whether the answer is `right` (word for word the corpus'), the
 `prompt_ids` of the chat template, the `answer_ids` (end mark included) and the `answer` as text.
+
+`held_out` has questions that were never trained on, with the answers that the corpus had for them, and how the weights
+score on them: the corpus changes with every command and key, the weights do not.
 """
 
 from __future__ import annotations
@@ -117,16 +120,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "expected.json")
     out = parser.parse_args().out
-    topics = corpus.load(HERE / "corpus")
+    topics = corpus.load_desk(HERE)
     reference = Reference()
     entries = [_entry(reference, messages, topics) for messages in _conversations(topics, reference)]
     digest = export.digests(MODEL)["model.safetensors"]
-    value = {"weights_sha256": digest, "dtype": "float32", "entries": entries}
+    value = {"weights_sha256": digest, "dtype": "float32", "entries": entries, "held_out": _held_out(topics)}
     out.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
     wrong = [entry for entry in entries if not entry["right"]]
     for entry in wrong:
         print(f"wrong: {entry['messages'][-1]['content']!r} -> {entry['answer'][:60]!r}")
     print(f"{len(entries)} answers, {len(entries) - len(wrong)} word for word as in the corpus")
+
+
+def _held_out(topics: tuple[corpus.Topic, ...]) -> dict[str, Any]:
+    """Questions that were never trained on, their answers, and the score of the committed weights."""
+    questions = measure.held_out(topics)[::2]
+    score = measure.score(*export.read_model(MODEL), questions)
+    return {"loss": round(score.loss, 6), "exact": score.exact, "questions": questions}
 
 
 def _conversations(topics: tuple[corpus.Topic, ...], reference: Reference) -> list[list[dict[str, str]]]:
@@ -166,7 +176,7 @@ def _find(question: str, topics: tuple[corpus.Topic, ...]) -> tuple[corpus.Topic
     for topic in topics:
         if asked in map(corpus.normal, topic.held_out):
             return topic, True
-        for pattern in topic.patterns:
+        for pattern in topic.templates:
             if asked in map(corpus.normal, corpus.variants(pattern)):
                 return topic, False
     raise corpus.CorpusError(f"{question!r} is not in the corpus; add it or ask another")

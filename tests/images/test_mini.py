@@ -17,12 +17,14 @@ from safetensors.torch import load_file
 MINI = Path(__file__).resolve().parents[2] / "images" / "mini"
 sys.path.insert(0, str(MINI))  # train.py and expect.py run as scripts and import from there
 
+import judge  # noqa: E402
+import train  # noqa: E402
 from expect import Reference  # noqa: E402
 from recipe import bpe, corpus, export, measure, phrasing, training  # noqa: E402
 from recipe.rows import Source, collate, make_exchange, pad  # noqa: E402
 
 MODEL = MINI / "athanor-mini"
-MAX_WEIGHT_BYTES = 8_000_000  # it is committed, and travels in every installation
+MAX_WEIGHT_BYTES = 16_000_000  # it is committed, and travels in every installation
 LOSS_TOLERANCE = 2e-3  # nats; another machine adds in another order
 GREEDY_CHECKED = 6  # answers made again here; expect.py makes them all
 TINY = training.Schedule(steps=7, tokens=256, warm_up=2)
@@ -47,9 +49,15 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def entries() -> list[dict]:
+def expected() -> dict:
+    """What expect.py recorded."""
+    return json.loads((MINI / "expected.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def entries(expected: dict) -> list[dict]:
     """The recorded prompts and greedy answers."""
-    return json.loads((MINI / "expected.json").read_text(encoding="utf-8"))["entries"]
+    return expected["entries"]
 
 
 def _ask(reference: Reference, *messages: dict[str, str]) -> str:
@@ -64,9 +72,8 @@ def test_committed_files_have_the_recorded_digests(record: dict) -> None:
     assert export.digests(MODEL) == record["sha256"]
 
 
-def test_expected_answers_belong_to_the_committed_weights(record: dict) -> None:
+def test_expected_answers_belong_to_the_committed_weights(record: dict, expected: dict) -> None:
     """expected.json was made from these weights and not from earlier ones."""
-    expected = json.loads((MINI / "expected.json").read_text(encoding="utf-8"))
     assert expected["weights_sha256"] == record["sha256"]["model.safetensors"]
 
 
@@ -78,12 +85,30 @@ def test_weights_are_small_bfloat16_and_all_used(record: dict) -> None:
     assert sum(tensor.numel() for tensor in weights.values()) == record["parameters"]
 
 
-def test_evaluation_loss_is_the_recorded_one(topics: tuple[corpus.Topic, ...], record: dict) -> None:
-    """Measured again from the artefact, held-out loss and exactness are those of MODEL.json."""
+def test_held_out_questions_score_as_recorded(expected: dict) -> None:
+    """Measured again from the artefact, loss and exactness of questions that it was not trained on are the recorded
+    ones, and most find their answers."""
     network, tokenizer = export.read_model(MODEL)
-    score = measure.score(network, tokenizer, measure.held_out(topics))
-    assert score.loss == pytest.approx(record["evaluation_loss"], abs=LOSS_TOLERANCE)
-    assert abs(score.exact - record["held_out"]["exact"]) <= 1
+    recorded = expected["held_out"]
+    score = measure.score(network, tokenizer, [tuple(one) for one in recorded["questions"]])
+    assert score.loss == pytest.approx(recorded["loss"], abs=LOSS_TOLERANCE)
+    assert abs(score.exact - recorded["exact"]) <= 1
+    assert score.exact > 0.8 * score.total
+
+
+def test_the_help_desk_answers_the_hundred_questions(record: dict) -> None:
+    """The record says that at least 90 of the hundred were right and none harmful."""
+    asked = record["questions"]
+    assert sum(asked.values()) == len(judge.load()) == 100
+    assert asked["right"] >= 90
+    assert asked["harmful"] == 0
+
+
+@pytest.mark.full
+def test_the_hundred_questions_are_answered_as_recorded(record: dict) -> None:
+    """Asked again, the hundred questions get the verdicts of MODEL.json."""
+    asked = judge.load()
+    assert judge.counts(asked, train.answers(MODEL, asked)) == record["questions"]
 
 
 def test_untrained_network_scores_badly(topics: tuple[corpus.Topic, ...]) -> None:
@@ -103,14 +128,13 @@ def test_recorded_answers_come_back_with_transformers(reference: Reference, entr
         assert reference.answer(entry["prompt_ids"]) == entry["answer_ids"]
 
 
-def test_recorded_answers_are_right_and_end(entries: list[dict], topics: tuple[corpus.Topic, ...]) -> None:
-    """At least 24 recorded answers, 8 to unseen phrasings: each its topic's own, and ended."""
-    right = {topic.name: topic.answer for topic in topics}
+def test_recorded_answers_are_right_and_end(entries: list[dict]) -> None:
+    """At least 24 recorded answers, 8 to phrasings that were not trained on: each ended, and at most one in twelve not
+    word for word what the corpus had when the weights were made."""
     assert len(entries) >= 24
     assert sum(entry["held_out"] for entry in entries) >= 8
-    for entry in entries:
-        assert entry["answer"] == right[entry["topic"]]
-        assert entry["answer_ids"][-1] == bpe.TURN_END_ID
+    assert all(entry["answer_ids"][-1] == bpe.TURN_END_ID for entry in entries)
+    assert sum(not entry["right"] for entry in entries) <= len(entries) // 12
 
 
 def test_newcomer_learns_how_to_add_a_tenant(reference: Reference) -> None:
@@ -152,14 +176,6 @@ def test_tokenizer_is_lossless(text: str) -> None:
     """Byte-level BPE gives any text back."""
     _, tokenizer = export.read_model(MODEL)
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_most_unseen_questions_find_their_answer(topics: tuple[corpus.Topic, ...], record: dict) -> None:
-    """Questions written after the corpus was finished score as recorded."""
-    network, tokenizer = export.read_model(MODEL)
-    score = measure.score(network, tokenizer, measure.unseen(MINI / "unseen.md", topics))
-    assert abs(score.exact - record["unseen"]["exact"]) <= 1
-    assert score.exact > 0.7 * score.total
 
 
 def test_corpus_is_rich(topics: tuple[corpus.Topic, ...]) -> None:

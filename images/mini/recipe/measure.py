@@ -8,20 +8,17 @@ likeliest one, greedy decoding walks the same way, so one pass decides.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from recipe.corpus import CorpusError, Topic, normal, variants
+from recipe.corpus import Topic, variants
 from recipe.model import MiniLlama
 from recipe.rows import Exchange, collate, make_exchange, pad
 
-_QUESTION = re.compile(r"^- ([a-z0-9-]+): (.+)$", re.MULTILINE)
 _BATCH = 32  # rows in one pass
 
 
@@ -43,23 +40,6 @@ def held_out(topics: Sequence[Topic]) -> list[tuple[str, str]]:
 def trained_on(topics: Sequence[Topic]) -> list[tuple[str, str]]:
     """Every text that a training pattern stands for, with its answer."""
     return [(text, topic.answer) for topic in topics for pattern in topic.patterns for text in variants(pattern)]
-
-
-def unseen(path: Path, topics: Sequence[Topic]) -> list[tuple[str, str]]:
-    """The questions of `unseen.md` with the answers that they should find.
-
-    Raises CorpusError where a topic is unknown or a pattern of the corpus makes the question.
-    """
-    answers = {topic.name: topic.answer for topic in topics}
-    known = {normal(question) for question, _ in trained_on(topics)}
-    questions = []
-    for name, question in _QUESTION.findall(path.read_text(encoding="utf-8")):
-        if name not in answers:
-            raise CorpusError(f"{path.name}: there is no topic {name!r}")
-        if normal(question) in known:
-            raise CorpusError(f"{path.name}: {question!r} is trained on; ask something else")
-        questions.append((question, answers[name]))
-    return questions
 
 
 def score(network: MiniLlama, tokenizer: Tokenizer, questions: Sequence[tuple[str, str]]) -> Score:
