@@ -9,18 +9,18 @@ BIN := $(VENV)/bin
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
 
-# Two workers. One begins with all tests that boot sandboxes or compare times, which never run beside each other
-# (tests/conftest.py); the other takes the remaining files, one after the other. `pytest` alone runs everything in order.
-WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
-test: setup-dev ## the whole test suite at small counts, on two workers
-	$(BIN)/python -m pytest -q $(WORKERS) -m "not full" --durations=25 --durations-min=2
+# One worker begins with all tests that boot sandboxes or compare times, which never run beside each other and wait for
+# much; the others take the remaining files, at a lower priority (tests/conftest.py). `pytest` alone runs all in order.
+WORKERS := --dist loadgroup --no-loadscope-reorder
+test: setup-dev ## the whole test suite at small counts, on three workers
+	$(BIN)/python -m pytest -q -n 3 $(WORKERS) -m "not full" --durations=25 --durations-min=2
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
 # In parts where the machine is not free for that long: make verify PART=1/4, and so on.
 PART ?= 1/1
 verify: setup-dev emulator grpc-clients clients azurite ## every test at its full count, on two workers, then the suite on every other Python
-	$(BIN)/python -m pytest -q $(WORKERS) --part $(PART) --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -q -n 2 $(WORKERS) --part $(PART) --durations=25 --durations-min=10
 	$(if $(filter 1/1,$(PART)),$(MAKE) pythons)
 
 # Those on the path; others by name: make pythons PYTHONS="/opt/python3.14/bin/python3.14".
