@@ -27,11 +27,10 @@ from policy.adapters import granting_rule
 from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.end_users import end_user_denial
-from policy.hours import opens_in, span_text
 from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
-from policy.networks import admits
+from policy.outside import outside_denial
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
 from policy.request import AccessRequest, Spend, Usage
@@ -70,7 +69,7 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
     matched = granting_rule(policy, tenant, access.alias or access.model)
     if matched is None or not leads(policy, tenant, access.adapter or access.model, access.alias):
         return _name_refused(policy, tenant, access, matched)
-    if (outside := _outside(policy, tenant, access)) is not None:
+    if (outside := outside_denial(policy, tenant, access)) is not None:
         return outside
     if (withheld := _withheld(tenant, access)) is not None:
         return Decision(
@@ -123,32 +122,6 @@ def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matc
         rule=f"routes.{access.alias or access.model}",
         message="the route to this model changed; the same request may be sent again",
         policy_digest=policy.digest,
-    )
-
-
-def _outside(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Decision | None:
-    """Deny a call from outside of the tenant's networks, or out of its hours: of an admitted request, whose prompt is
-    counted, the hours may have ended."""
-    if tenant.networks and access.address is not None and not admits(tenant.networks, access.address):
-        return Decision(
-            effect=Effect.DENY,
-            reason=Reason.NETWORK_NOT_ALLOWED,
-            rule=f"tenants.{tenant.id}.networks",
-            message="this tenant's credentials are not taken from this address",
-            policy_digest=policy.digest,
-        )
-    if not tenant.hours or access.unix_s is None or access.input_tokens is not None:
-        return None
-    wait = opens_in(tenant.hours, access.unix_s)
-    if not wait:
-        return None
-    return Decision(
-        effect=Effect.DENY,
-        reason=Reason.OUT_OF_HOURS,
-        rule=f"tenants.{tenant.id}.hours",
-        message=f"this tenant is served at {', '.join(tenant.hours)} UTC, next in {span_text(wait)}",
-        policy_digest=policy.digest,
-        retry_after_s=wait,
     )
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from policy.adapters import granting_rule, is_adapter, served_by, split
-from policy.change_wording import Direction
 from policy.changes import Change
 from policy.decision import Decision, Effect, Reason
 from policy.evaluate import evaluate, principal
@@ -26,6 +25,7 @@ from policy.prices import cost, find_price
 from policy.rates import BURSTS, TREATMENTS, effective, filled, input_rate, output_rate, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
 from policy.routes import likeliest, visible_route
+from policy.told import Direction
 from policy.wording import counted
 
 _ALONE: Mapping[str, Feature] = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import changes as module
-from policy.change_wording import IDENTITIES, WORDINGS, Direction, listed
+from policy.change_wording import IDENTITIES, WORDINGS
 from policy.changes import DERIVED, PRICED, SECTIONS, changes
 from policy.match import glob_matches
 from policy.model import (
@@ -31,6 +31,7 @@ from policy.model import (
 )
 from policy.rates import BURSTS, TREATMENTS, effective
 from policy.simulate import Load, Question, decide
+from policy.told import Direction, listed
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
 W, N, X = Direction.WIDER, Direction.NARROWER, Direction.OTHER
