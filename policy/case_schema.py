@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
-from policy.model import Feature
+from policy.model import Feature, Namespace
 from policy.schema import MODEL_NAME, Credential, ModelName, TenantId
 from policy.simulate import DAY_S, MONTH_S
 
@@ -119,6 +119,9 @@ class ExpectSchema(_Strict):
     granted: int | None = Field(default=None, description="Output tokens granted for each choice.")
     downgraded: str | None = Field(
         default=None, description="Key of the limit for which it is served with priority low; null for none."
+    )
+    namespace: Namespace | None = Field(
+        default=None, strict=False, description="Who finds the KV blocks that the request leaves: tenant or user."
     )
     model: ModelName | None = Field(default=None, description="Model that serves, where a route is asked for.")
 

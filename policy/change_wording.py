@@ -20,6 +20,7 @@ from policy.model import (
     IsolationClass,
     KvShare,
     Limits,
+    Namespace,
     Price,
     PriceRule,
     Priority,
@@ -175,6 +176,12 @@ def _retention(old: Retention, new: Retention, _sides: Sides) -> list[Told]:
     kept = "finished KV blocks may be kept for it" if new is Retention.STANDARD else "nothing is kept for it"
     text = f"has retention {new.value} instead of {old.value}: {kept}"
     return [Told(more(new is Retention.STANDARD), text)]
+
+
+def _namespace(old: Namespace, new: Namespace, _sides: Sides) -> list[Told]:
+    found = "each end user's own requests" if new is Namespace.USER else "all its requests"
+    text = f"has namespace {new.value} instead of {old.value}: its cached prefixes are found by {found}"
+    return [Told(more(new is Namespace.TENANT), text)]
 
 
 def _percent(before: str, after: str) -> Wording:
@@ -337,6 +344,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "models": _models,
         "isolation_class": _isolation_class,
         "retention": _retention,
+        "namespace": _namespace,
         "weight": _number("has a weight of", "part", " in fair service"),
         "priority": _priority,
         "deterministic": _deterministic,

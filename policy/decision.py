@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import FREE, Determinism, IsolationClass, Price, Priority, Retention
+from policy.model import FREE, Determinism, IsolationClass, Namespace, Price, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -60,6 +60,7 @@ class Obligations:
     priority: Priority
     """Most urgent priority at which the request may be served."""
     deterministic: Determinism
+    namespace: Namespace = Namespace.TENANT
     public_prefixes: tuple[str, ...] = ()
     """Ids of this model's public prefixes with which the request may begin."""
     reasoning: bool = True

@@ -222,6 +222,7 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         weight=tenant.weight,
         priority=Priority.LOW if downgraded else tenant.priority,
         deterministic=tenant.deterministic,
+        namespace=tenant.namespace,
         public_prefixes=tuple([name for name in prefixes if policy.public[name].model == access.model]),
         reasoning=tenant.features.reasoning,
         price=case.price,

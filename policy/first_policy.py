@@ -41,6 +41,7 @@ tenants:
     # retention: standard      # none: nothing is kept after a request
     # priority: normal         # high or low; between tenants of one priority the weight decides
     # weight: 1
+    # namespace: tenant        # user: cached prefixes of an end user are found by nobody else's requests
     # deterministic: never     # allowed or always: the same bits in any batch
     # adapters: []             # ["athanor-mini:support"]: adapters of models that it alone may use
     # networks: []             # ["10.0.0.0/8"]: its credentials are taken from there alone

@@ -32,6 +32,7 @@ from policy.model import (
     IsolationClass,
     KvShare,
     Limits,
+    Namespace,
     PolicySet,
     Price,
     PriceRule,
@@ -288,6 +289,8 @@ def _objection(tenant: Tenant | None, name: str) -> str | None:
         return f"tenant {name!r} is in sharing group {tenant.group!r} already"
     if tenant.retention is Retention.NONE:
         return f"tenant {name!r} has retention none: nothing of it may be kept, so nothing can be shared"
+    if tenant.namespace is Namespace.USER:
+        return f"tenant {name!r} has namespace user: its end users share no blocks, so other tenants cannot either"
     if tenant.isolation_class is not IsolationClass.SHARED:
         return f"tenant {name!r} is of class {tenant.isolation_class.value}, which shares nothing"
     if tenant.kv.bounded:
@@ -323,6 +326,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         models=one(tuple(content.models)),
         isolation_class=isolation_class,
         retention=Retention(content.retention),
+        namespace=Namespace(content.namespace),
         weight=content.weight,
         priority=Priority(content.priority),
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),

@@ -52,6 +52,15 @@ class Retention(StrEnum):
     """Nothing is kept after the request."""
 
 
+class Namespace(StrEnum):
+    """Who finds the KV blocks that a tenant's request left."""
+
+    TENANT = "tenant"
+    """Requests of the tenant, or of its sharing group."""
+    USER = "user"
+    """Requests for the same end user of the tenant; one that names no end user finds and leaves nothing."""
+
+
 class Determinism(StrEnum):
     """Permission to request batch-invariant results. Without compiled kernels this costs engine time, so it must be
     granted."""
@@ -270,6 +279,7 @@ class Tenant:
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
     hours: tuple[str, ...] = ()
     """Hours in which its requests are taken (``policy.hours``); none: always."""
+    namespace: Namespace = Namespace.TENANT
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()

@@ -283,6 +283,11 @@ class DefaultsSchema(_Strict):
         default="standard",
         description="standard: finished KV blocks may serve later requests of this tenant. none: nothing is kept.",
     )
+    namespace: Literal["tenant", "user"] = Field(
+        default="tenant",
+        description="Who finds the KV blocks that a request left. tenant: the tenant's requests. user: requests for "
+        "the same end user (user or safety_identifier); one that names none finds and leaves nothing.",
+    )
     weight: int = Field(default=1, ge=1, le=1_000, description="Share in fair service when tenants compete.")
     priority: Literal["high", "normal", "low"] = Field(
         default="normal",

@@ -70,6 +70,7 @@ tenant = st.fixed_dictionaries(
         "priority": st.sampled_from(["high", "normal", "low"]),
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
         "freeze_idle": st.booleans(),
+        "namespace": st.sampled_from(["tenant", "user"]),
     },
 )
 

@@ -206,6 +206,12 @@ SINGLE = [
         "end_users.concurrency",
     ),
     ({"retention": "none"}, N, "has retention none instead of standard: nothing is kept for it", "retention"),
+    (
+        {"namespace": "user"},
+        N,
+        "has namespace user instead of tenant: its cached prefixes are found by each end user's own requests",
+        "namespace",
+    ),
     ({"weight": 3}, W, "has a weight of 3 parts in fair service instead of 1", "weight"),
     ({"priority": "high"}, W, "is served with high priority instead of normal", "priority"),
     ({"priority": "low"}, N, "is served with low priority instead of normal", "priority"),

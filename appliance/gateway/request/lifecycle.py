@@ -200,6 +200,7 @@ class Lifecycle:
         decision = reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        trace.annotate(policy_namespace=reservation.obligations.namespace.value)
         return reservation
 
     async def reserve(

@@ -104,6 +104,7 @@ def reason_to_end(
     changed = {
         "isolation class": tenant.isolation_class is not admitted.obligations.isolation_class,
         "retention": tenant.retention is not admitted.obligations.retention,
+        "namespace": tenant.namespace is not admitted.obligations.namespace,
         "key": namespaces.get(caller.tenant) != admitted.namespace,
         "sharing group": group != admitted.group,
     }
