@@ -92,6 +92,7 @@ class UseSchema(_Strict):
         default=None, description="Output tokens left of output_tokens_per_minute. Left out: all."
     )
     queued: int = Field(default=0, ge=0, description="Requests that wait for a limit.")
+    kv_tokens_held: int = Field(default=0, ge=0, description="Tokens of KV that running requests may need.")
     end_user_running: int = Field(default=0, ge=0, description="Requests of the end user that run.")
     end_user_requests_left: int | None = Field(
         default=None, description="Requests left of the end user's requests_per_minute. Left out: all."

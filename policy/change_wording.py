@@ -374,6 +374,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "input_tokens_exceeded": _exceeded("rate of input tokens"),
         "output_tokens_exceeded": _exceeded("rate of output tokens"),
         "concurrency_exceeded": _exceeded("requests at once"),
+        "kv_tokens": _optional("need KV of", "token", "at once"),
+        "kv_tokens_exceeded": _exceeded("tokens of KV at once"),
         "max_queued_requests": _number("may have", "request", " waiting at once"),
         "max_queue_s": _number("may have a request wait", "second", ""),
         "max_stored_bytes": _number("may keep", "byte", " of files, results and responses"),

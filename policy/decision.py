@@ -41,6 +41,8 @@ class Reason(StrEnum):
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - a reason, no secret
     CONCURRENCY = "concurrency"
+    KV_TOKENS = "kv_tokens"
+    """Running requests may need as much KV as the tenant may have, or the request alone needs more."""
     SPEND = "spend"
     """A limit of spend is reached, or the request may cost more than is left of it."""
     NO_PRICE = "no_price"

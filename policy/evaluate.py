@@ -2,8 +2,8 @@
 
 It is made twice. *Before* the prompt is tokenised (``input_tokens`` None), so that a refused caller costs no
 tokenising: tenant, model, output cap, concurrency, request rate, debt of tokens, spend. *After*, with the exact count:
-tenant and model again (the policy may have changed in between), output cap, context, token rate, spend. The second call
-does not check concurrency and request rate, because the request itself is already counted in them.
+tenant and model again (the policy may have changed in between), output cap, context, token rate, tokens of KV, spend.
+The second call does not check concurrency and request rate, because the request itself is already counted in them.
 
 Permission for the model and the feature is checked first. A model that is asked for by an alias needs permission for
 the alias and none for its own name, and the alias must lead to it when the decision is taken (``policy.routes``). Rules
@@ -280,6 +280,31 @@ def _concurrency(case: _Case) -> _Denial | None:
     return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, wait, treatment)
 
 
+def _kv_whole(case: _Case) -> _Denial | None:
+    """Check that the request alone needs no more KV than the tenant may have."""
+    limit, needed = case.limits.kv_tokens, _kv_needed(case)
+    if limit is None or needed <= limit:
+        return None
+    message = f"this request may need KV of {_counted(case.access, needed)}; this tenant may have {limit} at once"
+    return _Denial(Reason.KV_TOKENS, "kv_tokens", f"{message}, so {_REMEDIES['token']}", limit, needed)
+
+
+def _kv_tokens(case: _Case) -> _Denial | None:
+    """Check that running requests leave the KV that the request may need."""
+    limit, held = case.limits.kv_tokens, case.usage.kv_tokens
+    if limit is None or (total := held + _kv_needed(case)) <= limit:
+        return None
+    message = f"running requests of this tenant may need KV of {counted(held, 'token', grouped=False)}, and this one "
+    message += f"of {_counted(case.access, _kv_needed(case))}; it may have {limit} at once"
+    exceeded, wait = case.limits.kv_tokens_exceeded, CONCURRENCY_RETRY_S
+    treatment = _treatment(case, exceeded, wait, fits=total <= limit + overdraft(exceeded, limit))
+    return _Denial(Reason.KV_TOKENS, "kv_tokens", message, limit, total, wait, treatment)
+
+
+def _kv_needed(case: _Case) -> int:
+    return (case.access.input_tokens or 0) + case.access.choices * case.granted_output
+
+
 def _request_rate(case: _Case) -> _Denial | None:
     rate, exceeded = request_rate(case.limits), case.limits.requests_exceeded
     wait = retry_after(case.usage.request_bucket, rate, 1, case.now)
@@ -461,9 +486,9 @@ _REMEDIES = {
 """What a rate counts -> remedy where a request needs more than its burst."""
 
 _CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt, _spend_per_day, _spend_per_month)
-_CHECKS_AFTER = (_output, _context, _token_rate, _spend_per_day, _spend_per_month)
+_CHECKS_AFTER = (_output, _context, _kv_whole, _token_rate, _kv_tokens, _spend_per_day, _spend_per_month)
 _CHECKS_APART = (
-    *(_output, _context, _token_bursts, _token_rate, _input_rate, _output_rate),
+    *(_output, _context, _kv_whole, _token_bursts, _token_rate, _input_rate, _output_rate, _kv_tokens),
     *(_spend_per_day, _spend_per_month),
 )
 """Checks of a tenant whose input or output tokens have a rate of their own."""

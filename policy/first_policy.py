@@ -33,6 +33,7 @@ tenants:
       max_output_tokens: 1024
       # input_tokens_per_minute: 150000    # prompts apart, beside tokens_per_minute
       # output_tokens_per_minute: 50000
+      # kv_tokens: 100000      # KV of running requests at once: prompts and the most they may write
       # spend_per_day: 20      # what the requests of a day may cost; needs prices, below
       # spend_per_month: 300
 

@@ -121,6 +121,9 @@ class Limits:
     input_tokens_exceeded: Exceeded = Exceeded.REFUSE
     output_tokens_exceeded: Exceeded = Exceeded.REFUSE
     concurrency_exceeded: Exceeded = Exceeded.REFUSE
+    kv_tokens: int | None = None
+    """Tokens whose KV running requests may need at once, prompts and most outputs; None: unlimited."""
+    kv_tokens_exceeded: Exceeded = Exceeded.REFUSE
     max_queued_requests: int = 64
     """Requests that wait at once where a limit is exceeded; others are refused."""
     max_queue_s: int = 30

@@ -68,6 +68,8 @@ REPLAYED = frozenset(
 NOT_REPLAYED: Mapping[str, str] = {
     "limits.concurrency": "entries do not say how many requests ran at once",
     "limits.concurrency.exceeded": "entries do not say how many requests ran at once",
+    "limits.kv_tokens": "entries do not say how many requests ran at once",
+    "limits.kv_tokens.exceeded": "entries do not say how many requests ran at once",
     "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",

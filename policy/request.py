@@ -103,6 +103,8 @@ class Usage:
     """Bucket of output tokens likewise."""
     queued: int = 0
     """Number of the tenant's requests that wait for a limit."""
+    kv_tokens: int = 0
+    """Tokens of its running requests whose prompts are counted: prompts and most outputs."""
     end_user: EndUserUsage | None = None
     """Usage of the end user for whom the request is; None where these have no limits."""
     spend: Spend | None = None

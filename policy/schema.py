@@ -17,7 +17,7 @@ from policy.credential_form import checked_credential
 from policy.end_user_schema import EndUsersSchema
 from policy.hours import read_span
 from policy.networks import read_network
-from policy.rate_schema import Concurrency, RequestRate, TokenRate
+from policy.rate_schema import Concurrency, KvTokens, RequestRate, TokenRate
 from policy.wording import counted
 
 MAX_TENANTS = 10_000
@@ -146,6 +146,12 @@ class LimitsSchema(_Strict):
     )
     concurrency: Concurrency = Field(
         default=64, description="Requests admitted and not yet finished; each choice of a request (n) counts."
+    )
+    kv_tokens: KvTokens | None = Field(
+        default=None,
+        description="Tokens whose KV running requests may need at once: of each its whole prompt and the most output "
+        "that it may give, for every choice (n). A request that names no number needs max_output_tokens. Tokens "
+        "because bytes differ between models. Left out: no limit beside the share of the pool (kv).",
     )
     max_context_tokens: int = Field(
         default=4_096, ge=2, le=1 << 20, description="Prompt and output tokens of one request."

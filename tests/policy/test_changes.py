@@ -152,6 +152,12 @@ SINGLE = [
         "limits.concurrency.exceeded",
     ),
     (
+        {"limits": {"kv_tokens": 9_000}},
+        N,
+        "may need KV of 9,000 tokens at once instead of any number",
+        "limits.kv_tokens",
+    ),
+    (
         {"limits": {"max_queued_requests": 1}},
         N,
         "may have 1 request waiting at once instead of 64",

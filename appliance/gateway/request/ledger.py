@@ -305,6 +305,7 @@ class Ledger:
             input_bucket=account.input,
             output_bucket=account.output,
             queued=queued,
+            kv_tokens=account.held_input + account.held_output,
             end_user=user.usage if user is not None else None,
             spend=self.spends.of(access.tenant) if bounded else None,
         )

@@ -37,6 +37,7 @@ InputTokensLeft = Annotated[
 OutputTokensLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
 ]
+KvTokensHeld = Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of KV that its running requests may need.")]
 EndUserRunning = Annotated[int, typer.Option(metavar="N", min=0, help="Running requests of the end user.")]
 EndUserRequestsLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Requests that the end user has left in this minute [all].")
@@ -90,6 +91,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     input_tokens_left: InputTokensLeft = None,
     output_tokens_left: OutputTokensLeft = None,
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
+    kv_tokens_held: KvTokensHeld = 0,
     end_user_running: EndUserRunning = 0,
     end_user_requests_left: EndUserRequestsLeft = None,
     end_user_output_left: EndUserOutputLeft = None,
@@ -119,6 +121,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
+    now = replace(now, kv_tokens_held=kv_tokens_held)
     now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)

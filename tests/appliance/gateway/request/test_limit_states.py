@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.common.errors import UnauthenticatedError
+from appliance.common.errors import RateLimitedError, UnauthenticatedError
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.tenant_account import LimitState, LimitUnit, TenantLimits
@@ -29,6 +29,13 @@ prices:
   currency: EUR
   rules:
     - {models: ["*"], input: 1000, output: 2000}
+"""
+
+
+KV_POLICY = """
+version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["*"], limits: {kv_tokens: 200}}
 """
 
 
@@ -103,3 +110,29 @@ def test_a_tenant_sees_itself_alone() -> None:
     assert ledger.limits_now("beta") == before
     with pytest.raises(UnauthenticatedError):
         ledger.limits_now("gamma")
+
+
+def test_kv_tokens_are_held_from_the_count_to_the_end() -> None:
+    """What is left of ``kv_tokens`` is less by prompt and grant from the second decision until the request settles,
+    whatever it used; a second request that does not fit is refused for now, and fits once the first has ended."""
+    policy = load_policy((Source("policy.yaml", KV_POLICY),))
+    ledger = Ledger(policy, {"alpha": b"a" * 32}, Clock())
+    first, second = (ledger.admit("alpha", "m", 40, 2) for _ in range(2))
+    assert row(ledger.limits_now("alpha"), "kv_tokens").left == 200
+    first.reserve(60, 40, 1_000)
+    state = row(ledger.limits_now("alpha"), "kv_tokens")
+    assert (state.left, state.most, state.unit, state.full_in_s, state.exceeded) == (
+        200 - 60 - 2 * 40,
+        200,
+        LimitUnit.TOKENS,
+        None,
+        "refuse",
+    )
+    with pytest.raises(RateLimitedError) as refused:
+        second.reserve(60, 40, 1_000)
+    assert refused.value.rule == "tenants.alpha.limits.kv_tokens"
+    assert refused.value.details == {"limit": "200", "actual": "280", "rule": "kv_tokens"}
+    first.settle(60, 1)
+    second.reserve(60, 40, 1_000)
+    second.settle(60, 1)
+    assert row(ledger.limits_now("alpha"), "kv_tokens").left == 200
