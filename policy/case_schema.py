@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
 from policy.model import Feature, Namespace
-from policy.schema import MODEL_NAME, Credential, ModelName, TenantId
+from policy.schema import MODEL_NAME, Credential, ModelName, RegionName, TenantId
 from policy.simulate import DAY_S, MONTH_S
 
 MAX_CASES = 10_000
@@ -58,6 +58,9 @@ class AskSchema(_Strict):
     fields: list[RequestField] = Field(default_factory=list, description="Fields that it uses and that can be denied.")
     roles: list[Role] = Field(default_factory=list, description="Roles of its messages; plain: it is no conversation.")
     address: str | None = Field(default=None, description="Address of the caller. Left out: not asked about.")
+    region: Literal[""] | RegionName | None = Field(
+        default=None, description="Region of the appliance, empty for none. Left out: not asked about."
+    )
     at: Moment | None = Field(
         default=None, description="Time of the request, such as 2026-11-25T03:00Z; UTC. Left out: not asked about."
     )

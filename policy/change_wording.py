@@ -239,7 +239,7 @@ def _bounds(verb: str, unbounded: str) -> Wording:
             if gone:
                 yield Told(Direction.NARROWER, f"no longer {verb} {listed(gone)}")
             if not added and not gone:
-                yield Told(Direction.OTHER, "has its networks or hours in another order, or some twice")
+                yield Told(Direction.OTHER, "has its networks, regions or hours in another order, or some twice")
 
     return told
 
@@ -350,6 +350,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "deterministic": _deterministic,
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
         "networks": _bounds("is taken from", "from everywhere"),
+        "regions": _bounds("is served in", "any region"),
         "hours": _bounds("is served at", "always"),
         "group": _group,
         "public": _public,

@@ -28,6 +28,8 @@ class Reason(StrEnum):
     """The name that was asked for leads to this model no more; chosen anew, the request is served."""
     NETWORK_NOT_ALLOWED = "network_not_allowed"
     """The call comes from outside of the tenant's networks."""
+    REGION_NOT_ALLOWED = "region_not_allowed"
+    """The appliance is in none of the tenant's regions."""
     OUT_OF_HOURS = "out_of_hours"
     """The tenant is not served at this time."""
     FEATURE_NOT_ALLOWED = "feature_not_allowed"

@@ -46,6 +46,7 @@ tenants:
     # deterministic: never     # allowed or always: the same bits in any batch
     # adapters: []             # ["athanor-mini:support"]: adapters of models that it alone may use
     # networks: []             # ["10.0.0.0/8"]: its credentials are taken from there alone
+    # regions: []              # ["eu-central"]: it is served by appliances of these regions alone
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}

@@ -335,6 +335,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         content=one(_content_rules(content.content)),
         end_users=one(EndUserLimits(**dict(content.end_users))),
         networks=one(tuple(content.networks)),
+        regions=one(tuple(content.regions)),
         hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
         adapters=one(tuple(content.adapters)),
@@ -379,9 +380,10 @@ def _values(tenant: Tenant) -> dict[str, Any]:
         values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
     values["content"]["denied_fields"] = sorted({*values["content"]["denied_fields"]})
     # The order of these lists carries no meaning.
-    return values | {name: sorted(values[name]) for name in ("credentials", "models", "networks", "hours", "adapters")}
+    return values | {name: sorted(values[name]) for name in _UNORDERED}
 
 
+_UNORDERED = ("credentials", "models", "networks", "regions", "hours", "adapters")
 _FIELDS = {
     part: tuple(each.name for each in fields(part))
     for part in (Tenant, Limits, Features, ContentRules, EndUserLimits, KvShare)

@@ -280,6 +280,8 @@ class Tenant:
     end_users: EndUserLimits = NO_END_USER_LIMITS
     networks: tuple[str, ...] = ()
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
+    regions: tuple[str, ...] = ()
+    """Regions in which its requests are taken; none: everywhere."""
     hours: tuple[str, ...] = ()
     """Hours in which its requests are taken (``policy.hours``); none: always."""
     namespace: Namespace = Namespace.TENANT

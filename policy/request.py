@@ -46,6 +46,8 @@ class AccessRequest:
     """Whether the prompt has ``input_tokens`` or more, and nobody counted further."""
     address: str | None = None
     """Address of the caller; None where it is not asked about. The gateway compares it before there is a request."""
+    region: str | None = None
+    """Region of the appliance, empty for none; None where it is not asked about."""
     unix_s: float | None = None
     """Unix time of the request; None where it is not asked about."""
     alias: str = ""

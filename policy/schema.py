@@ -50,6 +50,8 @@ AMOUNT_ROUNDING = 1e-12
 CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
 MAX_NETWORKS = 64
 """Largest number of networks of one tenant: each is looked into at every call."""
+MAX_REGIONS = 64
+"""Largest number of regions of one tenant."""
 MAX_HOURS = 32
 """Largest number of spans of hours of one tenant."""
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -115,6 +117,7 @@ AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME)]
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
+RegionName = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 
 
@@ -320,6 +323,12 @@ class DefaultsSchema(_Strict):
         max_length=MAX_NETWORKS,
         description="Networks from which the tenant's credentials are taken, such as 10.0.0.0/8; from elsewhere they "
         "are refused like unknown ones. Behind trusted proxies the client's address counts. Left out: from everywhere.",
+    )
+    regions: list[RegionName] = Field(
+        default_factory=list,
+        max_length=MAX_REGIONS,
+        description="Regions in which requests are taken, compared with region of the configuration; an appliance "
+        "without one is in none of them. Left out: everywhere.",
     )
     hours: list[Hours] = Field(
         default_factory=list,

@@ -54,6 +54,8 @@ class Question:
     """What it holds; None: not asked about."""
     address: str | None = None
     """Address of the caller; None: not asked about."""
+    region: str | None = None
+    """Region of the appliance, empty for none; None: not asked about."""
     unix_s: float | None = None
     """Unix time of the request; None: not asked about."""
     uncounted: bool = False
@@ -168,6 +170,7 @@ def _access(
         feature=question.feature,
         content=question.content,
         address=question.address,
+        region=question.region,
         unix_s=question.unix_s,
         choices=question.choices,
         uncounted=question.uncounted and counted,

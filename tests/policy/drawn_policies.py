@@ -72,6 +72,7 @@ tenant = st.fixed_dictionaries(
         "priority": st.sampled_from(["high", "normal", "low"]),
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
         "freeze_idle": st.booleans(),
+        "regions": st.sampled_from([[], ["eu"], ["eu", "us-east"]]),
         "namespace": st.sampled_from(["tenant", "user"]),
     },
 )
@@ -167,6 +168,7 @@ questions = st.fixed_dictionaries(
             roles=st.frozensets(st.sampled_from(ROLES)),
         ),
         "draw": st.sampled_from([0.0, 0.5, 0.99]),
+        "region": st.sampled_from(["", "eu", "asia"]),
     },
 )
 """Keyword arguments of ``policy.simulate.Question``."""

@@ -218,6 +218,7 @@ SINGLE = [
         "has namespace user instead of tenant: its cached prefixes are found by each end user's own requests",
         "namespace",
     ),
+    ({"regions": ["eu"]}, N, "is served in eu alone, where it was any region", "regions"),
     ({"weight": 3}, W, "has a weight of 3 parts in fair service instead of 1", "weight"),
     ({"priority": "high"}, W, "is served with high priority instead of normal", "priority"),
     ({"priority": "low"}, N, "is served with low priority instead of normal", "priority"),

@@ -67,8 +67,11 @@ class Ledger:
         namespaces: Mapping[str, bytes],
         clock: Callable[[], float] = time.monotonic,
         spends: SpendAccounts | None = None,
+        region: str = "",
     ) -> None:
+        """``region`` is the appliance's; empty for none."""
         self._policy = policy
+        self.region = region
         self.spends: SpendAccounts = spends or Spends()
         """What tenants have spent."""
         self._end_users = EndUsers()
@@ -298,6 +301,8 @@ class Ledger:
         bounded = known is not None and known.limits.bounds_spend
         if known is not None and known.hours:
             access = replace(access, unix_s=self.spends.now)
+        if known is not None and known.regions:
+            access = replace(access, region=self.region)
         usage = Usage(
             concurrency=account.concurrency,
             request_bucket=account.requests,

@@ -232,7 +232,7 @@ class Lifecycle:
     def admitted(self) -> Admitted | None:
         """What the request was admitted with; None before that."""
         one = self._reservation
-        return None if one is None else _admitted(self.principal, self.call, one)
+        return None if one is None else _admitted(self.principal, self.call, one, self.dependencies.ledger.region)
 
     @property
     def tokens(self) -> Tokens:
@@ -440,10 +440,11 @@ def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
     return Call(request.request_id, *names, batch, request.adapter, digest.hex())
 
 
-def _admitted(principal: Principal, call: Call, reservation: Reservation) -> Admitted:
+def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
-    return Admitted(principal, call.model, reservation.obligations, *keys, call.alias, bool(call.batch), call.adapter)
+    obligations, batch = reservation.obligations, bool(call.batch)
+    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

@@ -66,6 +66,7 @@ Fields = Annotated[Names, typer.Option("--field", metavar="NAME", help="Field th
 Roles = Annotated[
     Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
 ]
+Region = Annotated[str | None, typer.Option(metavar="NAME", help="Region of the appliance [not asked about].")]
 ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
@@ -82,6 +83,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     ] = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
+    region: Region = None,
     content_bytes: ContentBytes = 0,
     fields: Fields = None,
     roles: Roles = None,
@@ -117,7 +119,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
-    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature}
+    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region}
     question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.common.errors import RateLimitedError, UnauthenticatedError
+from appliance.common.errors import PermissionDeniedError, RateLimitedError, UnauthenticatedError
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.tenant_account import LimitState, LimitUnit, TenantLimits
@@ -136,3 +136,16 @@ def test_kv_tokens_are_held_from_the_count_to_the_end() -> None:
     second.reserve(60, 40, 1_000)
     second.settle(60, 1)
     assert row(ledger.limits_now("alpha"), "kv_tokens").left == 200
+
+
+def test_a_ledger_knows_the_region_of_its_appliance() -> None:
+    """A tenant with regions is admitted where the appliance is in one of them; elsewhere, and where the appliance has
+    none, the denial names both."""
+    policy = load_policy((Source("policy.yaml", KV_POLICY.replace("limits: {kv_tokens: 200}", "regions: [eu, us]")),))
+    keys = {"alpha": b"a" * 32}
+    assert Ledger(policy, keys, Clock(), region="us").admit("alpha", "m", 1).decision.allowed
+    for region, name in (("asia", "asia"), ("", "no region")):
+        with pytest.raises(PermissionDeniedError) as refused:
+            Ledger(policy, keys, Clock(), region=region).admit("alpha", "m", 1)
+        assert refused.value.rule == "tenants.alpha.regions"
+        assert refused.value.message == f"this tenant is served in eu and us, and this appliance is in {name}"
