@@ -140,8 +140,7 @@ class Lifecycle:
         self._content = content_of(request)
         self._reservation: Reservation | None = None
         self._answered = False
-        self._end_user = request.end_user if isinstance(request, _OF_USERS) else ""
-        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self._end_user)
+        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
         self.principal = principal
         self.trace = trace
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
@@ -181,7 +180,7 @@ class Lifecycle:
         trace.begin(Phase.POLICY)
         tenant, alias = self.principal.tenant, self.call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
-        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self._end_user)
+        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
         if self.call.adapter:
             access = replace(access, adapter=self.call.adapter)
             trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
@@ -437,7 +436,8 @@ async def _awaken(life: Lifecycle, until: float) -> None:
 def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
     """Return what the entry of a request has of it; ``digest`` is its adapter's."""
     names = request.model, request.operation.value, request.alias
-    return Call(request.request_id, *names, batch, request.adapter, digest.hex())
+    end_user = request.end_user if isinstance(request, _OF_USERS) else ""
+    return Call(request.request_id, *names, batch, request.adapter, digest.hex(), end_user)
 
 
 def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
