@@ -52,6 +52,15 @@ class Retention(StrEnum):
     """Nothing is kept after the request."""
 
 
+class Namespace(StrEnum):
+    """Who finds the KV blocks that a tenant's request left."""
+
+    TENANT = "tenant"
+    """Requests of the tenant, or of its sharing group."""
+    USER = "user"
+    """Requests for the same end user of the tenant; one that names no end user finds and leaves nothing."""
+
+
 class Determinism(StrEnum):
     """Permission to request batch-invariant results. Without compiled kernels this costs engine time, so it must be
     granted."""
@@ -112,6 +121,9 @@ class Limits:
     input_tokens_exceeded: Exceeded = Exceeded.REFUSE
     output_tokens_exceeded: Exceeded = Exceeded.REFUSE
     concurrency_exceeded: Exceeded = Exceeded.REFUSE
+    kv_tokens: int | None = None
+    """Tokens whose KV running requests may need at once, prompts and most outputs; None: unlimited."""
+    kv_tokens_exceeded: Exceeded = Exceeded.REFUSE
     max_queued_requests: int = 64
     """Requests that wait at once where a limit is exceeded; others are refused."""
     max_queue_s: int = 30
@@ -268,8 +280,11 @@ class Tenant:
     end_users: EndUserLimits = NO_END_USER_LIMITS
     networks: tuple[str, ...] = ()
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
+    regions: tuple[str, ...] = ()
+    """Regions in which its requests are taken; none: everywhere."""
     hours: tuple[str, ...] = ()
     """Hours in which its requests are taken (``policy.hours``); none: always."""
+    namespace: Namespace = Namespace.TENANT
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()

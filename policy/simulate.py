@@ -54,6 +54,8 @@ class Question:
     """What it holds; None: not asked about."""
     address: str | None = None
     """Address of the caller; None: not asked about."""
+    region: str | None = None
+    """Region of the appliance, empty for none; None: not asked about."""
     unix_s: float | None = None
     """Unix time of the request; None: not asked about."""
     uncounted: bool = False
@@ -93,6 +95,8 @@ class Load:
     """Output tokens left of their own rate; None: all."""
     queued: int = 0
     """Requests that wait for a limit."""
+    kv_tokens_held: int = 0
+    """Tokens of KV that running requests may need."""
     end_user_running: int = 0
     """Requests of the end user that are admitted and not yet finished."""
     end_user_requests_left: float | None = None
@@ -166,6 +170,7 @@ def _access(
         feature=question.feature,
         content=question.content,
         address=question.address,
+        region=question.region,
         unix_s=question.unix_s,
         choices=question.choices,
         uncounted=question.uncounted and counted,
@@ -183,6 +188,7 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
         input_bucket=None if load.input_tokens_left is None else Bucket(float(load.input_tokens_left), NOW),
         output_bucket=None if load.output_tokens_left is None else Bucket(float(load.output_tokens_left), NOW),
         queued=load.queued,
+        kv_tokens=load.kv_tokens_held,
         end_user=None if tenant is None or not tenant.end_users.any else _end_user(load),
         spend=Spend(
             day=round(load.spent_today * BILLIONTHS),

@@ -383,6 +383,9 @@ class ApplianceConfig(Section):
     """Tenants' encryption keys. Without this section nothing can be spilled, and no files are kept."""
     batches: BatchesConfig | None = None
     """Files and batches of tenants. Without this section there are none."""
+    region: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?$")] = ""
+    """Region in which this appliance is, such as eu-central, compared with `regions` of the policy. Empty: none, and
+    tenants with regions are not served."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""

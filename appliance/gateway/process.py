@@ -116,7 +116,7 @@ class Gateway:
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
         tenant_sandboxes.reconsider(policy)
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
-        ledger = Ledger(policy, {}, spends=(spends := Spends()))
+        ledger = Ledger(policy, {}, spends=(spends := Spends()), region=config.region)
         self._spend = SpendRecords(supervisor.tell, spends.take)
         questions = SupervisorQuestions.to(supervisor.tell)
         self._credentials = Credentials(self._file.key_file, supervisor.offer, config.tokens)

@@ -134,6 +134,7 @@ class Recorder:
             audit = self._audit
             if audit is None or self.problem:
                 return None
+            entries = await self._disguised(entries)
             try:
                 first = await asyncio.to_thread(audit.append, entries)
             except AuditWriteError as error:
@@ -156,6 +157,7 @@ class Recorder:
             return
         self._more.clear()
         taken = len(self._pending)
+        batch = await self._disguised(batch)
         try:
             first = await asyncio.to_thread(audit.append, batch)
         except AuditWriteError as error:
@@ -173,6 +175,13 @@ class Recorder:
         if time.monotonic() - self._announced >= ANNOUNCE_S:
             self._announce(audit)
 
+    async def _disguised(self, batch: list[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
+        """Return entries without what leads to end users; where there is no book, without end users."""
+        if self._metering is not None:
+            return await asyncio.to_thread(self._metering.disguised, batch)
+        named = [(time_ms, one) for time_ms, one in batch if one.fields.get("end_user")]
+        return batch if not named else [(at, _without_user(one)) for at, one in batch]
+
     def _become(self, problem: str) -> None:
         if problem == self.problem:
             return
@@ -189,6 +198,10 @@ class Recorder:
     def _announce(self, audit: AuditLog) -> None:
         self._announced = time.monotonic()
         log.info("audit checkpoint", note=audit.checkpoint())
+
+
+def _without_user(one: Entry) -> Entry:
+    return Entry(one.kind, one.fields | {"end_user": ""}) if "end_user" in one.fields else one
 
 
 def watching(

@@ -23,14 +23,15 @@ from pathlib import Path
 
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import UsageError
-from appliance.common.usage.periods import HOURS_PER_DAY, MS_PER_HOUR, first_day, period_of
+from appliance.common.usage import users
+from appliance.common.usage.periods import HOURS_PER_DAY, MOST, MS_PER_HOUR, first_day, period_of
 
 NAME = "usage.db"
 """Name of the book's file, in the folder ``FOLDER`` of the audit log."""
 
 FOLDER = "usage"
 
-SCHEMA = 1
+SCHEMA = 2
 """Form of the tables; a book of a newer form is refused."""
 
 FOLDER_MODE = 0o750
@@ -53,12 +54,14 @@ CREATE TABLE IF NOT EXISTS spent (
 CREATE TABLE IF NOT EXISTS reserved (
     request TEXT PRIMARY KEY, tenant TEXT NOT NULL, day INTEGER NOT NULL, cost INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS used_by_user (
+    day INTEGER NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, requests INTEGER NOT NULL,
+    input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, cost INTEGER NOT NULL,
+    PRIMARY KEY (day, tenant, user)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS user_keys (tenant TEXT PRIMARY KEY, key BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
 """
-
-MOST = 1 << 53
-"""Bound of every sum: what a gateway that was taken over reports overflows nothing, and JSON has it exactly. In
-billionths it is nine million units of the currency."""
 
 ADD_USED = f"""
 INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, model) DO UPDATE SET
@@ -135,6 +138,8 @@ class UsageBook:
                 if one.kind == "request":
                     _count(connection, time_ms, one)
                     self._released[str(one.fields["request"])] = None
+                elif one.kind == "order":
+                    users.carry_out(connection, one)
             connection.execute("DELETE FROM position")
             connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
         while len(self._released) > MAX_RELEASED:
@@ -180,6 +185,15 @@ class UsageBook:
                     found[tenant] = SpentNow(*(min(amount, MOST) for amount in (today, month, reserved)))
         return found
 
+    def user_key(self, tenant: str) -> bytes:
+        """Return the key of the pseudonyms of a tenant's end users, drawn at first need.
+
+        Raises:
+            UsageAccessError: the book cannot be read, or the disk does not take it.
+        """
+        with self._change() as connection:
+            return users.key_of(connection, tenant)
+
     def close(self) -> None:
         """Close the book."""
         with self._access() as connection:
@@ -209,6 +223,8 @@ def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
         price = min(price, int(row[0]))
     numbers = (int(fields.get(name, 0)) for name in ("input_tokens", "cached_tokens", "output_tokens"))
     connection.execute(ADD_USED, (hour, tenant, fields["model"], *numbers, price))
+    if fields.get("end_user"):
+        users.count(connection, hour // HOURS_PER_DAY, one, price)
     if price:
         connection.execute(ADD_SPENT, (tenant, hour // HOURS_PER_DAY, price))
 

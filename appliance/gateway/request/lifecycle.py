@@ -140,8 +140,7 @@ class Lifecycle:
         self._content = content_of(request)
         self._reservation: Reservation | None = None
         self._answered = False
-        self._end_user = request.end_user if isinstance(request, _OF_USERS) else ""
-        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self._end_user)
+        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
         self.principal = principal
         self.trace = trace
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
@@ -181,7 +180,7 @@ class Lifecycle:
         trace.begin(Phase.POLICY)
         tenant, alias = self.principal.tenant, self.call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
-        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self._end_user)
+        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
         if self.call.adapter:
             access = replace(access, adapter=self.call.adapter)
             trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
@@ -200,6 +199,7 @@ class Lifecycle:
         decision = reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        trace.annotate(policy_namespace=reservation.obligations.namespace.value)
         return reservation
 
     async def reserve(
@@ -231,7 +231,7 @@ class Lifecycle:
     def admitted(self) -> Admitted | None:
         """What the request was admitted with; None before that."""
         one = self._reservation
-        return None if one is None else _admitted(self.principal, self.call, one)
+        return None if one is None else _admitted(self.principal, self.call, one, self.dependencies.ledger.region)
 
     @property
     def tokens(self) -> Tokens:
@@ -436,13 +436,15 @@ async def _awaken(life: Lifecycle, until: float) -> None:
 def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
     """Return what the entry of a request has of it; ``digest`` is its adapter's."""
     names = request.model, request.operation.value, request.alias
-    return Call(request.request_id, *names, batch, request.adapter, digest.hex())
+    end_user = request.end_user if isinstance(request, _OF_USERS) else ""
+    return Call(request.request_id, *names, batch, request.adapter, digest.hex(), end_user)
 
 
-def _admitted(principal: Principal, call: Call, reservation: Reservation) -> Admitted:
+def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
-    return Admitted(principal, call.model, reservation.obligations, *keys, call.alias, bool(call.batch), call.adapter)
+    obligations, batch = reservation.obligations, bool(call.batch)
+    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

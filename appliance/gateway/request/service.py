@@ -109,7 +109,7 @@ class GatewayService:
         """Adds to a counter of ``names``."""
         self.suspects = {name: Suspects() for name in model_sandboxes}
         self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
-        self.shadows = Shadows(ledger.spends, telemetry.count)
+        self.shadows = Shadows(ledger.spends, telemetry.count, ledger.region)
         """Policy that is tried, if any."""
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
         self._audited_calls = AuditedCalls(self.audit, model_sandboxes)

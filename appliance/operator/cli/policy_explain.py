@@ -37,6 +37,7 @@ InputTokensLeft = Annotated[
 OutputTokensLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
 ]
+KvTokensHeld = Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of KV that its running requests may need.")]
 EndUserRunning = Annotated[int, typer.Option(metavar="N", min=0, help="Running requests of the end user.")]
 EndUserRequestsLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Requests that the end user has left in this minute [all].")
@@ -65,6 +66,7 @@ Fields = Annotated[Names, typer.Option("--field", metavar="NAME", help="Field th
 Roles = Annotated[
     Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
 ]
+Region = Annotated[str | None, typer.Option(metavar="NAME", help="Region of the appliance [not asked about].")]
 ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
@@ -81,6 +83,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     ] = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
+    region: Region = None,
     content_bytes: ContentBytes = 0,
     fields: Fields = None,
     roles: Roles = None,
@@ -90,6 +93,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     input_tokens_left: InputTokensLeft = None,
     output_tokens_left: OutputTokensLeft = None,
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
+    kv_tokens_held: KvTokensHeld = 0,
     end_user_running: EndUserRunning = 0,
     end_user_requests_left: EndUserRequestsLeft = None,
     end_user_output_left: EndUserOutputLeft = None,
@@ -115,10 +119,11 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
-    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature}
+    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region}
     question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
+    now = replace(now, kv_tokens_held=kv_tokens_held)
     now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)

@@ -125,3 +125,31 @@ def test_without_a_book_it_says_where_it_looked(run: Run, tmp_path: Path) -> Non
 def test_bars_are_in_proportion(value: int, bar: str) -> None:
     """A bar has its share of the columns, in eighths, and what is not 0 is seen."""
     assert bar_of(value, 1000) == bar
+
+
+def test_by_end_user(run: Run, book: Path) -> None:
+    """Rows of end users by tenant and pseudonym in each format, in whole days; by model or hour they are refused with
+    the reason."""
+    found = rows(run, book, *ALL, "--by", "tenant,user")
+    assert [(row["tenant"], row["user"], row["requests"]) for row in found] == [("beta", "x", 1), ("alpha", "x", 3)]
+    assert rows(run, book, "--by", "day,user", "--since", "2026-11-14T09:00Z", "--until", "2026-11-14T10:00Z") == [
+        {
+            "day": "2026-11-14",
+            "user": "x",
+            "requests": 3,
+            "input_tokens": 300,
+            "cached_tokens": 120,
+            "output_tokens": 21,
+            "cost": "1.750000001",
+        }
+    ]
+    told = run("usage", "--from", str(book), "-o", "csv", *ALL, "--by", "user")
+    assert told.stdout.splitlines() == [
+        "user,requests,input_tokens,cached_tokens,output_tokens,cost",
+        "x,4,400,160,28,4.750000001",
+    ]
+    assert "USER" in run("usage", "--from", str(book), *ALL, "--by", "tenant,user").stdout
+    assert rows(run, book, *ALL, "--by", "user", "--user", "nobody") == []
+    refused = run("usage", "--from", str(book), *ALL, "--by", "user,model")
+    assert refused.exit_code == 1
+    assert "end users are summed by tenant, day and month" in refused.output
