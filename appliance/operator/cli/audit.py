@@ -44,6 +44,10 @@ LAST, MOST = 20, 10_000
 """Entries that are shown, where ``--last`` says nothing: without a time, and since one."""
 
 From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the log.")]
+Names = Annotated[
+    Path | None,
+    typer.Option("--names", metavar="DIR", help="Folder of the log whose keys resolve pseudonyms, else --from."),
+]
 Kinds = Annotated[
     list[str] | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind; may be repeated.")
 ]
@@ -103,16 +107,21 @@ def show(  # noqa: PLR0913 - a parameter is an option
     model: Models = None,
     since: Since = None,
     until: Until = None,
+    names: Names = None,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Show the newest entries of the audit log. Verifies nothing: see athanor audit verify."""
+    """Show the newest entries of the audit log. Verifies nothing: see athanor audit verify.
+
+    Tenants and credentials have their names as long as their keys of pseudonyms live; after athanor
+    tenant shred their pseudonyms are shown.
+    """
     from datetime import UTC, datetime
 
     from appliance.operator.audit_entries import newest
 
     chosen = entry_filter(since, until, kind, tenant, model)
     with config_errors_fail():
-        found = newest(directory, chosen, last or (LAST if since is None else MOST))
+        found = newest(directory, chosen, last or (LAST if since is None else MOST), names)
     if print_data([one.values() for one in found], output_format):
         return
     console = output()
