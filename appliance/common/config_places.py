@@ -67,6 +67,9 @@ class AuditConfig(Section):
     """File of the key that signs checkpoints; under systemd a credential. Left out: a key is made in the directory."""
     on_failure: Literal["continue", "refuse"] = "continue"
     """What happens to requests while the disk takes no entries. continue: they are served. refuse: they are refused."""
+    names: Literal["pseudonyms", "clear"] = "pseudonyms"
+    """How entries name tenants and their credentials. pseudonyms: by keyed pseudonyms, which the commands resolve and
+    `athanor tenant shred` unlinks for good. clear: as the policy spells them, for programs that read the files."""
 
 
 class KeysConfig(Section):

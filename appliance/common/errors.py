@@ -92,6 +92,10 @@ class AuditError(StartError):
     """The audit log cannot be opened; the message says why and what to do."""
 
 
+class AuditNamesError(Exception):
+    """What leads from the audit log's pseudonyms to a tenant cannot be destroyed now; the message says why."""
+
+
 class UsageError(StartError):
     """The usage book cannot be used; the message says why and what to do."""
 

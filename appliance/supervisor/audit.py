@@ -20,7 +20,8 @@ import structlog
 from appliance.common.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError
 from appliance.common.control import REFUSED, Audited, AuditState, Control, Frozen, SandboxDown, SandboxUp
-from appliance.common.errors import ControlError
+from appliance.common.errors import AuditNamesError, ControlError
+from appliance.common.usage.book import UsageAccessError
 from appliance.supervisor.metering import Metering
 from appliance.supervisor.sandbox_output import MARK
 
@@ -143,6 +144,31 @@ class Recorder:
             if self._metering is not None:
                 await asyncio.to_thread(self._metering.count, audit.name, first, entries)
             return audit.size
+
+    async def unlink(self, tenant: str) -> str:
+        """Destroy what leads from pseudonyms to a tenant, once what waits is written; returns its pseudonym until now,
+        or nothing where it had none.
+
+        Raises:
+            AuditNamesError: the disk does not take it; asking again goes on.
+        """
+        audit = self._audit
+        if audit is None:
+            return ""
+        async with self._turn:
+            await self._flush()
+            try:
+                return await asyncio.to_thread(self._unlink, audit, tenant)
+            except (OSError, UsageAccessError) as error:
+                raise AuditNamesError(f"the pseudonyms of {tenant} cannot be unlinked: {error}") from error
+
+    def _unlink(self, audit: AuditLog, tenant: str) -> str:
+        pseudonym = audit.names.pseudonym(tenant)
+        if pseudonym and self._metering is not None:
+            # First the book: while the key lives, a second attempt finds the same pseudonym.
+            self._metering.rename(tenant, pseudonym)
+        audit.names.forget(tenant)
+        return pseudonym
 
     async def flush(self) -> None:
         """Write what waits, once who writes already is done. A failure leaves it waiting."""

@@ -114,6 +114,14 @@ class Metering:
                 self._waiting.append((time.monotonic(), one))
         self._more.set()
 
+    def rename(self, tenant: str, pseudonym: str) -> None:
+        """Put what a tenant used under a pseudonym. Blocks.
+
+        Raises:
+            UsageAccessError: the book does not take it.
+        """
+        self._book.rename(self._clock(), tenant, pseudonym)
+
     def gateway_left(self) -> None:
         """Forget what a gateway that is gone waited for."""
         self._waiting.clear()

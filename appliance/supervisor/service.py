@@ -226,6 +226,7 @@ def _operator_socket(
         server.publish,
         recorder.record,
         lambda tenant: accounts_of(policy.read(), tenant),
+        recorder.unlink,
     )
 
 
@@ -248,8 +249,9 @@ async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Reco
     if config.audit is None:
         log.warning("no audit log is kept; name a folder for it in the configuration: audit.directory")
         return Recorder(None, lambda state: publish(state, ())), None
-    folder = config.audit.directory
-    audit = await asyncio.to_thread(open_log, folder, config.audit.key)
+    folder, key = config.audit.directory, config.audit.key
+    hides = config.audit.names == "pseudonyms"
+    audit = await asyncio.to_thread(lambda: open_log(folder, key, pseudonyms=hides))
     log.info("audit log", folder=str(folder), key=audit.verifier.line(), entries=audit.size)
     metering = await asyncio.to_thread(open_metering, folder, audit.name, audit.size, publish)
     refuses = config.audit.on_failure == "refuse"

@@ -83,6 +83,15 @@ SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
 RESERVED = "SELECT cost FROM reserved WHERE tenant = ? AND day = ?"
 
 
+RENAME_USED = f"""
+INSERT INTO used SELECT hour, ?, model, requests, input, cached, output, cost FROM used WHERE tenant = ?
+    ON CONFLICT (hour, tenant, model) DO UPDATE SET
+    requests = requests + excluded.requests, input = MIN(input + excluded.input, {MOST}),
+    cached = MIN(cached + excluded.cached, {MOST}), output = MIN(output + excluded.output, {MOST}),
+    cost = MIN(cost + excluded.cost, {MOST})
+"""  # noqa: S608 - a constant
+
+
 class UsageAccessError(Exception):
     """The book cannot be read or written now; it is as it was."""
 
@@ -193,6 +202,23 @@ class UsageBook:
         """
         with self._change() as connection:
             return users.key_of(connection, tenant)
+
+    def rename(self, now_s: float, tenant: str, pseudonym: str) -> None:
+        """Put what a tenant used under a pseudonym. What it spent stays for the month that runs, whose limit needs it.
+        Removed rows are overwritten in the file.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        month = first_day(period_of(now_s).month)
+        with self._access() as connection:
+            connection.execute("PRAGMA secure_delete = ON")
+        with self._change() as connection:
+            connection.execute(RENAME_USED, (pseudonym, tenant))
+            connection.execute("DELETE FROM used WHERE tenant = ?", (tenant,))
+            connection.execute("DELETE FROM spent WHERE tenant = ? AND day < ?", (tenant, month))
+        with self._access() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the book."""

@@ -15,6 +15,7 @@ from appliance.operator.cli import (
     attest,
     audit,
     audit_export,
+    audit_tiles,
     bench,
     bundle,
     config,
@@ -161,6 +162,8 @@ _audit = _group("audit", "Verify, read and export the audit log.", GOVERN)
 _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
 _add("Commands", "export", audit_export.export, audit_export.EXAMPLES, _audit)
+_add("Commands", "tiles", audit_tiles.tiles, audit_tiles.TILES_EXAMPLES, _audit)
+_add("Commands", "prove", audit_tiles.prove, audit_tiles.PROVE_EXAMPLES, _audit)
 _statement = _group("statement", "Make and verify statements of what a tenant is charged for.", GOVERN)
 _add("Commands", "create", statement.create, statement.CREATE_EXAMPLES, _statement)
 _add("Commands", "verify", statement.verify, statement.VERIFY_EXAMPLES, _statement)

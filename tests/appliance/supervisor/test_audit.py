@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, entry, from_line, to_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError, open_log
+from appliance.common.audit.names import PSEUDONYM, shown_by
 from appliance.common.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
 from appliance.supervisor import audit as module
 from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
+from appliance.supervisor.operator_socket import OperatorSocket
 
 
 def refused(count: int = 1) -> Entry:
@@ -180,3 +183,31 @@ def test_a_tenants_own_sandboxes_are_recorded_as_its_own() -> None:
     watched(SandboxDown("m", "text", 0, 0, "refused", "not granted", 0.0, "c"), ())
     told = [(one.fields["state"], one.fields["tenant"]) for one in records]
     assert told == [("up", ""), ("up", "a"), ("up", "b"), ("refused", "c")]
+
+
+async def test_a_shred_unlinks_what_was_recorded_before(tmp_path: Path) -> None:
+    """What waits is written under the old key before that is destroyed; the operator's order is in the log under the
+    pseudonym, and works where nothing of tenants is sealed. Control: a tenant that the log does not name is refused."""
+    recorder = Recorder(open_log(tmp_path / "audit", pseudonyms=True), lambda _: None)
+    socket = OperatorSocket(tmp_path / "s", None, lambda *_: True, recorder.record, unlink=recorder.unlink)
+    await socket.open()
+
+    async def say(tenant: str) -> dict[str, object]:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        writer.write(json.dumps({"do": "shred", "tenant": tenant}).encode() + b"\n")
+        answer = json.loads(await reader.readline())
+        writer.close()
+        return dict(answer)
+
+    recorder.record(entry("file", event="created", tenant="alpha", principal="key:a", file="f", bytes=1))
+    answer = await say("alpha")
+    assert answer == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": False, "unlinked": True}
+    assert (await say("omega"))["ok"] is False
+    await socket.close()
+    await recorder.close()
+    shown = [shown_by(tmp_path / "audit")(one) for one in found(tmp_path / "audit")]
+    told = [(one.kind, str(one.fields["tenant"])) for one in shown if "tenant" in one.fields]
+    assert [kind for kind, _ in told] == ["file", "order", "order"]
+    assert told[0][1] == told[1][1] and PSEUDONYM.fullmatch(told[0][1])
+    assert told[2][1] == "omega"
+    assert b"alpha" not in b"".join(path.read_bytes() for path in (tmp_path / "audit").glob("*.log"))
