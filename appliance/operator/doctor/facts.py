@@ -251,7 +251,11 @@ class Model:
     pinned: str = ""
     """The digest that its files must have; empty: any."""
     digest: str = ""
-    """What they have; looked at only where one is pinned."""
+    """What they have; looked at only where one is pinned, or a signature demanded."""
+    signer: str = ""
+    """Id of the key that has signed them, of those that are demanded."""
+    unsigned: str = ""
+    """Why none of them has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,13 +177,20 @@ def check_model(model: Model) -> Finding:
             means="it computes nothing; its answers are meaningless",
             mend="runner: model    # in athanor.yaml",
         )
-    if model.digest != model.pinned:
+    if model.unsigned:
+        said, _, mend = model.unsigned.removeprefix(f"{check}: ").rpartition("; ")
+        mend = (
+            mend.removeprefix("sign it with: ") if "DIR" in mend else f"athanor model verify {model.path}    # {mend}"
+        )
+        return Subject(Area.SERVICE, check).problem(said, means="the model is not started", mend=mend)
+    if model.pinned and model.digest != model.pinned:
         return Subject(Area.SERVICE, check).problem(
             f"its files have the digest {model.digest[:12]}, pinned is {model.pinned[:12]}",
             means="it is not served",
             mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
         )
     pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
+    pinned += f", signed by {model.signer[:16]}" if model.signer else ""
     kv = f"{size(model.kv_bytes)} of KV" if not model.on_card else "KV on its card"
     what = f"{size(model.weight_bytes)} of weights, {kv}{pinned}"
     return Subject(Area.SERVICE, check).ok(what)

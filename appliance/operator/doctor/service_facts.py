@@ -18,6 +18,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.model_signature import with_signer
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account
@@ -115,7 +116,7 @@ def look_at_service(
         disks=tuple(_disks(config)),
         access=tuple(_access(config, path)),
         policy=look_at_policy(config),
-        models=tuple(_model(model, on_card=bool(gpus.cards)) for model in config.models),
+        models=tuple(_model(model, config.keys_for(model), on_card=bool(gpus.cards)) for model in config.models),
         kernels=_kernels(config),
         image=_image(config),
         exporters=tuple(find_exporters(_exporting(environments))),
@@ -336,12 +337,12 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     )
 
 
-def _model(model: ModelConfig, *, on_card: bool) -> Model:
+def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model:
     null = model.runner == "null"
     try:
         engine, _ = find_files(model.name, model.folder)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
-        digest = read_model(model.name, model.folder).digest if model.digest else ""
+        files = with_signer(read_model(model.name, model.folder), keys) if model.digest or keys else None
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
@@ -355,7 +356,9 @@ def _model(model: ModelConfig, *, on_card: bool) -> Model:
         null=null,
         path=str(model.folder),
         pinned=model.digest,
-        digest=digest,
+        digest="" if files is None else files.digest,
+        signer="" if files is None else files.signer,
+        unsigned="" if files is None else files.unsigned,
     )
 
 

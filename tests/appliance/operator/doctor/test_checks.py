@@ -191,6 +191,18 @@ FAULTS = {
         "model m",
         "a directory is needed",
     ),
+    "model without its signature": (
+        service(models=(Model(name="m", path="/srv/m", unsigned="model m: m/model.sig does not hold: a; b"),)),
+        P,
+        "model m",
+        "athanor model verify /srv/m",
+    ),
+    "model without any signature": (
+        service(models=(Model(name="m", unsigned="model m: it is not signed; sign it with: model_signing sign DIR"),)),
+        P,
+        "model m",
+        "model_signing sign DIR",
+    ),
     "null runner": (service(models=(Model(name="m", null=True),)), W, "model m", "runner: model"),
     "model over its limit": (service(sandbox_bytes=GIB), P, "memory", "memory_bytes:"),
     "model near its limit": (service(sandbox_bytes=20 * GIB), W, "memory", "memory_bytes:"),
