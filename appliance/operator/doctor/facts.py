@@ -243,6 +243,8 @@ class Model:
     weight_bytes: int = 0
     """Bytes of the weight files."""
     kv_bytes: int = 0
+    adapter_bytes: int = 0
+    """Memory that its engine takes for adapters; 0 where it has none."""
     on_card: bool = False
     """Whether weights and KV are in a card's memory."""
     int8: bool = False
@@ -323,6 +325,8 @@ class Image:
     """Folder of the image; empty: the running Python is mounted."""
     digest: str = ""
     pinned: str = ""
+    packaged: str = ""
+    """Digest of the image that a package has brought; empty where none has."""
     problem: str = ""
 
 

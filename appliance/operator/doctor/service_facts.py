@@ -44,6 +44,7 @@ from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
 from appliance.operator.doctor.reach import reach
 from appliance.operator.doctor.unit_checks import settings_beyond
 from appliance.operator.doctor.units import environment_of, look_at_units
+from appliance.operator.install.packaged_image import find_packaged
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.supervisor.layout import engine_place, role_threads
 from appliance.supervisor.ranks import rank_problem
@@ -351,6 +352,7 @@ def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model
         name=model.name,
         weight_bytes=weights,
         kv_bytes=model.kv_bytes,
+        adapter_bytes=model.adapter_bytes if model.adapters else 0,
         on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
@@ -372,17 +374,19 @@ def _kernels(config: ApplianceConfig) -> Kernels:
 
 
 def _image(config: ApplianceConfig) -> Image:
-    pinned = config.sandbox.image_digest
+    pinned, packaged = config.sandbox.image_digest, ""
     try:
+        if (brought := find_packaged()) is not None:
+            packaged = brought.digest
         found = resolve(config)
         path, pinned = found.sandbox.image, found.sandbox.image_digest
         manifest = check(found)
     except (RootfsError, ApplianceError) as error:
         named = config.sandbox.image or config.sandbox.image_store
-        return Image(path=str(named), pinned=pinned, problem=str(error).partition("\n")[0])
+        return Image(path=str(named), pinned=pinned, packaged=packaged, problem=str(error).partition("\n")[0])
     if path is None or manifest is None:
-        return Image()
-    return Image(path=str(path), digest=manifest.digest, pinned=pinned)
+        return Image(packaged=packaged)
+    return Image(path=str(path), digest=manifest.digest, pinned=pinned, packaged=packaged)
 
 
 def find_exporters(environment: dict[str, str]) -> Iterator[Exporter]:
