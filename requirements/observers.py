@@ -2,6 +2,7 @@
 
     python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
+    python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
     python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
     python requirements/observers.py --azurite .venv/share/azurite  a server of Azure's blob storage
@@ -35,6 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from images.runsc import StepError, codename, command, derive_source, private_apt, read_sources
 
 HERE = Path(__file__).resolve().parent
+
+MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL==26.4.0")
+"""What signs models. That release imports the second one and does not say that it needs it."""
 
 PHOENIX = "arize-phoenix==20.26.1"
 """What the tests were written against; not locked, since nobody needs it who does not ask for it."""
@@ -232,11 +236,11 @@ def rotel(into: Path, scratch: Path) -> None:
     place(scratch / "rotel/rotel-agent", into / "rotel-agent")
 
 
-def phoenix(folder: Path) -> None:
-    """An environment with Phoenix."""
-    if not (folder / "bin/phoenix").exists():
+def environment(folder: Path, program: str, packages: Iterable[str]) -> None:
+    """An environment with a program and its packages, apart from ours."""
+    if not (folder / "bin" / program).exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", PHOENIX], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", *packages], check=True)
 
 
 def place(source: Path, target: Path) -> None:
@@ -253,6 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
     parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
+    parser.add_argument("--model-signing", type=Path, help="folder for an environment with model-signing")
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
     parser.add_argument("--grpc-clients", type=Path, help="folder for gRPC clients of Node and Go")
     parser.add_argument("--azurite", type=Path, help="folder for a server of Azure's blob storage")
@@ -286,7 +291,9 @@ def main() -> int:
         else:
             print(f"observers: {name} is in {folder}", flush=True)
     if arguments.phoenix is not None:
-        phoenix(arguments.phoenix)
+        environment(arguments.phoenix, "phoenix", (PHOENIX,))
+    if arguments.model_signing is not None:
+        environment(arguments.model_signing, "model_signing", MODEL_SIGNING)
     return 1 if missing else 0
 
 

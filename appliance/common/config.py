@@ -18,6 +18,7 @@ from appliance.common.addresses import collide, listens_on_loopback, split_addre
 from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfig, ModelCacheConfig, SpillConfig
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
+from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
 from appliance.common.model_rules import check_entry
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
@@ -165,6 +166,9 @@ class ModelConfig(Section):
     digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """SHA-256 digest of the model's files in hex (`athanor model digest` prints it). Other files are refused. Empty:
     the files are not pinned."""
+    signed_by: tuple[ModelKey, ...] = Field(default=(), max_length=MAX_MODEL_KEYS, strict=False)
+    """Public keys, one of which must have signed the model's files (docs/model-signatures.md): PEM texts, or their
+    base64 in one line. Empty: model_keys holds."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the numbers that the engine computes with. auto: the type that the weights are stored in."""
     weights: Literal["stored", "int8"] = "stored"
@@ -356,6 +360,9 @@ class ApplianceConfig(Section):
     """Addresses on which the appliance listens."""
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
     """Models to serve. The entries of files `models.d/*.yaml` beside this file follow them (docs/models.md)."""
+    model_keys: tuple[ModelKey, ...] = Field(default=(), max_length=MAX_MODEL_KEYS, strict=False)
+    """Public keys, as in `signed_by`, one of which must have signed each model that names none itself; one without
+    such a signature is not served. Empty: models need no signature."""
     model_cache: ModelCacheConfig | None = None
     """Cache of pulled models. Without this section each model has a path."""
     policy: Path = Field(strict=False)
@@ -410,6 +417,10 @@ class ApplianceConfig(Section):
             if model.path is None and self.model_cache is None:
                 raise ValueError(f"model {model.name} has no path, and there is no section model_cache to find it in")
         return self
+
+    def keys_for(self, model: ModelConfig) -> tuple[str, ...]:
+        """Return the keys one of which must have signed a model; none where it needs no signature."""
+        return model.signed_by or self.model_keys
 
     def anchored(self, folder: Path) -> Self:
         """Copy with every relative path taken from ``folder``, and the paths of models of the cache."""

@@ -108,6 +108,10 @@ class ModelDigestError(ConfigError):
     """The files of a model are not those that were pinned, or not those that were there at the start."""
 
 
+class ModelSignatureError(ConfigError):
+    """The files of a model are not signed by a key of those that must sign them; the message names the file."""
+
+
 class ModelSourceError(ConfigError):
     """A model cannot be taken from its source as it is: address, credentials, manifest; the message says what to do."""
 

@@ -234,6 +234,7 @@ def watching(
     publish: Callable[[Control, tuple[int, ...]], bool],
     record: Callable[[Entry], None],
     model_digests: dict[str, str],
+    model_signers: dict[str, str],
     image: str,
 ) -> Callable[[Control, tuple[int, ...]], bool]:
     """``publish`` that also records what keepers publish: which sandboxes came up, once each, which were frozen or
@@ -243,6 +244,7 @@ def watching(
         publish: sends to the gateway.
         record: takes entries.
         model_digests: of every served model.
+        model_signers: ids of the keys that have signed them, empty where none must have.
         image: digest of the sandboxes' image, empty where there is none.
     """
     seen: dict[tuple[str, str, str], int] = {}
@@ -265,6 +267,7 @@ def watching(
                         cause=cause,
                         image=image,
                         model_digest=model_digests.get(message.model, ""),
+                        model_signer=model_signers.get(message.model, ""),
                     )
                 )
             if up:

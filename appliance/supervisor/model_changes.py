@@ -31,9 +31,10 @@ from appliance.common.control_models import (
     SleepModel,
     WakeModel,
 )
-from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, os_errors_as
+from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, ModelSignatureError, os_errors_as
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, no_room
+from appliance.common.model_signature import with_signer
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
 from appliance.supervisor.boot import plan_boots
@@ -248,7 +249,13 @@ class ModelChanges:
     def _add(self, planned: PlannedModel) -> None:
         name = planned.entry.name
         self._models.add(planned)
-        log.info("a model comes", model=name, digest=planned.files.digest, folder=str(planned.files.folder))
+        log.info(
+            "a model comes",
+            model=name,
+            digest=planned.files.digest,
+            signer=planned.files.signer,
+            folder=str(planned.files.folder),
+        )
         self._record(_entry("serve", planned))
         self._publish(self._models.word(name), ())
         self._publish(self._models.rest_word(name), ())
@@ -270,12 +277,14 @@ def _planned(
 ) -> PlannedModel:
     with os_errors_as(f"model {model.name}: cannot read its files"):
         files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
+        files = with_signer(files, config.keys_for(model))
         check_files(files, model.digest)
     return PlannedModel(config, model, files, plan_boots(config, model, files, runtime, cards))
 
 
 def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedModel]:
-    """Plan every model of a configuration, in its order; the pinned digest is compared at each boot. Blocks.
+    """Plan every model of a configuration, in its order; the pinned digest is compared, and a signature demanded, at
+    each boot. Blocks.
 
     Raises:
         ConfigError: a needed file is missing or unreadable.
@@ -285,7 +294,7 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
     files = {}
     for model in config.models:
         with os_errors_as(f"model {model.name}: cannot read its files"):
-            found = read_model(model.name, model.folder, cache)
+            found = with_signer(read_model(model.name, model.folder, cache), config.keys_for(model))
         files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
     cards = Cards()
@@ -294,10 +303,14 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
         yield PlannedModel(config, model, files[model.name], plans)
 
 
+_KEYS = {ModelDigestError: "digest", ModelSignatureError: "signed_by", ConfigError: "path"}
+"""Key of an entry that is at fault, by the error; the first that fits counts."""
+
+
 def _place(wanted: Resolved, model: ModelConfig, error: ApplianceError | None = None) -> str:
-    """Place of what is at fault in an entry: its digest, else its folder where it names one, else its name."""
+    """Place of what is at fault in an entry: digest, keys, else the folder where it names one, else the name."""
     index = [one.name for one in wanted.config.models].index(model.name)
-    key = "digest" if isinstance(error, ModelDigestError) else "path" if isinstance(error, ConfigError) else "name"
+    key = next((key for kind, key in _KEYS.items() if isinstance(error, kind)), "name")
     origin = wanted.origins.get(f"models[{index}].{key}", "")
     return origin if ":" in origin else wanted.origins[f"models[{index}].name"]
 
@@ -309,6 +322,7 @@ def _entry(what: str, planned: PlannedModel) -> Entry:
         what=what,
         model=planned.entry.name,
         model_digest=planned.files.digest,
+        model_signer=planned.files.signer,
         source=str(planned.files.folder),
         user=0,
         outcome="OK",

@@ -72,6 +72,8 @@ class ModelKeepers:
         """Highest generation of a sandbox that is gone."""
         self.digests: dict[str, str] = {}
         """Digest of each served model's files; read by others and changed here alone."""
+        self.signers: dict[str, str] = {}
+        """Id of the key that has signed each served model, empty where none must have; changed with ``digests``."""
         self.coming: tuple[BootPlan, ...] = ()
         """Boots that were reviewed and are not carried out yet: what they hold of a card is taken; also for other
         threads."""
@@ -149,7 +151,7 @@ class ModelKeepers:
         assert name not in self._models, "an earlier model of this name has ended"
         rest = AWAKE if planned.entry.keep == ALWAYS else ASLEEP
         self._models[name] = _Served(planned, self._keepers(planned), rest=rest)
-        self.digests[name] = planned.files.digest
+        self.digests[name], self.signers[name] = planned.files.digest, planned.files.signer
 
     def _keepers(self, planned: PlannedModel) -> tuple[Keeper, ...]:
         keepers = tuple(self._make(plan) for plan in planned.plans)
@@ -236,7 +238,7 @@ class ModelKeepers:
             keeper.stop()
         await asyncio.gather(*one.tasks, return_exceptions=True)
         self._boots = max(self._boots, *(keeper.life.generation for keeper in one.keepers))
-        del self._models[name], self.digests[name]
+        del self._models[name], self.digests[name], self.signers[name]
         return one.planned
 
     def offer(self) -> None:

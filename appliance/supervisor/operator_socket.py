@@ -166,7 +166,7 @@ class OperatorSocket:
             return {"ok": False, "problem": "not a command of this release"}
         if fields["what"] not in RECORDED:
             return {"ok": False, "problem": "not a command of this release"}
-        self._record(entry("model", user=user, reason="", tenant="", **fields))
+        self._record(entry("model", user=user, reason="", tenant="", model_signer="", **fields))
         return {"ok": True}
 
     async def _do(self, what: str, value: str) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class RestOrders:
                 what=what,
                 model=model,
                 model_digest=self._models.digests.get(model, ""),
+                model_signer=self._models.signers.get(model, ""),
                 source="",
                 user=0,
                 outcome=outcome,

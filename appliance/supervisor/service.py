@@ -104,9 +104,9 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms), stop.set)
     image = config.sandbox.image_digest
-    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, image))
+    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish)
-    publish = cards.explaining(watching(server.publish, recorder.record, models.digests, image))
+    publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     for one in planned:
         models.add(one)
     residents = _residents(config, models, runtime, publish, forms)

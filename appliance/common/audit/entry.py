@@ -80,6 +80,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "cause": _T,
         "image": _T,
         "model_digest": _T,
+        "model_signer": _T,
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
@@ -93,6 +94,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "count": _N,
         "reason": _T,
         "tenant": _T,
+        "model_signer": _T,
     },
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
@@ -113,8 +115,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``response``: a tenant's response was kept or deleted, has expired, or was read, which is told once a day;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
-* ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, and the digests of its image and
-  model;
+* ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, the digests of its image and
+  model, and the id of the key that has signed the model, empty where no signature is asked for;
 * ``keys``: keys were made, or given to the gateway;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;
@@ -122,7 +124,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   user id, with the model's name, digest and source, and the bytes that came; told by the command, after it was done or
   failed. And each model that came (serve) or went (end) by a reload, fell asleep (sleep, by the operator, idle, or for
   the memory of another) or woke (wake, by the operator or for the request of a tenant), told by the supervisor with the
-  user 0;
+  user 0 and the id of the key that has signed it;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
@@ -136,7 +138,8 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "request": (_LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
-    "model": (frozenset({"reason", "tenant"}),),
+    "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
+    "sandbox": (frozenset({"model_signer"}),),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""

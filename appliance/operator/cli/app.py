@@ -34,6 +34,7 @@ from appliance.operator.cli import (
     model_cache,
     model_rest,
     model_serving,
+    model_verify,
     package,
     policy,
     policy_cases,
@@ -210,7 +211,7 @@ _add("Commands", "manifest", model_cache.manifest, model_cache.MANIFEST_EXAMPLES
 _add("Commands", "pull", model_cache.pull, model_cache.PULL_EXAMPLES, _model)
 _add("Commands", "list", model_cache.list_models, model_cache.LIST_EXAMPLES, _model)
 _add("Commands", "show", model_cache.show, model_cache.SHOW_EXAMPLES, _model)
-_add("Commands", "verify", model_cache.verify, model_cache.VERIFY_EXAMPLES, _model)
+_add("Commands", "verify", model_verify.verify, model_verify.VERIFY_EXAMPLES, _model)
 _add("Commands", "pin", model_cache.pin, model_cache.PIN_EXAMPLES, _model)
 _add("Commands", "unpin", model_cache.unpin, model_cache.UNPIN_EXAMPLES, _model)
 _add("Commands", "remove", model_cache.remove, model_cache.REMOVE_EXAMPLES, _model)

@@ -243,6 +243,8 @@ class Model:
     weight_bytes: int = 0
     """Bytes of the weight files."""
     kv_bytes: int = 0
+    adapter_bytes: int = 0
+    """Memory that its engine takes for adapters; 0 where it has none."""
     on_card: bool = False
     """Whether weights and KV are in a card's memory."""
     int8: bool = False
@@ -251,7 +253,11 @@ class Model:
     pinned: str = ""
     """The digest that its files must have; empty: any."""
     digest: str = ""
-    """What they have; looked at only where one is pinned."""
+    """What they have; looked at only where one is pinned, or a signature demanded."""
+    signer: str = ""
+    """Id of the key that has signed them, of those that are demanded."""
+    unsigned: str = ""
+    """Why none of them has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +325,8 @@ class Image:
     """Folder of the image; empty: the running Python is mounted."""
     digest: str = ""
     pinned: str = ""
+    packaged: str = ""
+    """Digest of the image that a package has brought; empty where none has."""
     problem: str = ""
 
 

@@ -18,6 +18,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.model_signature import with_signer
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account
@@ -43,6 +44,7 @@ from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
 from appliance.operator.doctor.reach import reach
 from appliance.operator.doctor.unit_checks import settings_beyond
 from appliance.operator.doctor.units import environment_of, look_at_units
+from appliance.operator.install.packaged_image import find_packaged
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.supervisor.layout import engine_place, role_threads
 from appliance.supervisor.ranks import rank_problem
@@ -115,7 +117,7 @@ def look_at_service(
         disks=tuple(_disks(config)),
         access=tuple(_access(config, path)),
         policy=look_at_policy(config),
-        models=tuple(_model(model, on_card=bool(gpus.cards)) for model in config.models),
+        models=tuple(_model(model, config.keys_for(model), on_card=bool(gpus.cards)) for model in config.models),
         kernels=_kernels(config),
         image=_image(config),
         exporters=tuple(find_exporters(_exporting(environments))),
@@ -336,12 +338,12 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     )
 
 
-def _model(model: ModelConfig, *, on_card: bool) -> Model:
+def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model:
     null = model.runner == "null"
     try:
         engine, _ = find_files(model.name, model.folder)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
-        digest = read_model(model.name, model.folder).digest if model.digest else ""
+        files = with_signer(read_model(model.name, model.folder), keys) if model.digest or keys else None
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
@@ -350,12 +352,15 @@ def _model(model: ModelConfig, *, on_card: bool) -> Model:
         name=model.name,
         weight_bytes=weights,
         kv_bytes=model.kv_bytes,
+        adapter_bytes=model.adapter_bytes if model.adapters else 0,
         on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
         path=str(model.folder),
         pinned=model.digest,
-        digest=digest,
+        digest="" if files is None else files.digest,
+        signer="" if files is None else files.signer,
+        unsigned="" if files is None else files.unsigned,
     )
 
 
@@ -369,17 +374,19 @@ def _kernels(config: ApplianceConfig) -> Kernels:
 
 
 def _image(config: ApplianceConfig) -> Image:
-    pinned = config.sandbox.image_digest
+    pinned, packaged = config.sandbox.image_digest, ""
     try:
+        if (brought := find_packaged()) is not None:
+            packaged = brought.digest
         found = resolve(config)
         path, pinned = found.sandbox.image, found.sandbox.image_digest
         manifest = check(found)
     except (RootfsError, ApplianceError) as error:
         named = config.sandbox.image or config.sandbox.image_store
-        return Image(path=str(named), pinned=pinned, problem=str(error).partition("\n")[0])
+        return Image(path=str(named), pinned=pinned, packaged=packaged, problem=str(error).partition("\n")[0])
     if path is None or manifest is None:
-        return Image()
-    return Image(path=str(path), digest=manifest.digest, pinned=pinned)
+        return Image(packaged=packaged)
+    return Image(path=str(path), digest=manifest.digest, pinned=pinned, packaged=packaged)
 
 
 def find_exporters(environment: dict[str, str]) -> Iterator[Exporter]:

@@ -161,7 +161,7 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
         sent.append(message)
         return False
 
-    watched = watching(publish, records.append, {"m": "ab" * 32}, "cd" * 32)
+    watched = watching(publish, records.append, {"m": "ab" * 32}, {"m": "ef" * 32}, "cd" * 32)
     up = SandboxUp("m", "engine", 1, 77, 0, "", {})
     cause = "the process ended with status 1; its last words: the prompt was CANARY"
     down = SandboxDown("m", "engine", 1, 1, "failed", cause, 0.5)
@@ -171,13 +171,14 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
     assert [(one.fields["state"], one.fields["generation"]) for one in records] == [("up", 1), ("down", 1), ("up", 2)]
     assert records[1].fields["cause"] == "the process ended with status 1"
     assert records[0].fields["model_digest"] == "ab" * 32
+    assert records[0].fields["model_signer"] == "ef" * 32
     assert records[0].fields["image"] == "cd" * 32
 
 
 def test_a_tenants_own_sandboxes_are_recorded_as_its_own() -> None:
     """Of the same model, role and generation: each counts for itself, a refusal too, with the tenant's name."""
     records: list[Entry] = []
-    watched = watching(lambda _message, _fds: True, records.append, {"m": "ab" * 32}, "")
+    watched = watching(lambda _message, _fds: True, records.append, {"m": "ab" * 32}, {}, "")
     for tenant in ("", "a", "b", "a"):
         watched(SandboxUp("m", "text", 3, 77, 0, "", {}, tenant), ())
     watched(SandboxDown("m", "text", 0, 0, "refused", "not granted", 0.0, "c"), ())

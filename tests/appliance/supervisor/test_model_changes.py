@@ -118,7 +118,7 @@ async def test_a_model_that_comes_again_goes_on_counting() -> None:
         return made[-1]
 
     keepers = ModelKeepers(make, lambda: None)  # type: ignore[arg-type]
-    entry, files = SimpleNamespace(name="m", keep="always"), SimpleNamespace(digest="0")
+    entry, files = SimpleNamespace(name="m", keep="always"), SimpleNamespace(digest="0", signer="")
     planned: Any = SimpleNamespace(entry=entry, files=files, plans=(SimpleNamespace(name="engine-m"),))
     for life in range(2):
         keepers.add(planned)
