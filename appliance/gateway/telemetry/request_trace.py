@@ -168,6 +168,8 @@ class RequestTrace:
         """End all spans and hand the request to store, metrics and log. Idempotent."""
         if self._finished:
             return
+        if error is not None and error.rule:
+            self.annotate(policy_rule=error.rule)
         end_ns = self.now_ns()
         for phase, span in tuple(self._phases.items()):
             if error is not None:
@@ -248,8 +250,9 @@ class RequestTrace:
         }
         if summary.finish_reason is not None:
             found[names.FINISH_REASONS] = (summary.finish_reason,)
-        if summary.ttft_s is not None:
+        if summary.ttft_s is not None or summary.error is None:
             found[names.RESPONSE_MODEL] = summary.model
+        if summary.ttft_s is not None:
             found[names.TIME_TO_FIRST_CHUNK] = summary.ttft_s
         if summary.error is not None:
             found[names.ERROR_TYPE] = summary.error
