@@ -149,6 +149,9 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 """Of each alert, series of 45 minutes, a sample a minute, in which it fires, and series in which it does not."""
 
+ELSEWHERE = {"AthanorTenantUnusual"}
+"""Alerts that need more than 45 minutes; tests/test_unusual_tenants.py has their cases."""
+
 
 @pytest.fixture(scope="module")
 def rules(root: Path) -> dict[str, dict[str, Any]]:
@@ -188,7 +191,7 @@ def test_dashboards_are_whole(root: Path) -> None:
 def test_every_alert_has_a_runbook_and_a_case(root: Path, rules: dict[str, dict[str, Any]]) -> None:
     """Each alert says what it means and what to do, leads to its paragraph, and is fired below. That the addresses open
     is shown in tests/appliance/gateway/watch/test_runbooks.py."""
-    assert set(CASES) == set(rules)
+    assert set(CASES) | ELSEWHERE == set(rules)
     text = (root / "docs/observability.md").read_text()
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
