@@ -201,8 +201,7 @@ class RequestTrace:
         # The conventions leave a server span's status unset when the caller was at fault.
         self._server.error = summary.outcome == FAILED
         self._server.end_ns = end_ns
-        if self._export is not None:
-            self._export.tell(self._ids, self._started)
+        exported = self._export is not None and self._export.tell(self._ids, self._started)
         spans = tuple(span.stored() for span in self._started)
         self._done(
             FinishedRequest(
@@ -211,6 +210,7 @@ class RequestTrace:
                 operation=self._operation,
                 replays=int(self._own.get(names.own_attribute("replays"), 0)),
                 cost=int(self._own.get(names.own_attribute("usage_cost"), 0)),
+                exported=exported,
             )
         )
 
