@@ -335,7 +335,7 @@ class Metrics:
 
 def _openmetrics(shown: Collector) -> bytes:
     """Return metrics in OpenMetrics 1.0."""
-    return bytes(exposition.generate_latest(shown))
+    return bytes(exposition.generate_latest(shown))  # type: ignore[no-untyped-call]  # it is left untyped
 
 
 def _views() -> list[View]:
