@@ -6,14 +6,16 @@
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
     python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
     python requirements/observers.py --azurite .venv/share/azurite  a server of Azure's blob storage
+    python requirements/observers.py --traceql .venv/share/traceql  the grammar of TraceQL of Grafana's editor
     python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
-gRPC, buf and Azurite are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the HTTP APIs are
-PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may fail: the tests
-that need it are then skipped with the reason, and the status is 1. Running it again gets what is missing.
+gRPC, buf, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the
+HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may
+fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
+missing.
 """
 
 from __future__ import annotations
@@ -63,6 +65,9 @@ NODE = HERE.parent / "tests/grpc_clients/node"
 
 AZURITE = HERE.parent / "tests/appliance/fetch/azurite"
 """Has the list of npm's packages for a server of Azure's blob storage and its lock."""
+
+TRACEQL = HERE.parent / "tests/traceql_grammar"
+"""Has the list of npm's packages for the grammar of TraceQL and its lock."""
 
 CLIENTS = HERE / "clients"
 """Has a lock for each environment of clients in Python."""
@@ -261,6 +266,7 @@ def main() -> int:
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
     parser.add_argument("--grpc-clients", type=Path, help="folder for gRPC clients of Node and Go")
     parser.add_argument("--azurite", type=Path, help="folder for a server of Azure's blob storage")
+    parser.add_argument("--traceql", type=Path, help="folder for the grammar of TraceQL")
     parser.add_argument("--clients", type=Path, help="folder for clients of the HTTP APIs")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
@@ -275,6 +281,8 @@ def main() -> int:
         wanted += [one for one in folders if not one[1].exists()]
     if arguments.azurite is not None and not arguments.azurite.exists():
         wanted.append(("azurite", arguments.azurite, partial(node_packages, AZURITE)))
+    if arguments.traceql is not None and not arguments.traceql.exists():
+        wanted.append(("traceql", arguments.traceql, partial(node_packages, TRACEQL)))
     if arguments.clients is not None:
         gets = {lock.stem: partial(python_clients, lock) for lock in sorted(CLIENTS.glob("*.lock"))}
         gets["node"] = partial(node_packages, NODE_CLIENTS)

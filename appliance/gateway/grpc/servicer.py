@@ -101,7 +101,7 @@ class _Call:
             route=method,
             front_end="grpc",
             traceparent=traceparent([value for name, value in wire.metadata if name == "traceparent"]),
-            attributes={"rpc.system": "grpc", "client.address": self.address},
+            attributes={"client.address": self.address},
         )
         self.principal: Principal | None = None
         self.request_id: str | None = None

@@ -5,7 +5,7 @@ loopback too, so a request must name a loopback host (else a DNS name that was r
 127.0.0.1 could read tenants' traces) and a reload must not come from a page at all.
 
 ============================  =============================================================
-GET  /metrics                 Prometheus text
+GET  /metrics                 Prometheus text, or OpenMetrics
 GET  /status                  ``ApplianceStatus``
 GET  /tenants                 ``TenantTable``
 GET  /policy/shadow           ``ShadowStatus``
@@ -38,7 +38,7 @@ from appliance.common.json_codec import encode
 from appliance.common.model_rest import RestOutcome
 from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
-from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
+from appliance.gateway.telemetry.scrape import Render, metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
 
 DEFAULT_LIMIT = 20
@@ -65,7 +65,7 @@ class AdminParts:
     """Sources of the admin listener's answers. The callables are quick; ``reload`` may wait."""
 
     traces: TraceStore
-    metrics: Callable[[], tuple[str, bytes]]
+    metrics: Render
     """Called in a thread, after ``refresh``."""
     refresh: Callable[[], None]
     """Sets gauges and counters as of now."""

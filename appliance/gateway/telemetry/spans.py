@@ -144,10 +144,11 @@ class SpanExport:
         self._ids = ids
         self._sampler = sampler
 
-    def tell(self, ids: TraceIds, spans: list[SpanRecord]) -> None:
-        """Pass a finished trace to the SDK, if it is sampled; parents come before their children."""
+    def tell(self, ids: TraceIds, spans: list[SpanRecord]) -> bool:
+        """Pass a finished trace to the SDK, if it is sampled; parents come before their children. Returns whether it
+        is."""
         if not self._sampler.takes(ids.trace_id, failed=spans[0].error):
-            return
+            return False
         for record in spans:
             self._ids.trace_id, self._ids.span_id = ids.trace_id, record.span_id
             context = None
@@ -161,6 +162,7 @@ class SpanExport:
             if record.error:
                 span.set_status(StatusCode.ERROR)
             span.end(record.end_ns)
+        return True
 
     def shutdown(self) -> None:
         """Send the spans that wait."""

@@ -315,7 +315,7 @@ async def test_a_failed_rendering_is_not_kept() -> None:
     """The scraper that meets it is answered with 500, the next one is served."""
     good = [False]
 
-    def render() -> Scrape:
+    def render(_openmetrics: bool) -> Scrape:
         if not good[0]:
             raise OSError("no")
         return "text/plain", b"1"
