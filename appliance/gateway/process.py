@@ -399,7 +399,7 @@ def _rests(
     rests = ModelRests(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
     rests.live = lambda model: sum(life.model is model and life.admitted is not None for life in service.live)
     rests.count = partial(_count_rest, service.count)
-    service.dependencies.rests = rests
+    service.dependencies.rests, service.routing.asleep = rests, rests.route_state
     return rests
 
 

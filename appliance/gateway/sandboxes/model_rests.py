@@ -44,6 +44,7 @@ from appliance.common.model_rest import (
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.rest import LEAST_LEFT_S
+from policy.model import ModelState
 
 log = structlog.get_logger()
 
@@ -61,6 +62,10 @@ ROOM_WAIT_S = 30.0
 
 LOOK_S = 0.1
 """Seconds between two looks whether there is room."""
+
+FAILED_S = 30.0
+"""Seconds after a wake that failed in which routes pass the model over: one that cannot boot takes as long to fail again,
+and each of their requests would wait for that."""
 
 WAKE_PATIENCE_S = 600.0
 """Longest that the operator's command waits for a wake, in seconds: as long as a boot may take."""
@@ -163,6 +168,20 @@ class ModelRests:
             log.warning("a model cannot be woken", model=model.name, reason=decision.why)
             raise self._asleep(model, "and there is no memory for it", model.rest.estimate_s)
         return decision
+
+    def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
+        """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
+        over, as is one whose memory the requests of others use where the route passes over busy models."""
+        rest, now = model.rest, self.clock()
+        if rest.waiting[tenant] >= TENANT_WAITING or rest.waiting.total() >= MAX_WAITING:
+            return ModelState.BUSY
+        if not rest.asleep:
+            return ModelState.READY
+        failed = bool(rest.cause) and now - rest.since < FAILED_S
+        if failed or not self.attached() or self.guard.wait_s(model.name, tenant, now):
+            return ModelState.UNREADY
+        found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
+        return found[type(self._decision(model))]
 
     def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
         return decide(model.name, map(self._resting, self.models.values()), self.budget, self.available())
