@@ -40,6 +40,7 @@ from appliance.common.model_rest import (
     WakeGuard,
     decide,
     sleeps,
+    unused,
 )
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
@@ -81,8 +82,8 @@ class ModelRests:
     """Sends to the supervisor."""
     attached: Callable[[], bool]
     """Whether a supervisor is there."""
-    end_own: Callable[[str], None]
-    """Ends the sandboxes of single tenants of a model."""
+    end_own: Callable[[str], int]
+    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
     count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
     """Called with one of ``COUNTED``, the model and the reason."""
     live: Callable[[ModelSandboxes], int] = lambda _model: 0
@@ -218,11 +219,21 @@ class ModelRests:
         self.count(SLEPT, model.name, reason)
 
     def look(self) -> None:
-        """Put to sleep what nobody has used for long enough; to be called every few seconds."""
+        """Put to sleep what nobody has used for long enough, and end what tenants have of their own of a model that
+        sleeps; to be called every few seconds."""
         now = self.clock()
         for model in self.models.values():
-            if self.attached() and sleeps(self._resting(model), now, model.rest.idle_s):
+            if not self.attached():
+                continue
+            if sleeps(self._resting(model), now, model.rest.idle_s):
                 self._sleep(model, IDLE)
+            elif model.rest.asleep and unused(model.rest.keep, model.rest.used_at, now, model.rest.idle_s):
+                self._end_own(model)
+
+    def _end_own(self, model: ModelSandboxes) -> int:
+        """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
+        booted while it slept. Returns of how many tenants."""
+        return 0 if self.live(model) else self.end_own(model.name)
 
     def put_to_sleep(self, name: str) -> RestOutcome:
         """Put a model to sleep by the operator's command."""
@@ -230,8 +241,13 @@ class ModelRests:
         if model is None or model.leaving is not Leaving.NO:
             return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
         rest = model.rest
+        if rest.asleep and not (live := self.live(model)):
+            ended = self._end_own(model)
+            also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
+            return RestOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
         if rest.asleep:
-            return RestOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already")
+            message = f"{name} is asleep, and sandboxes of single tenants are in use: {counted(live, 'request')}"
+            return RestOutcome(ok=False, state=ASLEEP, message=message)
         if rest.waking or not model.ready or not self.attached():
             return RestOutcome(ok=False, state=rest.state, message=f"{name} is starting; try again once it serves")
         if live := self.live(model):

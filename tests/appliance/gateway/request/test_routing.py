@@ -233,7 +233,7 @@ async def test_the_fallback_serves_while_a_model_sleeps_and_cannot_be_woken(hous
     that failed just now and without memory it is not; one that waits for memory is as good as busy, and half a minute
     after the failure it is tried again."""
     model, now, attached = house.models["mini"], [1_000.0], [True]
-    rests = ModelRests(house.models, lambda _: None, lambda: attached[0], lambda _: None, clock=lambda: now[0])
+    rests = ModelRests(house.models, lambda _: None, lambda: attached[0], lambda _: 0, clock=lambda: now[0])
     house.service.routing.asleep = rests.route_state
     free = [8 << 30]
     rests.available = lambda: free[0]

@@ -45,6 +45,8 @@ class Scene:
     counted: list[tuple[str, str, str]] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
     attached: bool = True
+    own: dict[str, int] = field(default_factory=dict)
+    """Tenants with sandboxes of their own, by model."""
 
     def __post_init__(self) -> None:
         self.models = {name: ModelSandboxes(name) for name in "abc"}
@@ -52,7 +54,7 @@ class Scene:
             self.models,
             self.told.append,
             lambda: self.attached,
-            lambda _name: None,
+            lambda name: self.own.pop(name, 0),
             lambda *what: self.counted.append(what),
             lambda model: self.live.get(model.name, 0),
             budget=2 * GIB,
@@ -231,3 +233,26 @@ async def test_orders_of_the_operator() -> None:
     assert (await waking).state == AWAKE
     with pytest.raises(ValueError, match="no supervisor"):
         scene.word("a", "dreaming")
+
+
+async def test_sandboxes_of_single_tenants_end_with_a_sleeping_model() -> None:
+    """A tenant's own sandboxes that were booted while their model slept end once no request has used them for its
+    ``idle_s``, or by the operator's order; those with a request in them (the control) do not."""
+    scene = Scene()
+    rest = scene.models["a"].rest
+    scene.own["a"], scene.live["a"] = 1, 1
+    rest.used_at = scene.rests.clock() - rest.idle_s
+    scene.rests.look()
+    assert not scene.rests.put_to_sleep("a").ok
+    assert scene.own == {"a": 1}
+    scene.live["a"] = 0
+    rest.used_at = scene.rests.clock()
+    scene.rests.look()
+    assert scene.own == {"a": 1}, "the control: used just now"
+    rest.used_at -= rest.idle_s
+    scene.rests.look()
+    assert scene.own == {}
+    scene.own["a"] = 2
+    assert scene.rests.put_to_sleep("a").message == "a is asleep already; the sandboxes of 2 tenants end"
+    assert scene.own == {}
+    assert scene.rests.put_to_sleep("a").message == "a is asleep already"
