@@ -141,12 +141,12 @@ class ModelRests:
             UnavailableError: it failed, or did not end in time.
         """
         try:
-            await model.wait_awake(until)
+            await model.wait_woken(until)
         except UnavailableError as error:
             if model.draining:
                 raise
             raise self._asleep(model, "and was not awake within the request's deadline", LEAST_LEFT_S) from error
-        if model.rest.asleep:
+        if not model.ready:
             raise ModelWakeError(
                 f"the model {model.name} was asleep, and its sandboxes did not start; try again",
                 retry_after_s=RETRY_AFTER_S,
@@ -272,11 +272,12 @@ class ModelRests:
                 return RestOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
             self._wake(model, decision, OPERATOR)
         try:
-            await model.wait_awake(self.clock() + WAKE_PATIENCE_S)
+            await model.wait_woken(self.clock() + WAKE_PATIENCE_S)
         except UnavailableError as error:
             return RestOutcome(ok=False, state=rest.state, message=error.message)
-        if rest.asleep:
-            return RestOutcome(ok=False, state=ASLEEP, message=f"{name} did not wake: {rest.cause}")
+        if not model.ready:
+            cause = rest.cause or next((one.cause for one in model.records.values() if one.cause), "")
+            return RestOutcome(ok=False, state=rest.state, message=f"{name} did not wake: {cause}")
         rest.used_at = self.clock()
         return RestOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
 

@@ -256,3 +256,35 @@ async def test_sandboxes_of_single_tenants_end_with_a_sleeping_model() -> None:
     assert scene.rests.put_to_sleep("a").message == "a is asleep already; the sandboxes of 2 tenants end"
     assert scene.own == {}
     assert scene.rests.put_to_sleep("a").message == "a is asleep already"
+
+
+async def test_a_sandbox_that_dies_while_its_model_wakes_is_told_at_once() -> None:
+    """Those that joined a wake get the typed error when one sandbox dies before the other is there, and when one dies
+    in the moment in which both are there, though the supervisor boots it again and says that the model is awake; so
+    does the operator's order. A wake in which none dies (the control) is waited for."""
+    scene = Scene()
+    model = scene.models["a"]
+    tasks = [scene.ask("a") for _ in range(2)]
+    await turns()
+    scene.word("a", WAKING)
+    assert not any(task.done() for task in tasks), "the control"
+    model.set_engine(None)
+    model.record("engine").become("failed", "the process ended")
+    scene.word("a", AWAKE)
+    model.note_failure()
+    for task in tasks:
+        with pytest.raises(ModelWakeError):
+            await asyncio.wait_for(task, 5.0)
+
+    scene.awake("b", time.monotonic())
+    scene.rests.put_to_sleep("b")
+    scene.word("b", ASLEEP)
+    model, task = scene.models["b"], scene.ask("b")
+    order = asyncio.create_task(scene.rests.wake_up("b"))
+    await turns()
+    scene.come_up("b")
+    model.set_engine(None)
+    model.record("engine").become("failed", "the process ended")
+    with pytest.raises(ModelWakeError):
+        await asyncio.wait_for(task, 5.0)
+    assert (await order).message == "b did not wake: the process ended"
