@@ -429,6 +429,9 @@ async def _awaken(life: Lifecycle, until: float) -> None:
         return
     with life.waiting():
         waited_s = await rests.awaken(life.model, until, life.principal.tenant)
+    if life.pair.text is not life.pair.engine:
+        # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
+        life.pair.text.capacity = life.pair.engine.capacity
     if waited_s:
         life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 
