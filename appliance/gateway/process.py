@@ -306,7 +306,8 @@ class Gateway:
         applied = (*found.applied, *models.lines(before.models))
         if applied or found.restart:
             log.info("configuration reloaded", applied=applied, needs_a_restart=found.restart)
-        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command)
+        warned = (*outcome.warnings, *self._service.publications.unchecked(self._service.ledger.policy))
+        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command, warnings=warned)
 
     def _step_timeout_s(self) -> float:
         return self._config_file.running.sandbox.step_timeout_s
