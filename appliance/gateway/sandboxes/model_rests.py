@@ -65,8 +65,8 @@ LOOK_S = 0.1
 """Seconds between two looks whether there is room."""
 
 FAILED_S = 30.0
-"""Seconds after a wake that failed in which routes pass the model over: one that cannot boot takes as long to fail again,
-and each of their requests would wait for that."""
+"""Seconds after a wake that failed in which routes pass the model over: one that cannot boot takes as long to fail
+again, and each of their requests would wait for that."""
 
 WAKE_PATIENCE_S = 600.0
 """Longest that the operator's command waits for a wake, in seconds: as long as a boot may take."""

@@ -120,8 +120,8 @@ class TenantSandboxes:
             self._end(key, "the policy grants it no more")
 
     def end_model(self, model: str) -> int:
-        """End all sandboxes of a model that is taken away or sleeps; no request is in them any more. Returns of how many
-        tenants there were some."""
+        """End all sandboxes of a model that is taken away or sleeps; no request is in them any more. Returns of how
+        many tenants there were some."""
         keys = [key for key in self._models if key[0] == model]
         for key in keys:
             self._residency.end(key)
