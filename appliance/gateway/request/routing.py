@@ -98,6 +98,8 @@ class Routing:
         if shared is not None and (not takes(shared.runner, request) or (adapter and adapter not in shared.adapters)):
             return ModelState.UNREADY
         asleep = ModelState.READY if shared is None or shared.rest.awake else self.asleep(shared, tenant.id)
+        if shared is not None and shared.rest.asleep and not tenant.features.wake:
+            asleep = ModelState.UNREADY
         return model_state(shared, self.tenant_sandboxes.find(model, tenant.id), tenant.isolation_class, asleep)
 
     def _card(self, route: Route) -> ModelCard:

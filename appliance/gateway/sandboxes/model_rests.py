@@ -19,7 +19,7 @@ import structlog
 
 from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
-from appliance.common.errors import ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
 from appliance.common.model_memory import machine_memory
 from appliance.common.model_rest import (
@@ -94,10 +94,11 @@ class ModelRests:
     clock: Callable[[], float] = time.monotonic
     guard: WakeGuard = field(default_factory=WakeGuard)
 
-    async def awaken(self, model: ModelSandboxes, until: float, tenant: str) -> float:
+    async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
         """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
 
         Raises:
+            FeatureNotAllowedError: it sleeps, and the tenant may not wake it (``wakes``).
             UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
         """
         rest, began = model.rest, self.clock()
@@ -108,7 +109,7 @@ class ModelRests:
             raise self._asleep(model, "and too many requests wait for it", rest.left_s(began))
         rest.waiting[tenant] += 1
         try:
-            await self._until_awake(model, until, tenant)
+            await self._until_awake(model, until, tenant, wakes=wakes)
         finally:
             rest.waiting[tenant] -= 1
             if not rest.waiting[tenant]:
@@ -116,10 +117,12 @@ class ModelRests:
             rest.used_at = self.clock()
         return self.clock() - began
 
-    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str) -> None:
+    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
         rest, room_until = model.rest, self.clock() + ROOM_WAIT_S
         while not rest.awake:
             left = rest.left_s(now := self.clock())
+            if rest.asleep and not wakes:  # It fell asleep after the policy had looked.
+                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
             if rest.asleep:
                 decision = self._decide(model, tenant)
                 # One that cannot be answered in time ends no other model.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
-from appliance.common.errors import ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.model_rest import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
 from appliance.gateway.sandboxes import model_rests
 from appliance.gateway.sandboxes.model_rests import ModelRests
@@ -288,3 +288,19 @@ async def test_a_sandbox_that_dies_while_its_model_wakes_is_told_at_once() -> No
     with pytest.raises(ModelWakeError):
         await asyncio.wait_for(task, 5.0)
     assert (await order).message == "b did not wake: the process ended"
+
+
+async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
+    """A model that fell asleep after the policy had decided is not woken for a tenant that may not, which is told by
+    type; a wake that another has begun is waited for."""
+    scene = Scene()
+    until = scene.rests.clock() + 60
+    with pytest.raises(FeatureNotAllowedError):
+        await scene.rests.awaken(scene.models["a"], until, "t", wakes=False)
+    assert scene.told == []
+    other = scene.ask("a")
+    await turns()
+    joined = asyncio.create_task(scene.rests.awaken(scene.models["a"], until, "t", wakes=False))
+    await turns()
+    scene.come_up("a")
+    await asyncio.gather(other, joined)
