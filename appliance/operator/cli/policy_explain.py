@@ -106,7 +106,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
     gateway does: before the prompt is tokenised, then with --input-tokens. Of a route it shows where it leads, and the
-    model that is chosen while all can serve, or those of --unready and --busy cannot; with --asleep it may have to wake one. Nothing that runs is asked.
+    model that is chosen while all can serve, or those of --unready and --busy cannot, or those of --asleep have to be
+    woken. Nothing that runs is asked.
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """

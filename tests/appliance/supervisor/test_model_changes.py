@@ -145,8 +145,8 @@ def planned_model(name: str, keep: str, about: int) -> Any:
 
 def test_sleeping_models_take_no_memory_from_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three gigabytes are available. A model that begins asleep comes where all of them are needed by one that may
-    sleep then, and none that could never be woken; one that is always kept needs memory now, and a sleeping model that goes
-    gives none. Controls: the same models awake."""
+    sleep then, and none that could never be woken; one that is always kept needs memory now, and a sleeping model that
+    goes gives none. Controls: the same models awake."""
     monkeypatch.setattr(model_changes, "machine_memory", lambda: Memory(16 * GIB, 3 * GIB))
     models = {one.entry.name: one for one in (planned_model("a", "while_used", GIB), planned_model("b", "always", GIB))}
 
