@@ -109,6 +109,7 @@ class UseSchema(_Strict):
     month_left_s: float = Field(default=MONTH_S, ge=0, description="Seconds until the next month begins.")
     unready: list[ModelName] = Field(default_factory=list, description="Models that cannot serve. Left out: all can.")
     busy: list[ModelName] = Field(default_factory=list, description="Models in which requests wait.")
+    asleep: list[ModelName] = Field(default_factory=list, description="Models that sleep and can be woken.")
 
 
 class ExpectSchema(_Strict):

@@ -387,6 +387,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "tools": _switch("may use tools", "may no longer use tools"),
         "attestation": _switch("may ask for attestations", "may no longer ask for attestations"),
         "rerank": _switch("may rerank and classify", "may no longer rerank and classify"),
+        "wake": _switch("may wake models", "may no longer wake models"),
         "stored_responses": _switch("has its responses kept", "no longer has its responses kept"),
         "batches": _switch("may leave files and batches", "may no longer leave files and batches"),
         "reasoning": _switch("is shown the model's reasoning", "is no longer shown the model's reasoning"),

@@ -69,6 +69,8 @@ class Obligations:
     """Ids of this model's public prefixes with which the request may begin."""
     reasoning: bool = True
     """Whether the answer may show the model's reasoning."""
+    wakes: bool = True
+    """Whether the request may wake the model, should it sleep by then."""
     price: Price = FREE
     """Price of the request's tokens; zeros where the policy has none."""
     bounds_spend: bool = False

@@ -101,6 +101,8 @@ def _withheld(tenant: Tenant, access: AccessRequest) -> tuple[str, Feature] | No
         return "retention" if tenant.features.batches else "features.batches", Feature.BATCHES
     if access.feature is not None and not tenant.features.grants(access.feature):
         return f"features.{access.feature.value}", access.feature
+    if access.asleep and not (tenant.features.wake or tenant.isolation_class.own_engine):
+        return "features.wake", Feature.WAKE
     if access.feature is Feature.STORED_RESPONSES and not keeps_responses(tenant):
         return "retention", access.feature
     return None
@@ -225,6 +227,7 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         namespace=tenant.namespace,
         public_prefixes=tuple([name for name in prefixes if policy.public[name].model == access.model]),
         reasoning=tenant.features.reasoning,
+        wakes=tenant.features.wake,
         price=case.price,
         bounds_spend=tenant.limits.bounds_spend,
         downgraded=downgraded,
@@ -475,6 +478,7 @@ _FEATURES = {
     Feature.RERANK: "reranking and classification",
     Feature.BATCHES: "files and batches",
     Feature.STORED_RESPONSES: "stored responses",
+    Feature.WAKE: "a model that sleeps",
 }
 """Feature -> what a denial calls it."""
 

@@ -51,6 +51,7 @@ tenants:
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     #   (and rerank: true; false: no documents are scored and no texts classified)
+    #   (and wake: true; false: a model that sleeps is refused until others have woken it)
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
     #   (and stored_responses: false; true: answers of /v1/responses are kept likewise, for 30 days)
     # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken

@@ -147,6 +147,7 @@ class Feature(StrEnum):
     RERANK = "rerank"
     BATCHES = "batches"
     STORED_RESPONSES = "stored_responses"
+    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,8 @@ class Features:
     """Whether the tenant may ask for a signed statement of what serves it."""
     rerank: bool = True
     """Whether the tenant may have documents scored against a query, and texts classified."""
+    wake: bool = True
+    """Whether requests of the tenant may wake a model that sleeps."""
     batches: bool = False
     """Whether the tenant may leave files, and batches of requests in them."""
     stored_responses: bool = False

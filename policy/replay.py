@@ -73,6 +73,7 @@ NOT_REPLAYED: Mapping[str, str] = {
     "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
+    "features.wake": "entries do not say which models slept",
     "features.stored_responses": "entries do not say which requests asked that their response is kept",
     "content.max_request_bytes": "entries do not say how many bytes requests had",
     "content.denied_fields": "entries do not say which fields requests used",

@@ -56,6 +56,8 @@ class AccessRequest:
     """Whole name of the adapter with which the model serves it; empty: without one."""
     end_user: str = ""
     """Pseudonym of the tenant's user for whom it is; empty: not named."""
+    asleep: bool = False
+    """Whether the model sleeps, so that the request would wake it."""
     batch: bool = False
     """Whether it is a line of a batch: it has a price of its own, and the tenant must be allowed batches."""
 

@@ -222,6 +222,11 @@ class FeaturesSchema(_Strict):
         default=True,
         description="Scores of documents against a query, and labels of texts, from a model that embeds or classifies.",
     )
+    wake: bool = Field(
+        default=True,
+        description="Models that sleep: false refuses its requests for one, until another tenant or the operator has "
+        "woken it. Sandboxes of its own (class dedicated) need no wake.",
+    )
     batches: bool = Field(default=False, description="Files, kept sealed, and batches. Not with retention: none.")
     stored_responses: bool = Field(
         default=False,

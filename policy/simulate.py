@@ -6,7 +6,7 @@ with its count. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policy.adapters import served_by, split
 from policy.decision import Decision
@@ -115,6 +115,8 @@ class Load:
     """Models that cannot serve; all others can."""
     busy: tuple[str, ...] = ()
     """Models in which requests wait."""
+    asleep: tuple[str, ...] = ()
+    """Models that sleep and can be woken."""
 
 
 IDLE = Load()
@@ -126,7 +128,8 @@ def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision
     choice = chosen(policy, question, load)
     usage = _usage(policy.tenants.get(tenant), load)
     if not question.admitted:
-        first = evaluate(policy, _access(policy, question, tenant, None, choice), usage, NOW)
+        access = _access(policy, question, tenant, None, choice)
+        first = evaluate(policy, replace(access, asleep=access.model in load.asleep), usage, NOW)
         if not first.allowed or question.input_tokens is None:
             return first
     return evaluate(policy, _access(policy, question, tenant, question.input_tokens, choice), usage, NOW)
@@ -141,6 +144,8 @@ def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteCho
     if tenant is None or route is None:
         return None
     states = dict.fromkeys(route.models, ModelState.READY)
+    if not (tenant.features.wake or tenant.isolation_class.own_engine):
+        states |= dict.fromkeys(load.asleep, ModelState.UNREADY)
     states |= dict.fromkeys(load.busy, ModelState.BUSY) | dict.fromkeys(load.unready, ModelState.UNREADY)
     return choose(policy, route, tenant.isolation_class, states, int(question.draw * DRAWS))
 

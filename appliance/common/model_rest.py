@@ -141,7 +141,12 @@ def _needed(evicted: list[Resting], lack: int) -> list[Resting]:
 
 def sleeps(model: Resting, now: float, idle_s: float) -> bool:
     """Return whether a model has been without a request for long enough to sleep."""
-    return model.gives and (model.keep == NEVER or now - model.used_at >= idle_s)
+    return model.gives and unused(model.keep, model.used_at, now, idle_s)
+
+
+def unused(keep: str, used_at: float, now: float, idle_s: float) -> bool:
+    """Return whether a model that no request uses has been without one for as long as its ``keep`` asks."""
+    return keep == NEVER or now - used_at >= idle_s
 
 
 @dataclass(slots=True)

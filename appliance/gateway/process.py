@@ -306,7 +306,8 @@ class Gateway:
         applied = (*found.applied, *models.lines(before.models))
         if applied or found.restart:
             log.info("configuration reloaded", applied=applied, needs_a_restart=found.restart)
-        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command)
+        warned = (*outcome.warnings, *self._service.publications.unchecked(self._service.ledger.policy))
+        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command, warnings=warned)
 
     def _step_timeout_s(self) -> float:
         return self._config_file.running.sandbox.step_timeout_s
@@ -399,7 +400,7 @@ def _rests(
     rests = ModelRests(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
     rests.live = lambda model: sum(life.model is model and life.admitted is not None for life in service.live)
     rests.count = partial(_count_rest, service.count)
-    service.dependencies.rests = rests
+    service.dependencies.rests, service.routing.asleep = rests, rests.route_state
     return rests
 
 

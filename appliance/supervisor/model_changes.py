@@ -9,7 +9,7 @@ memory, GPUs. What shall go is drained by the gateway, for a bounded time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,7 @@ from appliance.common.control_models import (
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, ModelSignatureError, os_errors_as
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, no_room
+from appliance.common.model_rest import ALWAYS
 from appliance.common.model_signature import with_signer
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
@@ -57,6 +58,22 @@ MAX_ID_CHARS = 64
 
 Reread = Callable[[], Resolved]
 """Reads file, models.d, variables and options as at the start; raises ``ConfigError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedNow:
+    """Models that are served and stay, and which of them take memory now."""
+
+    models: dict[str, PlannedModel]
+    awake: frozenset[str]
+
+    def about(self, names: Iterable[str]) -> int:
+        """Memory of those models, as far as their files are there: those of a model that goes may be gone already."""
+        total = 0
+        for name in names:
+            with suppress(OSError):
+                total += self.models[name].need.about
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +155,9 @@ class ModelChanges:
         if not self._changing:
             self._models.coming = ()
         entries, leaving = self._models.entries, self._models.leaving
-        going = {name: self._models.planned(name) for name in entries}
+        served = ServedNow({name: self._models.planned(name) for name in entries}, self._models.awake)
         try:
-            found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, going)
+            found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, served)
             self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
             self._models.coming = tuple(plan for planned in coming for plan in planned.plans)
         except ApplianceError as error:
@@ -158,7 +175,7 @@ class ModelChanges:
         self._publish(ModelsReviewed(request[:MAX_ID_CHARS], lines), ())
 
     def _plan(
-        self, digest: str, entries: dict[str, str], leaving: frozenset[str], served: dict[str, PlannedModel]
+        self, digest: str, entries: dict[str, str], leaving: frozenset[str], served: ServedNow
     ) -> tuple[ModelDifference, tuple[PlannedModel, ...]]:
         """Find what comes and goes, and check what comes. Blocks: weights that are not known are read.
 
@@ -176,7 +193,7 @@ class ModelChanges:
         found = difference(entries, wanted.config.models)
         config = self._config.model_copy(update={"models": wanted.config.models})
         cache = DigestCache.load(config.digest_cache)
-        for one in served.values():
+        for one in served.models.values():
             cache.remember(one.files.hashed)
         problems, coming = list[str](), list[PlannedModel]()
         cards = self._cards({*found.removed, *(model.name for model in found.changed)})
@@ -187,12 +204,7 @@ class ModelChanges:
                 coming.append(_planned(config, model, cache, self._runtime, cards))
             except ApplianceError as error:
                 problems.append(f"{_place(wanted, model, error)}: {error.message}")
-        free = machine_memory().available
-        for name in (*found.removed, *(model.name for model in found.changed)):
-            with suppress(OSError):  # Files of a model that goes may be gone already.
-                free += served[name].need.about
-        needs = [one.need for one in coming]
-        for name, problem in no_room(needs, config.sandbox.memory_bytes, free).items():
+        for name, problem in lacking(config, coming, found, served).items():
             model = next(one for one in found.coming if one.name == name)
             problems.append(f"{_place(wanted, model)}: model {name}: {problem}")
         if problems:
@@ -280,6 +292,24 @@ def _planned(
         files = with_signer(files, config.keys_for(model))
         check_files(files, model.digest)
     return PlannedModel(config, model, files, plan_boots(config, model, files, runtime, cards))
+
+
+def lacking(
+    config: ApplianceConfig, coming: Iterable[PlannedModel], found: ModelDifference, served: ServedNow
+) -> dict[str, str]:
+    """Why models that come find no memory, by name. What sleeps takes none; one that begins asleep gets it at its wake,
+    from the models that may sleep then."""
+    going = {*found.removed, *(model.name for model in found.changed)}
+    staying = served.models.keys() - going
+    kept = {name for name in staying if served.models[name].entry.keep == ALWAYS}
+    free = machine_memory().available + served.about(going & served.awake)
+    needs = {one.entry.name: one.need for one in coming}
+    asleep = {one.entry.name for one in coming if one.entry.keep != ALWAYS}
+    always = sum(need.about for name, need in needs.items() if name not in asleep)
+    most = free - always + served.about((staying - kept) & served.awake)
+    if budget := config.sandbox.models_memory_bytes:
+        most = min(most, budget - always - served.about(kept))
+    return no_room(needs.values(), config.sandbox.memory_bytes, free, asleep=asleep, most=most)
 
 
 def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedModel]:

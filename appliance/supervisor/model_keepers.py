@@ -107,6 +107,11 @@ class ModelKeepers:
         """Keepers of the models that do not begin asleep."""
         return [keeper for one in self._models.values() if one.rest != ASLEEP for keeper in one.keepers]
 
+    @property
+    def awake(self) -> frozenset[str]:
+        """Models whose sandboxes are there or boot: the others take no memory."""
+        return frozenset(name for name, one in self._models.items() if one.rest != ASLEEP)
+
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.
 

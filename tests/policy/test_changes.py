@@ -167,6 +167,7 @@ SINGLE = [
     ({"features": {"tools": False}}, N, "may no longer use tools", "features.tools"),
     ({"features": {"tokenize": False}}, N, "may no longer use the tokenizer alone", "features.tokenize"),
     ({"features": {"rerank": False}}, N, "may no longer rerank and classify", "features.rerank"),
+    ({"features": {"wake": False}}, N, "may no longer wake models", "features.wake"),
     (
         {"features": {"structured_output": False}},
         N,

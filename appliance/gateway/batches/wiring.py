@@ -37,7 +37,7 @@ class Batches:
             in_force = holds(principal, keys(), datetime.now(UTC))
             return caller_withdrawn(principal, ledger.policy, credential_holds=in_force)
 
-        room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes)
+        room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes, service.routing.asleep)
         self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, service.count)
         self._work = KeptWork(self.link, lambda: ledger.policy, self._runner.changed, service.count)
 

@@ -181,8 +181,8 @@ class Lifecycle:
         tenant, alias = self.principal.tenant, self.call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
         access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
+        access = replace(access, adapter=self.call.adapter, asleep=self.model.rest.asleep)
         if self.call.adapter:
-            access = replace(access, adapter=self.call.adapter)
             trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
 
         def attempt(takes: bool, queued: int) -> Decision:
@@ -427,8 +427,14 @@ async def _awaken(life: Lifecycle, until: float) -> None:
         life.trace.annotate(sandbox_thawed=True)
     if rests is None or life.model not in (life.pair.engine, life.pair.text):
         return
+    admitted = life.admitted
+    assert admitted is not None, "the policy has agreed"
     with life.waiting():
-        waited_s = await rests.awaken(life.model, until, life.principal.tenant)
+        tenant, wakes = life.principal.tenant, admitted.obligations.wakes
+        waited_s = await rests.awaken(life.model, until, tenant, wakes=wakes)
+    if life.pair.text is not life.pair.engine:
+        # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
+        life.pair.text.capacity = life.pair.engine.capacity
     if waited_s:
         life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 

@@ -108,7 +108,7 @@ class GatewayService:
         self.count = telemetry.count
         """Adds to a counter of ``names``."""
         self.suspects = {name: Suspects() for name in model_sandboxes}
-        self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
+        self.routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
         self.shadows = Shadows(ledger.spends, telemetry.count, ledger.region)
         """Policy that is tried, if any."""
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
@@ -138,7 +138,7 @@ class GatewayService:
 
     def routed(self, principal: Principal, request: Routable) -> Routable:
         """Choose the model of a request for a route; see ``appliance.gateway.service.Service``."""
-        return self._routing.routed(self.ledger.policy, principal, request)
+        return self.routing.routed(self.ledger.policy, principal, request)
 
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
@@ -186,7 +186,7 @@ class GatewayService:
         Raises:
             ApplianceError: no model here can take it.
         """
-        request = self._routing.routed(self.ledger.policy, principal, request)
+        request = self.routing.routed(self.ledger.policy, principal, request)
         trace = self._telemetry.start(context, request.request_id, principal.tenant)
         trace.describe(request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox, credential=principal.credential)
@@ -242,7 +242,7 @@ class GatewayService:
         staying = [name for name, one in self.model_sandboxes.items() if one.leaving is not Leaving.FOR_GOOD]
         names = visible_models(policy, principal.tenant, staying)
         cards = [self._card(self.model_sandboxes[name]) for name in names if name not in policy.routes]
-        return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
+        return tuple(sorted([*cards, *self.routing.cards(policy, principal)], key=lambda card: card.name))
 
     def limits(self, principal: Principal) -> TenantLimits:
         """Return the tenant's limits and what is left of them; see ``appliance.gateway.service.Service``."""

@@ -298,6 +298,7 @@ class Sandboxes:
 
     def _note_end(self, model: ModelSandboxes, fault: Fault, *, at_fault: bool) -> None:
         model.record(fault.role).become("failed", fault.reason)
+        model.note_failure()
         log.warning("sandbox is lost", **asdict(fault))
         if at_fault:
             self._supervisor.tell(fault)

@@ -19,7 +19,7 @@ import structlog
 
 from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
-from appliance.common.errors import ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
 from appliance.common.model_memory import machine_memory
 from appliance.common.model_rest import (
@@ -40,10 +40,12 @@ from appliance.common.model_rest import (
     WakeGuard,
     decide,
     sleeps,
+    unused,
 )
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.rest import LEAST_LEFT_S
+from policy.model import ModelState
 
 log = structlog.get_logger()
 
@@ -62,6 +64,10 @@ ROOM_WAIT_S = 30.0
 LOOK_S = 0.1
 """Seconds between two looks whether there is room."""
 
+FAILED_S = 30.0
+"""Seconds after a wake that failed in which routes pass the model over: one that cannot boot takes as long to fail
+again, and each of their requests would wait for that."""
+
 WAKE_PATIENCE_S = 600.0
 """Longest that the operator's command waits for a wake, in seconds: as long as a boot may take."""
 
@@ -76,8 +82,8 @@ class ModelRests:
     """Sends to the supervisor."""
     attached: Callable[[], bool]
     """Whether a supervisor is there."""
-    end_own: Callable[[str], None]
-    """Ends the sandboxes of single tenants of a model."""
+    end_own: Callable[[str], int]
+    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
     count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
     """Called with one of ``COUNTED``, the model and the reason."""
     live: Callable[[ModelSandboxes], int] = lambda _model: 0
@@ -88,10 +94,11 @@ class ModelRests:
     clock: Callable[[], float] = time.monotonic
     guard: WakeGuard = field(default_factory=WakeGuard)
 
-    async def awaken(self, model: ModelSandboxes, until: float, tenant: str) -> float:
+    async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
         """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
 
         Raises:
+            FeatureNotAllowedError: it sleeps, and the tenant may not wake it (``wakes``).
             UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
         """
         rest, began = model.rest, self.clock()
@@ -102,7 +109,7 @@ class ModelRests:
             raise self._asleep(model, "and too many requests wait for it", rest.left_s(began))
         rest.waiting[tenant] += 1
         try:
-            await self._until_awake(model, until, tenant)
+            await self._until_awake(model, until, tenant, wakes=wakes)
         finally:
             rest.waiting[tenant] -= 1
             if not rest.waiting[tenant]:
@@ -110,10 +117,12 @@ class ModelRests:
             rest.used_at = self.clock()
         return self.clock() - began
 
-    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str) -> None:
+    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
         rest, room_until = model.rest, self.clock() + ROOM_WAIT_S
         while not rest.awake:
             left = rest.left_s(now := self.clock())
+            if rest.asleep and not wakes:  # It fell asleep after the policy had looked.
+                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
             if rest.asleep:
                 decision = self._decide(model, tenant)
                 # One that cannot be answered in time ends no other model.
@@ -135,12 +144,12 @@ class ModelRests:
             UnavailableError: it failed, or did not end in time.
         """
         try:
-            await model.wait_awake(until)
+            await model.wait_woken(until)
         except UnavailableError as error:
             if model.draining:
                 raise
             raise self._asleep(model, "and was not awake within the request's deadline", LEAST_LEFT_S) from error
-        if model.rest.asleep:
+        if not model.ready:
             raise ModelWakeError(
                 f"the model {model.name} was asleep, and its sandboxes did not start; try again",
                 retry_after_s=RETRY_AFTER_S,
@@ -163,6 +172,20 @@ class ModelRests:
             log.warning("a model cannot be woken", model=model.name, reason=decision.why)
             raise self._asleep(model, "and there is no memory for it", model.rest.estimate_s)
         return decision
+
+    def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
+        """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
+        over, as is one whose memory the requests of others use where the route passes over busy models."""
+        rest, now = model.rest, self.clock()
+        if rest.waiting[tenant] >= TENANT_WAITING or rest.waiting.total() >= MAX_WAITING:
+            return ModelState.BUSY
+        if not rest.asleep:
+            return ModelState.READY
+        failed = bool(rest.cause) and now - rest.since < FAILED_S
+        if failed or not self.attached() or self.guard.wait_s(model.name, tenant, now):
+            return ModelState.UNREADY
+        found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
+        return found[type(self._decision(model))]
 
     def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
         return decide(model.name, map(self._resting, self.models.values()), self.budget, self.available())
@@ -199,11 +222,21 @@ class ModelRests:
         self.count(SLEPT, model.name, reason)
 
     def look(self) -> None:
-        """Put to sleep what nobody has used for long enough; to be called every few seconds."""
+        """Put to sleep what nobody has used for long enough, and end what tenants have of their own of a model that
+        sleeps; to be called every few seconds."""
         now = self.clock()
         for model in self.models.values():
-            if self.attached() and sleeps(self._resting(model), now, model.rest.idle_s):
+            if not self.attached():
+                continue
+            if sleeps(self._resting(model), now, model.rest.idle_s):
                 self._sleep(model, IDLE)
+            elif model.rest.asleep and unused(model.rest.keep, model.rest.used_at, now, model.rest.idle_s):
+                self._end_own(model)
+
+    def _end_own(self, model: ModelSandboxes) -> int:
+        """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
+        booted while it slept. Returns of how many tenants."""
+        return 0 if self.live(model) else self.end_own(model.name)
 
     def put_to_sleep(self, name: str) -> RestOutcome:
         """Put a model to sleep by the operator's command."""
@@ -211,8 +244,13 @@ class ModelRests:
         if model is None or model.leaving is not Leaving.NO:
             return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
         rest = model.rest
+        if rest.asleep and not (live := self.live(model)):
+            ended = self._end_own(model)
+            also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
+            return RestOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
         if rest.asleep:
-            return RestOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already")
+            message = f"{name} is asleep, and sandboxes of single tenants are in use: {counted(live, 'request')}"
+            return RestOutcome(ok=False, state=ASLEEP, message=message)
         if rest.waking or not model.ready or not self.attached():
             return RestOutcome(ok=False, state=rest.state, message=f"{name} is starting; try again once it serves")
         if live := self.live(model):
@@ -237,11 +275,12 @@ class ModelRests:
                 return RestOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
             self._wake(model, decision, OPERATOR)
         try:
-            await model.wait_awake(self.clock() + WAKE_PATIENCE_S)
+            await model.wait_woken(self.clock() + WAKE_PATIENCE_S)
         except UnavailableError as error:
             return RestOutcome(ok=False, state=rest.state, message=error.message)
-        if rest.asleep:
-            return RestOutcome(ok=False, state=ASLEEP, message=f"{name} did not wake: {rest.cause}")
+        if not model.ready:
+            cause = rest.cause or next((one.cause for one in model.records.values() if one.cause), "")
+            return RestOutcome(ok=False, state=rest.state, message=f"{name} did not wake: {cause}")
         rest.used_at = self.clock()
         return RestOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
 

@@ -186,6 +186,11 @@ class ModelSandboxes:
         return self.engine is not None and self.text is not None
 
     @property
+    def lost(self) -> bool:
+        """Whether one of its sandboxes was there, or failed to come, and is not there now."""
+        return any(record.state == "failed" for record in self.records.values())
+
+    @property
     def hangs(self) -> dict[str, str]:
         """Why sandboxes that are there count as hung, by role; empty while all answer."""
         links = {"engine": self.engine, "text": self.text}
@@ -303,6 +308,14 @@ class ModelSandboxes:
             UnavailableError: neither happened in time.
         """
         await self._wait(lambda: self.ready or self.rest.asleep, until)
+
+    async def wait_woken(self, until: float) -> None:
+        """Wait until both sandboxes are there, or the model sleeps again, or one of them was lost on the way.
+
+        Raises:
+            UnavailableError: none of it happened in time.
+        """
+        await self._wait(lambda: self.ready or self.rest.asleep or self.lost, until)
 
     def begin_wake(self) -> None:
         """Note that the model is being woken."""

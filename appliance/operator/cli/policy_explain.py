@@ -55,7 +55,7 @@ Wanted = Annotated[
     Feature | None,
     typer.Option(
         metavar="NAME",
-        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses.",
+        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses, wake.",
     ),
 ]
 Credential = Annotated[
@@ -70,6 +70,8 @@ Region = Annotated[str | None, typer.Option(metavar="NAME", help="Region of the 
 ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
+
+Asleep = Annotated[Names, typer.Option(metavar="NAME", help="Model that sleeps; may be repeated.")]
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
@@ -101,13 +103,15 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     spent_this_month: SpentThisMonth = 0.0,
     unready: Unready = None,
     busy: Busy = None,
+    asleep: Asleep = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
 
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
     gateway does: before the prompt is tokenised, then with --input-tokens. Of a route it shows where it leads, and the
-    model that is chosen while all can serve, or those of --unready and --busy cannot. Nothing that runs is asked.
+    model that is chosen while all can serve, or those of --unready and --busy cannot, or those of --asleep have to be
+    woken. Nothing that runs is asked.
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
@@ -128,7 +132,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
     now = replace(now, end_user_output_tokens_left=end_user_output_left)
-    now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
+    now = replace(now, unready=tuple(unready or ()), busy=tuple(busy or ()), asleep=tuple(asleep or ()))
+    now = _at_this_moment(now)
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)

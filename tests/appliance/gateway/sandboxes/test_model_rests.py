@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
-from appliance.common.errors import ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.model_rest import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
 from appliance.gateway.sandboxes import model_rests
 from appliance.gateway.sandboxes.model_rests import ModelRests
@@ -45,6 +45,8 @@ class Scene:
     counted: list[tuple[str, str, str]] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
     attached: bool = True
+    own: dict[str, int] = field(default_factory=dict)
+    """Tenants with sandboxes of their own, by model."""
 
     def __post_init__(self) -> None:
         self.models = {name: ModelSandboxes(name) for name in "abc"}
@@ -52,7 +54,7 @@ class Scene:
             self.models,
             self.told.append,
             lambda: self.attached,
-            lambda _name: None,
+            lambda name: self.own.pop(name, 0),
             lambda *what: self.counted.append(what),
             lambda model: self.live.get(model.name, 0),
             budget=2 * GIB,
@@ -231,3 +233,74 @@ async def test_orders_of_the_operator() -> None:
     assert (await waking).state == AWAKE
     with pytest.raises(ValueError, match="no supervisor"):
         scene.word("a", "dreaming")
+
+
+async def test_sandboxes_of_single_tenants_end_with_a_sleeping_model() -> None:
+    """A tenant's own sandboxes that were booted while their model slept end once no request has used them for its
+    ``idle_s``, or by the operator's order; those with a request in them (the control) do not."""
+    scene = Scene()
+    rest = scene.models["a"].rest
+    scene.own["a"], scene.live["a"] = 1, 1
+    rest.used_at = scene.rests.clock() - rest.idle_s
+    scene.rests.look()
+    assert not scene.rests.put_to_sleep("a").ok
+    assert scene.own == {"a": 1}
+    scene.live["a"] = 0
+    rest.used_at = scene.rests.clock()
+    scene.rests.look()
+    assert scene.own == {"a": 1}, "the control: used just now"
+    rest.used_at -= rest.idle_s
+    scene.rests.look()
+    assert scene.own == {}
+    scene.own["a"] = 2
+    assert scene.rests.put_to_sleep("a").message == "a is asleep already; the sandboxes of 2 tenants end"
+    assert scene.own == {}
+    assert scene.rests.put_to_sleep("a").message == "a is asleep already"
+
+
+async def test_a_sandbox_that_dies_while_its_model_wakes_is_told_at_once() -> None:
+    """Those that joined a wake get the typed error when one sandbox dies before the other is there, and when one dies
+    in the moment in which both are there, though the supervisor boots it again and says that the model is awake; so
+    does the operator's order. A wake in which none dies (the control) is waited for."""
+    scene = Scene()
+    model = scene.models["a"]
+    tasks = [scene.ask("a") for _ in range(2)]
+    await turns()
+    scene.word("a", WAKING)
+    assert not any(task.done() for task in tasks), "the control"
+    model.set_engine(None)
+    model.record("engine").become("failed", "the process ended")
+    scene.word("a", AWAKE)
+    model.note_failure()
+    for task in tasks:
+        with pytest.raises(ModelWakeError):
+            await asyncio.wait_for(task, 5.0)
+
+    scene.awake("b", time.monotonic())
+    scene.rests.put_to_sleep("b")
+    scene.word("b", ASLEEP)
+    model, task = scene.models["b"], scene.ask("b")
+    order = asyncio.create_task(scene.rests.wake_up("b"))
+    await turns()
+    scene.come_up("b")
+    model.set_engine(None)
+    model.record("engine").become("failed", "the process ended")
+    with pytest.raises(ModelWakeError):
+        await asyncio.wait_for(task, 5.0)
+    assert (await order).message == "b did not wake: the process ended"
+
+
+async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
+    """A model that fell asleep after the policy had decided is not woken for a tenant that may not, which is told by
+    type; a wake that another has begun is waited for."""
+    scene = Scene()
+    until = scene.rests.clock() + 60
+    with pytest.raises(FeatureNotAllowedError):
+        await scene.rests.awaken(scene.models["a"], until, "t", wakes=False)
+    assert scene.told == []
+    other = scene.ask("a")
+    await turns()
+    joined = asyncio.create_task(scene.rests.awaken(scene.models["a"], until, "t", wakes=False))
+    await turns()
+    scene.come_up("a")
+    await asyncio.gather(other, joined)
