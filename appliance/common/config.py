@@ -19,6 +19,7 @@ from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfi
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.model_rules import check_entry
+from appliance.common.operator_config import OperatorApiConfig
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
@@ -383,6 +384,8 @@ class ApplianceConfig(Section):
     """Tenants' encryption keys. Without this section nothing can be spilled, and no files are kept."""
     batches: BatchesConfig | None = None
     """Files and batches of tenants. Without this section there are none."""
+    operator_api: OperatorApiConfig | None = None
+    """The operator's gRPC API. Without this section there is none."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""

@@ -1,4 +1,4 @@
-"""Regenerates ``appliance/gateway/grpc/generated``: ``python -m appliance.gateway.grpc.generate_code``.
+"""Regenerates the code of all .proto files: ``python -m appliance.gateway.grpc.generate_code``.
 
 A tool of development; it needs grpcio-tools and mypy-protobuf. The modules are generated under a flat folder and their
 imports rewritten, because the package paths of the .proto files (``athanor.inference.v1``, right for every other
@@ -11,21 +11,53 @@ import re
 import sys
 import sysconfig
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc_tools  # type: ignore[import-untyped]
 from grpc_tools import protoc
 
-API = Path(__file__).resolve().parent
-PROTO_ROOT = API / "proto"
-PROTOS = tuple(PROTO_ROOT / "athanor" / name / "v1" / f"{name}.proto" for name in ("inference", "usage"))
-GENERATED = API / "generated"
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    """Proto files of one package, and where their code is."""
+
+    folder: Path
+    """Has ``proto`` and ``generated``."""
+    names: tuple[str, ...]
+    package: str
+    """Python package of the code."""
+
+    @property
+    def root(self) -> Path:
+        """Folder that imports of proto files are taken from."""
+        return self.folder / "proto"
+
+    @property
+    def protos(self) -> tuple[Path, ...]:
+        """The proto files."""
+        return tuple(self.root / "athanor" / name / "v1" / f"{name}.proto" for name in self.names)
+
+    @property
+    def generated(self) -> Path:
+        """Folder of the code."""
+        return self.folder / "generated"
+
+
+_APPLIANCE = Path(__file__).resolve().parents[2]
+
+TENANTS = Schemas(_APPLIANCE / "gateway" / "grpc", ("inference", "usage"), "appliance.gateway.grpc.generated")
+"""What tenants call."""
+
+OPERATOR = Schemas(_APPLIANCE / "operator" / "api", ("admin", "policy"), "appliance.operator.api.generated")
+"""What the operator calls; the gateway imports none of it."""
+
+SCHEMAS = (TENANTS, OPERATOR)
 
 _IMPORT = re.compile(r"^from athanor\.\w+\.v1 import", re.MULTILINE)
-_REWRITTEN = "from appliance.gateway.grpc.generated import"
 
 
-def generate() -> dict[str, str]:
+def generate(schemas: Schemas) -> dict[str, str]:
     """Run protoc; gives file name -> text of each generated module and stub, imports rewritten.
 
     Raises:
@@ -38,25 +70,27 @@ def generate() -> dict[str, str]:
                 "protoc",
                 f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
                 f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
-                f"--proto_path={PROTO_ROOT}",
+                f"--proto_path={schemas.root}",
                 f"--proto_path={Path(grpc_tools.__file__).parent / '_proto'}",
                 f"--python_out={folder}",
                 f"--grpc_python_out={folder}",
                 f"--mypy_out=quiet:{folder}",
                 f"--mypy_grpc_out=quiet:{folder}",
-                *map(str, PROTOS),
+                *map(str, schemas.protos),
             ]
         )
         if status != 0:
             raise RuntimeError(f"protoc ended with status {status}; its message is above")
         written = sorted(Path(folder).rglob("*.py*"))
-        return {file.name: _IMPORT.sub(_REWRITTEN, file.read_text(encoding="utf-8")) for file in written}
+        package = f"from {schemas.package} import"
+        return {file.name: _IMPORT.sub(package, file.read_text(encoding="utf-8")) for file in written}
 
 
 def main() -> int:
     """Write what ``generate`` gives."""
-    for name, text in generate().items():
-        (GENERATED / name).write_text(text, encoding="utf-8")
+    for schemas in SCHEMAS:
+        for name, text in generate(schemas).items():
+            (schemas.generated / name).write_text(text, encoding="utf-8")
     return 0
 
 
