@@ -190,7 +190,9 @@ class FakeAppliance:
 
     def operator_parts(self) -> OperatorParts:
         """For ``operator_routes``."""
-        return OperatorParts(requests=self._requests, cancel=self._cancel, drain=self._drain, called=self.called.append)
+        return OperatorParts(
+            requests=self._requests, cancel=self._cancel, drain=self._drain, called=lambda one: self.called.append(one)
+        )
 
     def _requests(self, tenant: str) -> LiveRequests:
         return LiveRequests(requests=tuple(one for one in self.live if tenant in ("", one.tenant)))
