@@ -1,4 +1,5 @@
-"""Regenerates the code of all .proto files: ``python -m appliance.gateway.grpc.generate_code``.
+"""Regenerates the code of all .proto files: ``python -m appliance.gateway.grpc.generate_code``. With the argument
+``released`` it writes the descriptor sets with which later versions must agree, once for each release.
 
 A tool of development; it needs grpcio-tools and mypy-protobuf. The modules are generated under a flat folder and their
 imports rewritten, because the package paths of the .proto files (``athanor.inference.v1``, right for every other
@@ -11,6 +12,7 @@ import re
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,11 @@ class Schemas:
     def protos(self) -> tuple[Path, ...]:
         """The proto files."""
         return tuple(self.root / "athanor" / name / "v1" / f"{name}.proto" for name in self.names)
+
+    @property
+    def released(self) -> Path:
+        """Descriptor set of the last release, for tests and for ``buf breaking``."""
+        return self.folder / "proto" / "released.binpb"
 
     @property
     def generated(self) -> Path:
@@ -86,13 +93,32 @@ def generate(schemas: Schemas) -> dict[str, str]:
         return {file.name: _IMPORT.sub(package, file.read_text(encoding="utf-8")) for file in written}
 
 
-def main() -> int:
-    """Write what ``generate`` gives."""
+def descriptors(schemas: Schemas) -> bytes:
+    """Return the descriptor set of the proto files.
+
+    Raises:
+        RuntimeError: protoc refused a file; its own message is on stderr.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "set"
+        included = Path(grpc_tools.__file__).parent / "_proto"
+        paths = [f"--proto_path={schemas.root}", f"--proto_path={included}"]
+        options = ["--include_imports", f"--descriptor_set_out={out}"]
+        if protoc.main(["protoc", *paths, *options, *map(str, schemas.protos)]) != 0:
+            raise RuntimeError("protoc refused a file; its message is above")
+        return out.read_bytes()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write what ``generate`` gives, or ``descriptors``."""
     for schemas in SCHEMAS:
+        if list(arguments) == ["released"]:
+            schemas.released.write_bytes(descriptors(schemas))
+            continue
         for name, text in generate(schemas).items():
             (schemas.generated / name).write_text(text, encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
