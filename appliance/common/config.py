@@ -20,6 +20,7 @@ from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Uni
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
 from appliance.common.model_rules import check_entry
+from appliance.common.operator_config import OperatorApiConfig
 from appliance.common.origins import MAX_ORIGINS, check_origin
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
@@ -393,6 +394,8 @@ class ApplianceConfig(Section):
     region: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?$")] = ""
     """Region in which this appliance is, such as eu-central, compared with `regions` of the policy. Empty: none, and
     tenants with regions are not served."""
+    operator_api: OperatorApiConfig | None = None
+    """The operator's gRPC API. Without this section there is none."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""

@@ -7,7 +7,8 @@ own user. (In a demo both host processes have one user, and there this wall is n
 A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``, ``{"do": "rotate", "tenant": "alpha"}`` or
 ``{"do": "rewrap", "root": HEX}``; the answer is one line, with ``ok`` and either what was done or ``problem``. Whatever
 was understood is in the audit log, whether it could be done or not. ``{"do": "record", "what": "pull", ...}`` makes an
-entry and nothing else: the command tells what it had the downloader do.
+entry and nothing else: the command tells what it had the downloader do. So does ``{"do": "called", ...}``, by which the
+operator's API tells of its calls.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
 _RECORDED = {"what": str, "model": str, "model_digest": str, "source": str, "outcome": str, "count": int}
 """Fields of an order of which only an entry is made, and their types."""
 
+_CALLED = {"method": str, "user": int, "roles": str, "subject": str, "request": str, "outcome": str}
+"""Fields of what the operator's API tells of a call, and their types; ``user`` is who called it."""
 
 RECORDED = ("pull", "remove", "add", "stop")
 """Commands about models of which an entry is made."""
@@ -139,6 +142,8 @@ class OperatorSocket:
         what = wish.get("do") if isinstance(wish, dict) else None
         if isinstance(wish, dict) and what == "record":
             return self._record_model(wish, user)
+        if isinstance(wish, dict) and what == "called":
+            return self._record_call(wish)
         if not isinstance(what, str) or what not in _FIELDS or wish.keys() != {"do", _FIELDS[what]}:
             return {"ok": False, "problem": "not a command of this release"}
         value = wish[_FIELDS[what]]
@@ -167,6 +172,14 @@ class OperatorSocket:
         if fields["what"] not in RECORDED:
             return {"ok": False, "problem": "not a command of this release"}
         self._record(entry("model", user=user, reason="", tenant="", model_signer="", **fields))
+        return {"ok": True}
+
+    def _record_call(self, wish: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: value for name, value in wish.items() if name != "do"}
+        kinds = _CALLED.items()
+        if fields.keys() != _CALLED.keys() or not all(type(fields[name]) is kind for name, kind in kinds):
+            return {"ok": False, "problem": "not a command of this release"}
+        self._record(entry("call", **fields))
         return {"ok": True}
 
     async def _do(self, what: str, value: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
+    "call": {"method": _T, "user": _N, "roles": _T, "subject": _T, "request": _T, "outcome": _T},
     "model": {
         "what": _T,
         "model": _T,
@@ -120,6 +121,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``keys``: keys were made, or given to the gateway;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;
+* ``call``: a call of the operator's API, when it has ended, with the user id that called and its roles, what it was
+  about, its id and the status of its end; one that changes something has another entry before, ``BEGUN``;
 * ``model``: what the operator had done to the cache of models (pull, remove) or to what is served (add, stop), as which
   user id, with the model's name, digest and source, and the bytes that came; told by the command, after it was done or
   failed. And each model that came (serve) or went (end) by a reload, fell asleep (sleep, by the operator, idle, or for

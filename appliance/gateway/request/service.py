@@ -41,6 +41,7 @@ from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
+from appliance.gateway.request.operator_drain import OperatorDrain, check_taking
 from appliance.gateway.request.routing import Routing, takes
 from appliance.gateway.request.scoring import ScoringSession
 from appliance.gateway.request.session import Session
@@ -113,6 +114,7 @@ class GatewayService:
         """Policy that is tried, if any."""
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
         self._audited_calls = AuditedCalls(self.audit, model_sandboxes)
+        self.operator_drain = OperatorDrain()
         self.dependencies = SessionDependencies(
             model_sandboxes,
             ledger,
@@ -215,8 +217,7 @@ class GatewayService:
         hidden = principal.tenant in policy.tenants and not visible_models(policy, principal.tenant, (name,))
         if hidden or (model is None and not request.alias):
             raise self._not_found(principal, name, served=model is not None or self._is_others(name))
-        if self._audited_calls.refuses:
-            raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
+        check_taking(self.operator_drain, self._audited_calls)
         if model is None or (request.adapter and request.adapter not in model.adapters):
             raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
         if model.leaving is not Leaving.NO:

@@ -17,6 +17,7 @@ GET  /health/ready            200 when a request can be served, else 503 with th
 POST /reload                  ``ReloadOutcome``: 200, or 409 when the policy was not changed
 POST /models/NAME/sleep       ``RestOutcome``: 200, 404 for no such model, 409 when it cannot sleep now
 POST /models/NAME/wake        the same, once the model is awake
+/requests, /drain, ...        ``appliance.gateway.telemetry.operator_routes``
 GET  /, /console...           the operator's page, where there is one (``appliance.gateway.console``)
 GET  /runbooks                what each alert means and what to do
 ============================  =============================================================

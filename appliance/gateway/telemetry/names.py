@@ -117,6 +117,7 @@ SANDBOX_RESTARTS = "athanor.sandbox.restarts"
 SANDBOX_STARTS = "athanor.sandbox.starts"
 SANDBOX_THAWS = "athanor.sandbox.thaws"
 POLICY_RELOADS = "athanor.policy.reloads"
+OPERATOR_CALLS = "athanor.operator.calls"
 QUEUED_REQUESTS = "athanor.policy.queued_requests"
 DOWNGRADED_REQUESTS = "athanor.policy.downgraded_requests"
 WAITING_REQUESTS = "athanor.policy.waiting_requests"
@@ -289,6 +290,9 @@ COUNTERS = {
     ),
     MODEL_REFUSALS: Instrument(
         "{request}", "Requests refused because their model sleeps (model_asleep).", frozenset({"model"})
+    ),
+    OPERATOR_CALLS: Instrument(
+        "{call}", "Calls of the operator's API that ended, by method and gRPC status.", frozenset({"method", "outcome"})
     ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     QUEUED_REQUESTS: Instrument(

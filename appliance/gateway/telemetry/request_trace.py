@@ -83,6 +83,11 @@ class RequestTrace:
         self._server.attributes.update(attributes.server(context, request_id, tenant))
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the request came."""
+        return (time.monotonic_ns() - self._mono_ns) / NS
+
+    @property
     def trace_id(self) -> str:
         """Trace id as 32 hex digits: the caller's when it sent a valid ``traceparent``."""
         return format(self._ids.trace_id, "032x")

@@ -30,8 +30,9 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import StatusCode
 
+from appliance.common.operator_calls import OperatorCall
 from appliance.gateway.telemetry.attributes import Value
-from appliance.gateway.telemetry.names import ERROR_TYPE, LINK_REASON
+from appliance.gateway.telemetry.names import ERROR_TYPE, LINK_REASON, REQUEST_ID, RPC_METHOD, RPC_STATUS, RPC_SYSTEM
 from appliance.gateway.telemetry.store import StoredSpan
 
 SpanValue = Value | tuple[str, ...]
@@ -75,6 +76,22 @@ class SpanRecord:
             },
             error=str(error) if error is not None else None,
         )
+
+
+def operator_span(call: OperatorCall) -> SpanRecord:
+    """Return the span of a call of the operator's API that has just ended."""
+    ended = time.time_ns()
+    attributes: dict[str, SpanValue] = {
+        RPC_SYSTEM: "grpc",
+        RPC_METHOD: call.method,
+        RPC_STATUS: call.outcome,
+        REQUEST_ID: call.request,
+    }
+    failed = call.outcome != "OK"
+    if failed:
+        attributes[ERROR_TYPE] = call.outcome
+    begun = ended - call.milliseconds * 1_000_000
+    return SpanRecord(call.method, SpanKind.SERVER, None, begun, attributes, ended, failed)
 
 
 @dataclass(frozen=True, slots=True)

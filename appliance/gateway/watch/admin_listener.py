@@ -10,6 +10,7 @@ from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.sandboxes.model_rests import ModelRests
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
+from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.gauges import Gauges
 from appliance.gateway.watch.operator_server import ServerLimits, bind, serving
@@ -48,6 +49,10 @@ async def serve_admin(
         sleep=rests.put_to_sleep,
         wake=rests.wake_up,
     )
-    app = admin_app(parts, [*console_routes(state.look, telemetry.store), runbooks_route()])
+    work = OperatorParts(
+        requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call
+    )
+    routes = [*console_routes(state.look, telemetry.store), runbooks_route(), *operator_routes(work)]
+    app = admin_app(parts, routes)
     async with serving(app, bound, LIMITS) as shown:
         yield shown
