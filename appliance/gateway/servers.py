@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2
 
 from appliance.common import held_sockets
 from appliance.common.addresses import split_address
-from appliance.common.config import ListenConfig, TlsConfig
 from appliance.common.errors import StartError
+from appliance.common.listen_config import ListenConfig, TlsConfig
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies

@@ -18,6 +18,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.listen_config import MAX_SOCKET_PATH
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account
@@ -59,9 +60,6 @@ CONNECT_S = 2.0
 
 MAX_PURPOSES = 4
 """Most purposes of one file system that are named in one finding."""
-
-MAX_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path, unix(7)."""
 
 PEPPER_SOURCE = Path("/etc/athanor/pepper")
 """From where the gateway's unit loads the pepper."""

@@ -17,8 +17,18 @@ if sys.argv[3:]:
     os.dup2(int(sys.argv[3]), 3)  # As a service manager numbers it; number 3 of the tests is in use.
 from appliance.common import held_sockets
 os.environ["LISTEN_PID"] = str(os.getpid()) if sys.argv[2] == "own" else "1"
-host = os.environ["HOST"]
-sock = held_sockets.listen("http", host, int(sys.argv[1]), lambda h, p: socket.create_server((h, p), backlog=8))
+host, port = os.environ["HOST"], int(sys.argv[1])
+held = held_sockets.HeldSockets()
+if port:
+    sock = held.listen("http", f"{host}:{port}", lambda: socket.create_server((host, port), backlog=8))
+else:
+    def make():
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(host.removeprefix("unix:"))
+        sock.listen(8)
+        return sock
+    sock = held.listen("http", host, make)
+held.settle()
 print(sock.getsockname()[1], "LISTEN_FDS" in os.environ, os.get_inheritable(sock.fileno()), flush=True)
 sock.settimeout(5)
 peer, _ = sock.accept()

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from appliance.common.config import TlsConfig
 from appliance.common.errors import ModelNotFoundError
 from appliance.common.ids import new_request_id
 from appliance.common.keys import KeyRecord, KeyTable, issue
+from appliance.common.listen_config import TlsConfig
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.generate_request import (
