@@ -44,7 +44,7 @@ class HeldSockets:
         port = 0 if address.startswith(UNIX) else split_address(address)[1]
         if held is not None and _fits(held, address):
             return self._held.pop(name)
-        made = self._make(port, make)
+        made = self._make(address, make)
         if port or address.startswith(UNIX):
             self._made[name] = made
         return made
@@ -56,13 +56,13 @@ class HeldSockets:
             notify.hold(made, name)
         self._made = {}
 
-    def _make(self, port: int, make: Make) -> socket.socket:
-        """New socket. One that was kept with the same port, such as that of every address in place of one, is in its
-        way and is ended first."""
+    def _make(self, address: str, make: Make) -> socket.socket:
+        """New socket. One that was kept at the same path or port, such as that of every address in place of one, is in
+        its way and is ended first."""
         try:
             return make()
         except OSError as error:
-            in_the_way = tuple(name for name, one in self._held.items() if port and _port(one) == port)
+            in_the_way = tuple(name for name, one in self._held.items() if _same_place(one, address))
             if error.errno != errno.EADDRINUSE or not in_the_way:
                 raise
             self._release(in_the_way)
@@ -83,13 +83,16 @@ class HeldSockets:
             notify.let_go(name)
 
 
-def _port(held: socket.socket) -> int:
-    """Port of a TCP socket; 0 for anything else."""
+def _same_place(held: socket.socket, address: str) -> bool:
+    """Whether a socket has the path, or the port on any host, of an address."""
     try:
         name = held.getsockname()
     except OSError:
-        return 0
-    return int(name[1]) if isinstance(name, tuple) and len(name) > 1 else 0
+        return False
+    if address.startswith(UNIX):
+        return bool(name == address.removeprefix(UNIX))
+    port = split_address(address)[1]
+    return bool(port) and isinstance(name, tuple) and len(name) > 1 and name[1] == port
 
 
 def _fits(held: socket.socket, address: str) -> bool:

@@ -94,7 +94,7 @@ class OwnListenConfig(Section):
 
     def anchored(self, folder: Path) -> Self:
         """Copy with every relative path of a socket taken from ``folder``."""
-        moved = {
+        moved: dict[str, str] = {
             name: f"unix:{folder / address.removeprefix('unix:')}"
             for name, address in self.addresses
             if address.startswith("unix:")

@@ -384,7 +384,7 @@ class Gateway:
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
         front.refresh()
-        _say_ready(addresses, list(self._models), self._service.sandbox)
+        _say_ready(addresses, front.own, list(self._models), self._service.sandbox)
         interval = notify.watchdog_interval_s()
         while interval is not None:
             await asyncio.sleep(interval)
@@ -437,9 +437,9 @@ def _forgets(policy: PolicySet) -> bool:
     return any(one.retention is Retention.NONE for one in policy.tenants.values())
 
 
-def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> None:
-    """Tell whatever started this process that it serves, and log it."""
-    words = {**addresses, "models": models, "sandbox": sandbox}
+def _say_ready(addresses: dict[str, str], own: dict[str, str], models: list[str], sandbox: str) -> None:
+    """Tell whatever started this process that it serves, and log it; ``own`` are addresses of single tenants."""
+    words = {**addresses, **({"own": own} if own else {}), "models": models, "sandbox": sandbox}
     status = f"STATUS=serving {', '.join(models)} in {sandbox}"
     notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
     log.info("ready", **words)

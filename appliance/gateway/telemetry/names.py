@@ -52,6 +52,7 @@ TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a name, not a secret
 TENANT = "athanor.tenant.id"
 REQUEST_ID = "athanor.request.id"
 FRONT_END = "athanor.front_end"
+LISTENER = "athanor.listener"
 OUTCOME = "athanor.outcome"
 SANDBOX = "athanor.sandbox"
 CREDENTIAL = "athanor.credential"
@@ -323,7 +324,7 @@ COUNTERS = {
     EVICTED_CONNECTIONS: Instrument(
         "{connection}",
         "Connections without a credential that were closed to make room for others.",
-        frozenset({"front_end"}),
+        frozenset({"front_end", "listener"}),
     ),
     DELAYED_HANDSHAKES: Instrument("{handshake}", "TLS handshakes of strangers that had to wait for their turn."),
     HAND_OVER_CUTS: Instrument(
@@ -380,7 +381,7 @@ GAUGES = {
     CONNECTIONS: Instrument(
         "{connection}",
         "Open connections by holder: known (a tenant's or a trusted proxy's), stranger (no credential came yet).",
-        frozenset({"front_end", "holder"}),
+        frozenset({"front_end", "listener", "holder"}),
     ),
     WAITING_HANDSHAKES: Instrument("{handshake}", "TLS handshakes that wait for their turn."),
     WAITING_STRANGERS: Instrument(

@@ -279,8 +279,9 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(tls: TlsConfig | None = None, **http: object) -> AsyncIterator[Running]:
-    """Serve with these settings, of HTTP but for ``grpc_stall_s`` and ``proxies``, on free ports."""
+    """Serve with these settings, of HTTP but for ``grpc_stall_s``, ``proxies`` and ``own``, on free ports."""
     others = {"grpc_stall_s": http.pop("grpc_stall_s", STALL_S), "proxies": http.pop("proxies", TrustedProxies())}
+    others["own"] = http.pop("own", ())
     service = ScriptedService()
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)
