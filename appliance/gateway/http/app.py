@@ -109,7 +109,6 @@ class HttpFrontEnd:
         """``stored`` keeps files, batches and responses; None where the appliance keeps none."""
         self.stored = StoredRoutes(stored, settings)
         self._kept = stored.responses if stored is not None else None
-        self.responses = ResponseRoutes(self._kept)
         self._proxies = proxies or TrustedProxies()
         self._service = service
         self._resolver = resolver
@@ -117,6 +116,9 @@ class HttpFrontEnd:
         self._ready = ready
         self._draining = self._over = False
         self._generation = Generation(service, settings, self._kept)
+        self.background = self._generation.background
+        """Responses that go on without their client."""
+        self.responses = ResponseRoutes(self._kept, self.background, settings.sse_keepalive_s)
         self._document = DOCUMENT.read_bytes()
 
     def begin_drain(self) -> None:

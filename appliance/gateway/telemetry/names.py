@@ -124,6 +124,8 @@ CONNECTIONS = "athanor.connections"
 EVICTED_CONNECTIONS = "athanor.connections.evicted"
 DELAYED_HANDSHAKES = "athanor.handshakes.delayed"
 WAITING_HANDSHAKES = "athanor.handshakes.waiting"
+BACKGROUND_STREAMS = "athanor.background.streams"
+BACKGROUND_BYTES = "athanor.background.bytes"
 WAITING_STRANGERS = "athanor.strangers.waiting"
 RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
@@ -383,6 +385,10 @@ GAUGES = {
         "Open connections by holder: known (a tenant's or a trusted proxy's), stranger (no credential came yet).",
         frozenset({"front_end", "listener", "holder"}),
     ),
+    BACKGROUND_STREAMS: Instrument(
+        "{stream}", "Responses that go on without their client, running or kept for a while after their end."
+    ),
+    BACKGROUND_BYTES: Instrument("By", "Bytes of events that are kept of these responses."),
     WAITING_HANDSHAKES: Instrument("{handshake}", "TLS handshakes that wait for their turn."),
     WAITING_STRANGERS: Instrument(
         "{wait}",

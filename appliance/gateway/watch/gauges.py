@@ -18,6 +18,7 @@ from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
+from appliance.gateway.http.event_window import Runs
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -85,6 +86,8 @@ class DoorGauges:
     handshakes: Handshakes
     starts: Starts
     stranger_time: StrangerTime
+    background: Runs
+    """Responses that go on without their client."""
     _counted: Increases = field(default_factory=lambda: Increases(ours=True))
 
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
@@ -96,6 +99,8 @@ class DoorGauges:
             evicted = self._counted.since(("evicted", front_end, listener), places.evicted)
             count(names.EVICTED_CONNECTIONS, evicted, **which)
         count(names.DELAYED_HANDSHAKES, self._counted.since(("delayed",), self.handshakes.delayed))
+        yield Level(names.BACKGROUND_STREAMS, self.background.held, {})
+        yield Level(names.BACKGROUND_BYTES, self.background.size, {})
         yield Level(names.WAITING_HANDSHAKES, self.handshakes.waiting, {})
         yield Level(names.WAITING_STRANGERS, len(self.starts.strangers), {"what": "request"})
         yield Level(names.WAITING_STRANGERS, self.stranger_time.waiting, {"what": "connection"})
