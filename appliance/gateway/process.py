@@ -257,7 +257,9 @@ class Gateway:
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._rests) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
-            gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
+            gauges.door = DoorGauges(
+                front.places, front.handshakes, front.starts, front.stranger_time, front.background
+            )
             addresses = {**front.addresses, "admin": admin, **metrics}
             works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
             for work, name in works:
@@ -385,7 +387,7 @@ class Gateway:
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
         front.refresh()
-        _say_ready(addresses, list(self._models), self._service.sandbox)
+        _say_ready(addresses, front.own, list(self._models), self._service.sandbox)
         interval = notify.watchdog_interval_s()
         while interval is not None:
             await asyncio.sleep(interval)
@@ -438,9 +440,9 @@ def _forgets(policy: PolicySet) -> bool:
     return any(one.retention is Retention.NONE for one in policy.tenants.values())
 
 
-def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> None:
-    """Tell whatever started this process that it serves, and log it."""
-    words = {**addresses, "models": models, "sandbox": sandbox}
+def _say_ready(addresses: dict[str, str], own: dict[str, str], models: list[str], sandbox: str) -> None:
+    """Tell whatever started this process that it serves, and log it; ``own`` are addresses of single tenants."""
+    words = {**addresses, **({"own": own} if own else {}), "models": models, "sandbox": sandbox}
     status = f"STATUS=serving {', '.join(models)} in {sandbox}"
     notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
     log.info("ready", **words)

@@ -31,16 +31,17 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
 )
 from appliance.gateway.http import attest_route, header_fields, openai_embeddings, tokenizer_routes
+from appliance.gateway.http.background import Background, WindowSink
 from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
 from appliance.gateway.http.collecting import Events, Several, checked, collect, started
 from appliance.gateway.http.dialect import AnswerWriter, Parsed
 from appliance.gateway.http.exchange import Exchange
+from appliance.gateway.http.keeping import Keeping, KeptWriter
 from appliance.gateway.http.openai_embeddings import ParsedEmbed
 from appliance.gateway.http.openai_objects import joined, pieces_of
 from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.response_items import EarlierNeededError
-from appliance.gateway.http.response_routes import Keeping, KeptWriter
 from appliance.gateway.http.scoring import ParsedScore
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
@@ -97,6 +98,8 @@ class Generation:
         self._service = service
         self._settings = settings
         self._stored = stored
+        self.background = Background(stored)
+        """Responses that go on without their client."""
         self._budget = BodyBudget()
         self._parser = Parser()
         self._live: set[Cut] = set()
@@ -113,6 +116,7 @@ class Generation:
         """End every session that runs with ``reason``."""
         for cut in list(self._live):
             cut.end(reason)
+        self.background.cut_all(reason)
 
     async def serve(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], Parsed]) -> None:
         """Answer one request, from its body to the last byte; ``parse`` is its API's.
@@ -129,6 +133,10 @@ class Generation:
         writer = parsed.make_writer(request, int(time.time()))
         keeping = self._keeping(exchange, principal, writer, parsed.items)
         notes = header_fields.ignored(parsed.ignored)
+        if parsed.background and keeping is not None:
+            del parsed
+            await self._serve_background(exchange, principal, request, writer, keeping, notes)
+            return
         streamed = request.stream
         async with self._guarded(exchange, request.request_id, streamed=streamed) as cut:
             padded = PacedSink(writer) if exchange.padding is not None else None
@@ -139,6 +147,26 @@ class Generation:
                 await cut.run(self._stream(exchange, principal, writer, events, notes, padded, keeping))
             else:
                 await cut.run(self._collect(exchange, principal, writer, events, notes, keeping))
+
+    async def _serve_background(
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        request: GenerateRequest,
+        writer: AnswerWriter,
+        keeping: Keeping,
+        notes: header_fields.Headers,
+    ) -> None:
+        """Begin a response that goes on without its client, and stream it to the client while that is there."""
+        run = self.background.begin(exchange, principal, keeping.response_id)
+        exchange.request_id = request.request_id
+        sink = WindowSink(run.window, writer)
+        events = self._service.generate(principal, request, exchange.context, sink)
+        begun = self.background.start(run, request.request_id, events, writer, keeping, exchange.errors)
+        del request, events  # with the prompt
+        await self.background.began(exchange, principal, keeping.response_id, begun)
+        rows = [*header_fields.rates(self._service.rates(principal)), *notes]
+        await self.background.follow(exchange, run, 0, rows, self._settings.sse_keepalive_s)
 
     def _keeping(
         self, exchange: Exchange, principal: Principal, writer: AnswerWriter, items: bytes | None

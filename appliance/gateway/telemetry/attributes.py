@@ -53,6 +53,8 @@ def server(context: CallContext, request_id: str, tenant: str | None) -> Attribu
     found = clean_values(context.attributes)
     found[names.FRONT_END] = context.front_end
     found[names.REQUEST_ID] = request_id
+    if context.listener:
+        found[names.LISTENER] = clean(context.listener)
     if tenant is not None:
         found[names.TENANT] = clean(tenant)
     if context.front_end == "grpc":

@@ -54,6 +54,7 @@ TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a name, not a secret
 TENANT = "athanor.tenant.id"
 REQUEST_ID = "athanor.request.id"
 FRONT_END = "athanor.front_end"
+LISTENER = "athanor.listener"
 OUTCOME = "athanor.outcome"
 SANDBOX = "athanor.sandbox"
 CREDENTIAL = "athanor.credential"
@@ -126,6 +127,8 @@ CONNECTIONS = "athanor.connections"
 EVICTED_CONNECTIONS = "athanor.connections.evicted"
 DELAYED_HANDSHAKES = "athanor.handshakes.delayed"
 WAITING_HANDSHAKES = "athanor.handshakes.waiting"
+BACKGROUND_STREAMS = "athanor.background.streams"
+BACKGROUND_BYTES = "athanor.background.bytes"
 WAITING_STRANGERS = "athanor.strangers.waiting"
 RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
@@ -329,7 +332,7 @@ COUNTERS = {
     EVICTED_CONNECTIONS: Instrument(
         "{connection}",
         "Connections without a credential that were closed to make room for others.",
-        frozenset({"front_end"}),
+        frozenset({"front_end", "listener"}),
     ),
     DELAYED_HANDSHAKES: Instrument("{handshake}", "TLS handshakes of strangers that had to wait for their turn."),
     HAND_OVER_CUTS: Instrument(
@@ -386,8 +389,12 @@ GAUGES = {
     CONNECTIONS: Instrument(
         "{connection}",
         "Open connections by holder: known (a tenant's or a trusted proxy's), stranger (no credential came yet).",
-        frozenset({"front_end", "holder"}),
+        frozenset({"front_end", "listener", "holder"}),
     ),
+    BACKGROUND_STREAMS: Instrument(
+        "{stream}", "Responses that go on without their client, running or kept for a while after their end."
+    ),
+    BACKGROUND_BYTES: Instrument("By", "Bytes of events that are kept of these responses."),
     WAITING_HANDSHAKES: Instrument("{handshake}", "TLS handshakes that wait for their turn."),
     WAITING_STRANGERS: Instrument(
         "{wait}",

@@ -18,6 +18,7 @@ from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
+from appliance.gateway.http.event_window import Runs
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -78,23 +79,28 @@ class SpillGauges:
 
 @dataclass(slots=True)
 class DoorGauges:
-    """Connections of the tenants' ports, and turns of what comes there."""
+    """Connections of the tenants' listeners, and turns of what comes there."""
 
-    places: Mapping[str, Places]
-    """Front end (http, grpc) -> its places."""
+    places: Mapping[tuple[str, str], Places]
+    """Front end (http, grpc) and the one tenant that a listener takes, empty for all -> its places."""
     handshakes: Handshakes
     starts: Starts
     stranger_time: StrangerTime
+    background: Runs
+    """Responses that go on without their client."""
     _counted: Increases = field(default_factory=lambda: Increases(ours=True))
 
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
         """Yield the levels, and add to the counters."""
-        for front_end, places in self.places.items():
+        for (front_end, listener), places in self.places.items():
+            which = {"front_end": front_end, "listener": listener}
             for holder, held in (("known", places.held - places.strangers), ("stranger", places.strangers)):
-                yield Level(names.CONNECTIONS, held, {"front_end": front_end, "holder": holder})
-            evicted = self._counted.since(("evicted", front_end), places.evicted)
-            count(names.EVICTED_CONNECTIONS, evicted, front_end=front_end)
+                yield Level(names.CONNECTIONS, held, {**which, "holder": holder})
+            evicted = self._counted.since(("evicted", front_end, listener), places.evicted)
+            count(names.EVICTED_CONNECTIONS, evicted, **which)
         count(names.DELAYED_HANDSHAKES, self._counted.since(("delayed",), self.handshakes.delayed))
+        yield Level(names.BACKGROUND_STREAMS, self.background.held, {})
+        yield Level(names.BACKGROUND_BYTES, self.background.size, {})
         yield Level(names.WAITING_HANDSHAKES, self.handshakes.waiting, {})
         yield Level(names.WAITING_STRANGERS, len(self.starts.strangers), {"what": "request"})
         yield Level(names.WAITING_STRANGERS, self.stranger_time.waiting, {"what": "connection"})

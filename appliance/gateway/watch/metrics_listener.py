@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from appliance.common.addresses import listens_on_loopback
-from appliance.common.config import ListenConfig
 from appliance.common.errors import StartError, reason_of
+from appliance.common.listen_config import ListenConfig
 from appliance.common.status import Readiness
 from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.scrape import Render, ScrapeParts, scrape_app

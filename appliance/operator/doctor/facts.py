@@ -100,6 +100,8 @@ class Port:
     name: str
     address: str
     problem: str = ""
+    mend: str = ""
+    """Command that mends the problem; empty: another address does."""
     in_use: bool = False
     holder: str = ""
     """Process that listens there, where it can be told."""

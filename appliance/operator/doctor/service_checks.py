@@ -151,7 +151,7 @@ def check_port(port: Port, *, running: bool) -> Finding:
         return Subject(Area.SERVICE, check).problem(
             f"{port.address}: {port.problem}",
             means="the gateway cannot start",
-            mend=f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
+            mend=port.mend or f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
         )
     if port.open and (running or not port.in_use):
         return Subject(Area.SERVICE, check).warning(

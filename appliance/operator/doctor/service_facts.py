@@ -18,6 +18,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.listen_config import MAX_SOCKET_PATH
 from appliance.common.model_signature import with_signer
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
@@ -61,9 +62,6 @@ CONNECT_S = 2.0
 
 MAX_PURPOSES = 4
 """Most purposes of one file system that are named in one finding."""
-
-MAX_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path, unix(7)."""
 
 PEPPER_SOURCE = Path("/etc/athanor/pepper")
 """From where the gateway's unit loads the pepper."""
@@ -164,7 +162,7 @@ def _kept(port: Port, units: tuple[ServiceUnit, ...]) -> Port:
     """Mark the HTTP socket that systemd keeps for the gateway: its holder is systemd, or not shown to us."""
     systemd = port.holder in ("", "process 1 (systemd)", "process 1 (init)")
     keeps = any(unit.name == GATEWAY_UNIT and unit.kept for unit in units)
-    return replace(port, kept=port.name == "http" and port.in_use and systemd and keeps)
+    return replace(port, kept=port.name.endswith("http") and port.in_use and systemd and keeps)
 
 
 def _threads(config: ApplianceConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -191,17 +189,41 @@ def _forms(config: ApplianceConfig) -> tuple[str, ...]:
 
 def _ports(config: ApplianceConfig) -> Iterator[Port]:
     listen = config.listen
-    for name in ("http", "grpc", "admin", "metrics"):
-        address = getattr(listen, name)
-        if address is None:
-            continue
-        if address.startswith("unix:"):
+    groups = {f"tenants.{own.tenant}.{name}": own.group or "" for own in listen.tenants for name, _ in own.addresses}
+    for name, address in listen.addresses():
+        if name in groups and address.startswith("unix:"):
+            yield own_socket(name, address, groups[name])
+        elif address.startswith("unix:"):
             too_long = len(os.fsencode(address.removeprefix("unix:"))) > MAX_SOCKET_PATH
             problem = f"the path has more than {MAX_SOCKET_PATH} bytes" if too_long else ""
             yield Port(name=name, address=address, problem=problem)
         else:
             bare = name == "metrics" and listen.metrics_token is None and not listens_on_loopback(address)
             yield replace(_port(name, address), open=bare)
+
+
+def own_socket(name: str, address: str, group: str) -> Port:
+    """Look whether a tenant's Unix socket belongs, or will belong, to its group, and is safe in its folder."""
+    from appliance.gateway.front.own_listeners import OTHERS_WRITE, group_number
+
+    path = Path(address.removeprefix("unix:"))
+    number = group_number(group)
+    made = f"install -d -m 2750 -o athanor-gateway -g {group} {path.parent}"
+    if number is None:
+        return Port(name=name, address=address, problem=f"there is no group {group}", mend=f"groupadd --system {group}")
+    try:
+        folder = path.parent.stat()
+        given = path.stat().st_gid == number if path.is_socket() else None
+    except OSError as error:
+        return Port(name=name, address=address, problem=f"{path.parent}: {reason_of(error)}", mend=made)
+    if folder.st_mode & OTHERS_WRITE:
+        problem = f"{path.parent} is writable for others than its owner, who could put a socket of their own there"
+        return Port(name=name, address=address, problem=problem, mend=f"chmod go-w {path.parent}")
+    inherits = bool(folder.st_mode & stat.S_ISGID) and folder.st_gid == number
+    if given or (given is None and (inherits or os.getgid() == number)):
+        return Port(name=name, address=address)
+    whose = "is" if given is not None else "would be"
+    return Port(name=name, address=address, problem=f"the socket {whose} of another group than {group}", mend=made)
 
 
 def _port(name: str, address: str) -> Port:

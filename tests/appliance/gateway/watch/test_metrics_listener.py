@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from appliance.common.config import ListenConfig
 from appliance.common.errors import StartError
+from appliance.common.listen_config import ListenConfig
 from appliance.common.status import Readiness
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route

@@ -179,6 +179,12 @@ FAULTS = {
         "grpc address",
         "listen: grpc:",
     ),
+    "tenant's socket": (
+        service(ports=(Port(name="tenants.acme.http", address="unix:/x/a", problem="no folder", mend="install -d"),)),
+        P,
+        "tenants.acme.http address",
+        "install -d",
+    ),
     "open metrics": (
         service(ports=(Port(name="metrics", address="0.0.0.0:9464", open=True),)),
         W,
