@@ -142,15 +142,18 @@ class UsageBook:
         Raises:
             UsageAccessError: the disk does not take it.
         """
+        destroyed = False
         with self._change() as connection:
             for time_ms, one in batch:
                 if one.kind == "request":
                     _count(connection, time_ms, one)
                     self._released[str(one.fields["request"])] = None
                 elif one.kind == "order":
-                    users.carry_out(connection, one)
+                    destroyed |= users.carry_out(connection, one)
             connection.execute("DELETE FROM position")
             connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
+        if destroyed:
+            self._overwrite()
         while len(self._released) > MAX_RELEASED:
             del self._released[next(iter(self._released))]
 
@@ -204,26 +207,30 @@ class UsageBook:
             return users.key_of(connection, tenant)
 
     def rename(self, now_s: float, tenant: str, pseudonym: str) -> None:
-        """Put what a tenant used under a pseudonym. What it spent stays for the month that runs, whose limit needs it.
-        Removed rows are overwritten in the file.
+        """Put what a tenant used under a pseudonym, and forget what its end users used, with the key of their
+        pseudonyms. What it spent stays for the month that runs, whose limit needs it. Removed rows are overwritten in
+        the file.
 
         Raises:
             UsageAccessError: the disk does not take it.
         """
         month = first_day(period_of(now_s).month)
-        with self._access() as connection:
-            connection.execute("PRAGMA secure_delete = ON")
         with self._change() as connection:
             connection.execute(RENAME_USED, (pseudonym, tenant))
             connection.execute("DELETE FROM used WHERE tenant = ?", (tenant,))
             connection.execute("DELETE FROM spent WHERE tenant = ? AND day < ?", (tenant, month))
-        with self._access() as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            users.forget(connection, tenant)
+        self._overwrite()
 
     def close(self) -> None:
         """Close the book."""
         with self._access() as connection:
             connection.close()
+
+    def _overwrite(self) -> None:
+        """Take what was removed out of the write-ahead log as well."""
+        with self._access() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def _access(self) -> Iterator[sqlite3.Connection]:
@@ -296,6 +303,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")  # keys of pseudonyms, and what a shred takes, are overwritten
         if path.stat().st_size <= MAX_CHECKED_BYTES:
             problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":

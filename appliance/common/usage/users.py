@@ -44,12 +44,20 @@ def count(connection: sqlite3.Connection, day: int, one: Entry, price: int) -> N
     connection.execute(_BEGIN, (*numbers, price, day, tenant, user))
 
 
-def carry_out(connection: sqlite3.Connection, order: Entry) -> None:
-    """Destroy what the entry of an order says was destroyed: a tenant's key, and what its end users used."""
+def carry_out(connection: sqlite3.Connection, order: Entry) -> bool:
+    """Destroy what the entry of an order says was destroyed: a tenant's key, and what its end users used. Returns
+    whether it says so."""
     fields = order.fields
-    if fields["what"] in DESTROYING and fields["outcome"] == "OK" and fields["tenant"]:
-        for table in ("used_by_user", "user_keys"):
-            connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (fields["tenant"],))  # noqa: S608 - constants
+    destroys = fields["what"] in DESTROYING and fields["outcome"] == "OK" and bool(fields["tenant"])
+    if destroys:
+        forget(connection, str(fields["tenant"]))
+    return destroys
+
+
+def forget(connection: sqlite3.Connection, tenant: str) -> None:
+    """Remove what a tenant's end users used, and the key of their pseudonyms."""
+    for table in ("used_by_user", "user_keys"):
+        connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608 - constants
 
 
 def key_of(connection: sqlite3.Connection, tenant: str) -> bytes:

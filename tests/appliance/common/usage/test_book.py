@@ -15,7 +15,7 @@ from appliance.common.audit.log import open_log
 from appliance.common.errors import ConfigError, UsageError
 from appliance.common.usage import book as module
 from appliance.common.usage import users
-from appliance.common.usage.book import NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
+from appliance.common.usage.book import FOLDER, NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
 from appliance.common.usage.periods import MOST, date_of, first_day, month_start, period_of
 from appliance.common.usage.pseudonyms import name_digest, pseudonym
 from appliance.common.usage.replay import replay
@@ -289,6 +289,27 @@ def test_a_shred_forgets_a_tenants_end_users(tmp_path: Path) -> None:
     assert user_rows(book) == [("alpha", "ann", 1, 5, 100), ("beta", "bob", 1, 5, 100)]
     assert (book.user_key("alpha") != key, book.user_key("beta")) == (True, other)
     assert sum(int(str(row[3])) for row in rows(book)) == 3
+
+
+@pytest.mark.parametrize("how", ["renamed", "rotated"])
+def test_what_is_destroyed_is_overwritten(tmp_path: Path, how: str) -> None:
+    """A tenant that becomes a pseudonym takes nothing of its end users along, and neither that key nor that of a
+    rotated tenant is found in the book's files; control: before, it is, and another tenant's stays."""
+    book, _ = open_book(tmp_path)
+    book.apply("log", 0, [(NOON_MS, of_user(1, "ann")), (NOON_MS, of_user(2, "bob", "beta"))])
+    key, other = book.user_key("alpha"), book.user_key("beta")
+
+    def found(part: bytes) -> bool:
+        return any(part in path.read_bytes() for path in (tmp_path / FOLDER).iterdir())
+
+    assert found(key) and found(other)
+    if how == "renamed":
+        book.rename(NOON_MS / 1000, "alpha", "anon.00")
+    else:
+        order = entry("order", what="rotate", outcome="OK", tenant="alpha", user=0, count=1)
+        book.apply("log", 2, [(NOON_MS, order)])
+    assert [row[:2] for row in user_rows(book)] == [("beta", "bob")]
+    assert not found(key) and found(other)
 
 
 def test_a_book_of_the_first_form_gets_end_users(tmp_path: Path) -> None:
