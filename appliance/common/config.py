@@ -15,7 +15,14 @@ from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
 from appliance.common.addresses import collide, listens_on_loopback, split_address
-from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfig, ModelCacheConfig, SpillConfig
+from appliance.common.config_places import (
+    AuditConfig,
+    BatchesConfig,
+    HostConfig,
+    KeysConfig,
+    ModelCacheConfig,
+    SpillConfig,
+)
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.model_rules import check_entry
@@ -386,6 +393,8 @@ class ApplianceConfig(Section):
     region: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?$")] = ""
     """Region in which this appliance is, such as eu-central, compared with `regions` of the policy. Empty: none, and
     tenants with regions are not served."""
+    host: HostConfig | None = None
+    """What this machine costs. Without this section nothing has a cost but what the policy prices."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""

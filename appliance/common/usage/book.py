@@ -23,7 +23,7 @@ from pathlib import Path
 
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import UsageError
-from appliance.common.usage import users
+from appliance.common.usage import runs, users
 from appliance.common.usage.periods import HOURS_PER_DAY, MOST, MS_PER_HOUR, first_day, period_of
 
 NAME = "usage.db"
@@ -60,6 +60,7 @@ CREATE TABLE IF NOT EXISTS used_by_user (
     PRIMARY KEY (day, tenant, user)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_keys (tenant TEXT PRIMARY KEY, key BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS runs (began INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
 """
 
@@ -140,8 +141,11 @@ class UsageBook:
                     self._released[str(one.fields["request"])] = None
                 elif one.kind == "order":
                     users.carry_out(connection, one)
+            runs.follow(connection, batch)
             connection.execute("DELETE FROM position")
             connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
+        if any(one.kind == "order" for _, one in batch):
+            self._wipe()
         while len(self._released) > MAX_RELEASED:
             del self._released[next(iter(self._released))]
 
@@ -193,6 +197,21 @@ class UsageBook:
         """
         with self._change() as connection:
             return users.key_of(connection, tenant)
+
+    def forget_users(self, tenant: str) -> None:
+        """Destroy what a tenant's end users used, and the key of their pseudonyms.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        with self._change() as connection:
+            users.forget(connection, tenant)
+        self._wipe()
+
+    def _wipe(self) -> None:
+        """Bring what was deleted to the book's file, and empty the journal that still has it."""
+        with self._access() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the book."""
@@ -270,6 +289,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")  # keys of pseudonyms
         if path.stat().st_size <= MAX_CHECKED_BYTES:
             problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":

@@ -48,8 +48,13 @@ def carry_out(connection: sqlite3.Connection, order: Entry) -> None:
     """Destroy what the entry of an order says was destroyed: a tenant's key, and what its end users used."""
     fields = order.fields
     if fields["what"] in DESTROYING and fields["outcome"] == "OK" and fields["tenant"]:
-        for table in ("used_by_user", "user_keys"):
-            connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (fields["tenant"],))  # noqa: S608 - constants
+        forget(connection, str(fields["tenant"]))
+
+
+def forget(connection: sqlite3.Connection, tenant: str) -> None:
+    """Destroy what a tenant's end users used, and the key of their pseudonyms."""
+    for table in ("used_by_user", "user_keys"):
+        connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608 - constants
 
 
 def key_of(connection: sqlite3.Connection, tenant: str) -> bytes:
