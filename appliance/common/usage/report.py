@@ -115,13 +115,12 @@ def hours_awake(folder: Path, chosen: Filter, now: datetime | None) -> float:
     Raises:
         ConfigError: there is no book, it is of another version, or it cannot be read.
     """
-    since, until, today = (
-        None if one is None else round(one.timestamp() * 1_000) for one in (chosen.since, chosen.until, now)
-    )
+    since, until = (round(one.timestamp() * 1_000) for one in (chosen.since, chosen.until))
+    today = None if now is None else round(now.timestamp() * 1_000)
     with open_to_read(folder) as book:
         if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
             raise ConfigError("the usage book has no hours yet; the supervisor of this version adds them")
-        return awake_ms(book, since or 0, until or 0, today) / MS_PER_HOUR
+        return awake_ms(book, since, until, today) / MS_PER_HOUR
 
 
 @contextmanager

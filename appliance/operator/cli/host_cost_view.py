@@ -28,8 +28,8 @@ def host_cost_view(found: HostCost, chosen: Filter) -> RenderableType:
     time = f"{chosen.since:%Y-%m-%d %H:%M} to {chosen.until:%Y-%m-%d %H:%M} UTC"
     unit = f" {found.currency}" if found.currency else ""
     method = (
-        f"{found.hours:,.2f} hours awake x {found.price_per_hour:g}{unit} = {found.cost:,.{DECIMALS}f}{unit}, shared by "
-        "computed tokens (input without cached, and output)"
+        f"{found.hours:,.2f} hours awake x {found.price_per_hour:g}{unit} = {found.cost:,.{DECIMALS}f}{unit}, "
+        "shared by computed tokens (input without cached, and output)"
     )
     if not found.models:
         return Group(Text("nothing was used"), Text(f"{time}   {method}", "dim"))

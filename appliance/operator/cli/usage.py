@@ -144,9 +144,8 @@ def _show_cost(path: Path, folder: Path, chosen: Filter, now: datetime, output_f
     except ConfigError as error:
         fail(exits.REFUSED, error.message)
     if loaded.host is None:
-        fail(
-            exits.REFUSED, "the configuration has no price of the machine", "host: {price_per_hour: 2.5, currency: EUR}"
-        )
+        mend = "host: {price_per_hour: 2.5, currency: EUR}"
+        fail(exits.REFUSED, "the configuration has no price of the machine", mend)
     running = now if _runs(loaded.run_dir) else None
     try:
         hours, by_model = hours_awake(folder, chosen, running), sums(folder, [By.MODEL], chosen)

@@ -323,8 +323,8 @@ def test_pseudonyms_differ_between_tenants_and_after_a_shred(tmp_path: Path) -> 
 
 
 def test_runs_last_from_the_opening_of_the_log_to_the_last_entry(tmp_path: Path) -> None:
-    """Hours awake are those between the opening of the log and its last entry, of each run within the time; the last one
-    goes on until now where the appliance runs, and time between runs counts nothing."""
+    """Hours awake are those between the opening of the log and its last entry, of each run within the time, also where
+    one batch has several runs; the last goes on until now where the appliance runs, and time between counts nothing."""
     book, _ = open_book(tmp_path)
     hour = 3_600_000
     opened, came = (
@@ -332,8 +332,9 @@ def test_runs_last_from_the_opening_of_the_log_to_the_last_entry(tmp_path: Path)
         entry("refused", outcome="X", reason="absent", count=1),
     )
     recovered = entry("log", event="recovered", detail="")
-    book.apply("log", 0, [(NOON_MS, opened), (NOON_MS + hour, came), (NOON_MS + 2 * hour, came)])
-    book.apply("log", 3, [(NOON_MS + 5 * hour, recovered), (NOON_MS + 6 * hour, came)])
+    batch = [(NOON_MS, opened), (NOON_MS + hour, came), (NOON_MS + 2 * hour, came), (NOON_MS + 5 * hour, recovered)]
+    book.apply("log", 0, batch)
+    book.apply("log", 4, [(NOON_MS + 6 * hour, came)])
     noon = datetime.fromtimestamp(NOON, UTC)
 
     def hours(first: float, last: float, now: float | None = None) -> float:
@@ -346,8 +347,8 @@ def test_runs_last_from_the_opening_of_the_log_to_the_last_entry(tmp_path: Path)
 
 
 def test_models_share_the_cost_of_the_machine_by_computed_tokens() -> None:
-    """Shares are of tokens without cached ones and add up to the whole; a million output tokens cost a model's part over
-    its output, nothing computed bears nothing, and vectors have no such number."""
+    """Shares are of tokens without cached ones and add up to the whole; a million output tokens cost a model's part
+    over its output, nothing computed bears nothing, and vectors have no such number."""
     by_model = [Sum(("m",), 2, 100, 40, 20, 0), Sum(("n",), 1, 240, 0, 0, 0), Sum(("idle",), 1, 0, 0, 0, 0)]
     found = host_cost(10.0, 2.0, "EUR", by_model)
     assert [(one.model, one.share, one.cost) for one in found.models] == [

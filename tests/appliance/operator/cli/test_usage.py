@@ -156,8 +156,8 @@ def test_by_end_user(run: Run, book: Path) -> None:
 
 
 def test_the_cost_of_the_machine(run: Run, book: Path, tmp_path: Path) -> None:
-    """Cost by model as a table with its method, as CSV and JSON; without a price of the machine the command says what to
-    write, and a filter is a usage error."""
+    """Cost by model as a table with its method, as CSV and JSON; without a price of the machine the command says what
+    to write, and a filter is a usage error."""
     path = tmp_path / "athanor.yaml"
     text = "models: [{name: m, path: m}]\npolicy: p.yaml\ncredentials: k\npepper: s\nrun_dir: r\n"
     path.write_text(text)
