@@ -29,6 +29,15 @@ athanor usage --since 2026-10 --until 2026-11 -o csv | last month's bills
 """
 
 
+User = Annotated[
+    list[str] | None,
+    typer.Option("--user", metavar="NAME", help="Only this end user, as requests name it; may be repeated."),
+]
+Cost = Annotated[
+    bool, typer.Option("--cost", help="What the machine cost by model, at host.price_per_hour of --config.")
+]
+
+
 class UsageFormat(StrEnum):
     """``--output`` of this command: a bill is opened in a spreadsheet."""
 
@@ -55,13 +64,8 @@ def usage(  # noqa: PLR0913 - a parameter is an option
     model: Annotated[
         list[str] | None, typer.Option("--model", metavar="NAME", help="Only this model; may be repeated.")
     ] = None,
-    user: Annotated[
-        list[str] | None,
-        typer.Option("--user", metavar="NAME", help="Only this end user, as requests name it; may be repeated."),
-    ] = None,
-    cost: Annotated[
-        bool, typer.Option("--cost", help="What the machine cost by model, at host.price_per_hour of --config.")
-    ] = False,
+    user: User = None,
+    cost: Cost = False,
     config: Config = DEFAULT_CONFIG,
     directory: Annotated[
         Path, typer.Option("--from", metavar="DIR", help="Folder of the audit log, which the book is in.")
