@@ -12,7 +12,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
-from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfig, ModelCacheConfig, SpillConfig
+from appliance.common.config_places import (
+    AuditConfig,
+    BatchesConfig,
+    HostConfig,
+    KeysConfig,
+    ModelCacheConfig,
+    SpillConfig,
+)
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.listen_config import ListenConfig
@@ -273,6 +280,8 @@ class ApplianceConfig(Section):
     tenants with regions are not served."""
     operator_api: OperatorApiConfig | None = None
     """The operator's gRPC API. Without this section there is none."""
+    host: HostConfig | None = None
+    """What this machine costs. Without this section nothing has a cost but what the policy prices."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""

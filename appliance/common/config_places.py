@@ -38,6 +38,15 @@ class BatchesConfig(Section):
     """Bytes that all tenants together may keep. The policy says how many each may (`max_stored_bytes`)."""
 
 
+class HostConfig(Section):
+    """What the machine costs, for `athanor usage --cost` (docs/usage.md)."""
+
+    price_per_hour: Annotated[float, Field(ge=0, le=1_000_000), Unit("units of currency per hour")]
+    """Price of an hour in which the appliance runs, whatever it serves."""
+    currency: Annotated[str, Field(pattern=r"^([A-Z][A-Z0-9]{1,7})?$")] = ""
+    """Name of the unit, such as EUR; it is shown beside amounts."""
+
+
 class SpillConfig(Section):
     """Places for KV blocks that do not fit into an engine. Everything there is sealed under the tenants' keys, so the
     section `keys` is needed. Blocks of a tenant with `retention: none` are never spilled."""

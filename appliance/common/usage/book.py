@@ -23,7 +23,7 @@ from pathlib import Path
 
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import UsageError
-from appliance.common.usage import users
+from appliance.common.usage import runs, users
 from appliance.common.usage.periods import HOURS_PER_DAY, MOST, MS_PER_HOUR, first_day, period_of
 
 NAME = "usage.db"
@@ -60,6 +60,7 @@ CREATE TABLE IF NOT EXISTS used_by_user (
     PRIMARY KEY (day, tenant, user)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_keys (tenant TEXT PRIMARY KEY, key BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS runs (began INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
 """
 
@@ -150,6 +151,7 @@ class UsageBook:
                     self._released[str(one.fields["request"])] = None
                 elif one.kind == "order":
                     destroyed |= users.carry_out(connection, one)
+            runs.follow(connection, batch)
             connection.execute("DELETE FROM position")
             connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
         if destroyed:
@@ -205,6 +207,16 @@ class UsageBook:
         """
         with self._change() as connection:
             return users.key_of(connection, tenant)
+
+    def forget_users(self, tenant: str) -> None:
+        """Destroy what a tenant's end users used, and the key of their pseudonyms.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        with self._change() as connection:
+            users.forget(connection, tenant)
+        self._overwrite()
 
     def rename(self, now_s: float, tenant: str, pseudonym: str) -> None:
         """Put what a tenant used under a pseudonym, and forget what its end users used, with the key of their

@@ -13,6 +13,7 @@ from pathlib import Path
 from appliance.common.errors import ConfigError
 from appliance.common.usage.book import BUSY_S, FOLDER, NAME, SCHEMA
 from appliance.common.usage.periods import EPOCH, HOURS_PER_DAY, MS_PER_HOUR
+from appliance.common.usage.runs import awake_ms
 from appliance.common.usage.users import pseudonyms
 
 SECONDS_PER_HOUR = MS_PER_HOUR // 1_000
@@ -48,7 +49,7 @@ COLUMNS_OF_USERS = {
 """SQL of what usage of end users is summed by."""
 
 FIRST_WITH_USERS = 2
-"""First form of the book that has end users."""
+"""First form of the book that has end users and runs."""
 
 TIMES = (By.MONTH, By.DAY, By.HOUR)
 """Sums by time are in the order of time, all others by cost and tokens, the most first."""
@@ -106,6 +107,20 @@ def sums(folder: Path, by: Sequence[By], chosen: Filter) -> list[Sum]:
         if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
             raise ConfigError("the usage book has no end users yet; the supervisor of this version adds them")
         return _sums_of_users(book, by, chosen)
+
+
+def hours_awake(folder: Path, chosen: Filter, now: datetime | None) -> float:
+    """Return the hours of the time in which the appliance ran; ``now`` where it runs now, None where it does not.
+
+    Raises:
+        ConfigError: there is no book, it is of another version, or it cannot be read.
+    """
+    since, until = (round(one.timestamp() * 1_000) for one in (chosen.since, chosen.until))
+    today = None if now is None else round(now.timestamp() * 1_000)
+    with open_to_read(folder) as book:
+        if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
+            raise ConfigError("the usage book has no hours yet; the supervisor of this version adds them")
+        return awake_ms(book, since, until, today) / MS_PER_HOUR
 
 
 @contextmanager

@@ -29,6 +29,9 @@ athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running
 athanor policy explain policy.yaml --tenant alpha --model fast --unready athanor-mini | where a route leads
 """
 
+MaxTokens = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Output tokens for each choice [as many as allowed].")
+]
 RequestsLeft = Annotated[int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")]
 TokensLeft = Annotated[int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")]
 InputTokensLeft = Annotated[
@@ -80,9 +83,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Tenant that asks.")] = None,
     credential: Credential = None,
     input_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Prompt tokens [not counted].")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Output tokens for each choice [as many as allowed].")
-    ] = None,
+    max_tokens: MaxTokens = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
     region: Region = None,

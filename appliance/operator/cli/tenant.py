@@ -189,6 +189,21 @@ def _ask_running(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any
     return answer if isinstance(answer, dict) else {}
 
 
+def _forget_users(config: ApplianceConfig, tenant: str) -> None:
+    """Destroy what the usage book has of a tenant's end users; a running supervisor does so by itself."""
+    from appliance.common.errors import UsageError
+    from appliance.common.usage.book import FOLDER, NAME, UsageAccessError, open_book
+
+    if config.audit is None or not (config.audit.directory / FOLDER / NAME).exists():
+        return
+    try:
+        book, _ = open_book(config.audit.directory)
+        book.forget_users(tenant)
+        book.close()
+    except (UsageError, UsageAccessError) as error:
+        fail(exits.REFUSED, f"the key is destroyed, and what its end users used is not: {error}; run it again")
+
+
 def _do_offline(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any]:
     """Carry out an order on the keyring's folder while no supervisor has it open."""
     from isolation.keys.errors import KeysError
@@ -213,6 +228,7 @@ def _do_offline(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any]
             had_key = keyring.shred(tenant)
             if wish["do"] == "rotate":
                 keyring.rotate(tenant)
+            _forget_users(config, tenant)
         finally:
             keyring.close()
     except KeysError as error:

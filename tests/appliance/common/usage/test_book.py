@@ -16,10 +16,11 @@ from appliance.common.errors import ConfigError, UsageError
 from appliance.common.usage import book as module
 from appliance.common.usage import users
 from appliance.common.usage.book import FOLDER, NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
+from appliance.common.usage.host_cost import host_cost
 from appliance.common.usage.periods import MOST, date_of, first_day, month_start, period_of
 from appliance.common.usage.pseudonyms import name_digest, pseudonym
 from appliance.common.usage.replay import replay
-from appliance.common.usage.report import By, Filter, sums
+from appliance.common.usage.report import By, Filter, Sum, hours_awake, sums
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
 NOON_MS = int(NOON * 1000)
@@ -340,3 +341,42 @@ def test_pseudonyms_differ_between_tenants_and_after_a_shred(tmp_path: Path) -> 
     assert sums(tmp_path, [By.USER], nobody) == []
     with pytest.raises(ConfigError):
         sums(tmp_path, [By.USER, By.HOUR], chosen)
+
+
+def test_runs_last_from_the_opening_of_the_log_to_the_last_entry(tmp_path: Path) -> None:
+    """Hours awake are those between the opening of the log and its last entry, of each run within the time, also where
+    one batch has several runs; the last goes on until now where the appliance runs, and time between counts nothing."""
+    book, _ = open_book(tmp_path)
+    hour = 3_600_000
+    opened, came = (
+        entry("log", event="opened", detail="went on"),
+        entry("refused", outcome="X", reason="absent", count=1),
+    )
+    recovered = entry("log", event="recovered", detail="")
+    batch = [(NOON_MS, opened), (NOON_MS + hour, came), (NOON_MS + 2 * hour, came), (NOON_MS + 5 * hour, recovered)]
+    book.apply("log", 0, batch)
+    book.apply("log", 4, [(NOON_MS + 6 * hour, came)])
+    noon = datetime.fromtimestamp(NOON, UTC)
+
+    def hours(first: float, last: float, now: float | None = None) -> float:
+        chosen = Filter(noon + timedelta(hours=first), noon + timedelta(hours=last))
+        return hours_awake(tmp_path, chosen, None if now is None else noon + timedelta(hours=now))
+
+    assert hours(-10, 24) == 3.0
+    assert hours(-10, 24, now=8) == 5.0
+    assert (hours(1, 24), hours(1, 5.5), hours(3, 4), hours(3, 4, now=8), hours(7, 24)) == (2.0, 1.5, 0.0, 0.0, 0.0)
+
+
+def test_models_share_the_cost_of_the_machine_by_computed_tokens() -> None:
+    """Shares are of tokens without cached ones and add up to the whole; a million output tokens cost a model's part
+    over its output, nothing computed bears nothing, and vectors have no such number."""
+    by_model = [Sum(("m",), 2, 100, 40, 20, 0), Sum(("n",), 1, 240, 0, 0, 0), Sum(("idle",), 1, 0, 0, 0, 0)]
+    found = host_cost(10.0, 2.0, "EUR", by_model)
+    assert [(one.model, one.share, one.cost) for one in found.models] == [
+        ("n", 0.75, 15.0),
+        ("m", 0.25, 5.0),
+        ("idle", 0, 0),
+    ]
+    assert [one.per_million for one in found.models] == [None, 250_000.0, None]
+    assert sum(one.cost for one in found.models) == found.cost == 20.0
+    assert host_cost(10.0, 2.0, "", []).cost == 20.0
