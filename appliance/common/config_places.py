@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from appliance.common.audit.checkpoint import CheckpointError
+from appliance.common.audit.cosignature import MAX_COSIGNATURES, parse_witness
 from appliance.common.config_section import BYTES, Section, Unit
 
 
@@ -58,6 +60,29 @@ class SpillConfig(Section):
         return self
 
 
+class WitnessConfig(Section):
+    """A witness that cosigns checkpoints of the audit log (docs/audit.md)."""
+
+    key: str
+    """Its public key: `name+digits+base64` on one line, of an Ed25519 cosigner."""
+    url: str = ""
+    """Address below which it takes checkpoints, without `add-checkpoint`."""
+    folder: Path | None = Field(default=None, strict=False)
+    """In place of an address: folder in which requests are put, and responses found."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if bool(self.url) == (self.folder is not None):
+            raise ValueError("a witness has either url or folder")
+        if self.url and not self.url.startswith(("https://", "http://")):
+            raise ValueError("url begins with https:// or http://")
+        try:
+            parse_witness(self.key)
+        except CheckpointError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
 class AuditConfig(Section):
     """The audit log."""
 
@@ -70,6 +95,21 @@ class AuditConfig(Section):
     names: Literal["pseudonyms", "clear"] = "pseudonyms"
     """How entries name tenants and their credentials. pseudonyms: by keyed pseudonyms, which the commands resolve and
     `athanor tenant shred` unlinks for good. clear: as the policy spells them, for programs that read the files."""
+    tiles: Path | None = Field(default=None, strict=False)
+    """Folder of the tiles that `athanor audit witness` exports and has cosigned."""
+    witnesses: Annotated[list[WitnessConfig], Field(max_length=MAX_COSIGNATURES)] = Field(default_factory=list)
+    """Witnesses that cosign checkpoints; nothing waits for them."""
+    witness_age: Annotated[int, Field(gt=0), Unit("hours")] = 24
+    """Age of a witness's last cosignature from which on it is told by `athanor doctor`, a metric and an alert."""
+
+    @model_validator(mode="after")
+    def _have_tiles(self) -> Self:
+        names = [parse_witness(one.key).name for one in self.witnesses]
+        if names and self.tiles is None:
+            raise ValueError("witnesses need tiles: the folder of what they cosign")
+        if len(set(names)) < len(names):
+            raise ValueError("two witnesses have one name")
+        return self
 
 
 class KeysConfig(Section):
