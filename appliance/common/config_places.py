@@ -97,7 +97,7 @@ class AuditConfig(Section):
     `athanor tenant shred` unlinks for good. clear: as the policy spells them, for programs that read the files."""
     tiles: Path | None = Field(default=None, strict=False)
     """Folder of the tiles that `athanor audit witness` exports and has cosigned."""
-    witnesses: Annotated[list[WitnessConfig], Field(max_length=MAX_COSIGNATURES)] = Field(default_factory=list)
+    witnesses: tuple[WitnessConfig, ...] = Field(default=(), max_length=MAX_COSIGNATURES, strict=False)
     """Witnesses that cosign checkpoints; nothing waits for them."""
     witness_age: Annotated[int, Field(gt=0), Unit("hours")] = 24
     """Age of a witness's last cosignature from which on it is told by `athanor doctor`, a metric and an alert."""
