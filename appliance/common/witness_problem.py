@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from appliance.common.audit.cosignature import parse_witness
 from appliance.common.audit.witnessing import read_states, stale
 from appliance.common.config_places import AuditConfig
 from appliance.common.errors import reason_of
@@ -19,5 +18,5 @@ def witness_problem(config: AuditConfig, now: float) -> str:
         states = read_states(config.tiles)
     except OSError as error:
         return f"what is known of the witnesses cannot be read: {reason_of(error)}"
-    names = [parse_witness(one.key).name for one in config.witnesses]
+    names = [one.name for one in config.witnesses]
     return "; ".join(stale(states, names, now, config.witness_age * 3_600))[:MAX_TOLD]

@@ -92,6 +92,7 @@ def witness(config: Config = DEFAULT_CONFIG, output_format: Output = Format.TABL
     A witness cosigns only what continues all that it has cosigned. One that refuses or cannot be
     reached is told here, by athanor doctor, a metric and an alert; nothing of the appliance waits.
     """
+    from appliance.common.audit.checkpoint import CheckpointError
     from appliance.common.audit.cosignature import parse_witness
     from appliance.common.config_loader import load_config
     from appliance.operator.cli.audit import config_errors_fail
@@ -103,7 +104,10 @@ def witness(config: Config = DEFAULT_CONFIG, output_format: Output = Format.TABL
         fail(
             exits.REFUSED, "no witness is configured", "`audit: tiles` and `audit: witnesses` in athanor.yaml name them"
         )
-    asked = [Asked(parse_witness(one.key), one.url, one.folder) for one in section.witnesses]
+    try:
+        asked = [Asked(parse_witness(one.key), one.url, one.folder) for one in section.witnesses]
+    except CheckpointError as error:
+        fail(exits.REFUSED, f"audit.witnesses: {error}")
     with config_errors_fail():
         done = export_tiles(section.directory, section.tiles)
         states = ask_witnesses(section.tiles, asked)
