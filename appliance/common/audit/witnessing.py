@@ -17,6 +17,7 @@ from pathlib import Path
 from appliance.common.audit.checkpoint import CheckpointError
 from appliance.common.audit.cosignature import Witness, read_cosignature
 from appliance.common.audit.proofs import SubtreeHash, prove_consistency
+from appliance.common.figures import counted
 
 MAX_STATE_BYTES = 1 << 16
 """Most bytes of the file; one of 16 witnesses has 8 KB."""
@@ -77,7 +78,8 @@ def answered(state: WitnessState, witness: Witness, note: str, size: int, status
     text = body.strip()
     if status == 409 and text.isascii() and text.isdecimal() and len(text) < 19:
         if int(text) > size:
-            return Answered(_refused(state, f"it has seen a tree of {text} entries, and this log has {size}"))
+            seen = counted(int(text), "entry", "entries")
+            return Answered(_refused(state, f"it has seen a tree of {seen}, and this log has {size}"))
         if int(text) != state.size:
             return Answered(replace(state, size=int(text)), retry=True)
     return Answered(_refused(state, MEANINGS.get(status, f"it answers with status {status}")))
