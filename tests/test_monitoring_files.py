@@ -92,6 +92,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"athanor_engine_defects{{{MODEL}}}": "0x45"},
     ),
     "AthanorAuditFailing": ({"athanor_audit_failing": "1x45"}, {"athanor_audit_failing": "0x45"}),
+    "AthanorAuditUnwitnessed": ({"athanor_audit_unwitnessed": "1x45"}, {"athanor_audit_unwitnessed": "0x45"}),
     "AthanorDiskFilling": (
         {
             'athanor_disk_free_bytes{athanor_place="audit"}': "20000000000-200000000x45",

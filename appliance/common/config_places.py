@@ -67,6 +67,34 @@ class SpillConfig(Section):
         return self
 
 
+MAX_WITNESSES = 16
+"""Most witnesses: as many signatures as a checkpoint may have beside the log's."""
+
+
+class WitnessConfig(Section):
+    """A witness that cosigns checkpoints of the audit log (docs/audit.md)."""
+
+    key: Annotated[str, Field(pattern=r"^[!-*,-~]{1,64}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")]
+    """Its public key: `name+digits+base64` on one line, of an Ed25519 cosigner."""
+    url: str = ""
+    """Address below which it takes checkpoints, without `add-checkpoint`."""
+    folder: Path | None = Field(default=None, strict=False)
+    """In place of an address: folder in which requests are put, and responses found."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if bool(self.url) == (self.folder is not None):
+            raise ValueError("a witness has either url or folder")
+        if self.url and not self.url.startswith(("https://", "http://")):
+            raise ValueError("url begins with https:// or http://")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the witness."""
+        return self.key.partition("+")[0]
+
+
 class AuditConfig(Section):
     """The audit log."""
 
@@ -79,6 +107,21 @@ class AuditConfig(Section):
     names: Literal["pseudonyms", "clear"] = "pseudonyms"
     """How entries name tenants and their credentials. pseudonyms: by keyed pseudonyms, which the commands resolve and
     `athanor tenant shred` unlinks for good. clear: as the policy spells them, for programs that read the files."""
+    tiles: Path | None = Field(default=None, strict=False)
+    """Folder of the tiles that `athanor audit witness` exports and has cosigned."""
+    witnesses: tuple[WitnessConfig, ...] = Field(default=(), max_length=MAX_WITNESSES, strict=False)
+    """Witnesses that cosign checkpoints; nothing waits for them."""
+    witness_age: Annotated[int, Field(gt=0), Unit("hours")] = 24
+    """Age of a witness's last cosignature from which on it is told by `athanor doctor`, a metric and an alert."""
+
+    @model_validator(mode="after")
+    def _have_tiles(self) -> Self:
+        names = [one.name for one in self.witnesses]
+        if names and self.tiles is None:
+            raise ValueError("witnesses need tiles: the folder of what they cosign")
+        if len(set(names)) < len(names):
+            raise ValueError("two witnesses have one name")
+        return self
 
 
 class KeysConfig(Section):

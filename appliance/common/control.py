@@ -302,10 +302,11 @@ class Used:
 @dataclass(frozen=True, slots=True)
 class AuditState:
     """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
-    meanwhile."""
+    meanwhile. ``witness``: what is wrong with the witnesses of its checkpoints; empty while they cosign."""
 
     problem: str
     refuses: int
+    witness: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from appliance.common.audit.tiles import (
 )
 from appliance.common.audit.verify import read_verifier
 from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.figures import counted
 from isolation.host.atomic_file import write_whole
 
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
@@ -58,9 +59,8 @@ def export_tiles(directory: Path, folder: Path) -> Exported:
         folder.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
         before = _before(folder, verifier)
         if before.size > checkpoint.size:
-            raise ConfigError(
-                f"{folder} has {before.size} entries, and the log has {checkpoint.size}: it is an older copy"
-            )
+            there, here = (counted(one.size, "entry", "entries") for one in (before, checkpoint))
+            raise ConfigError(f"{folder} has {there}, and the log has {here}: it is an older copy")
         try:
             edge = _Edge(folder, before)
             for line in _lines(directory, before.size, checkpoint.size):

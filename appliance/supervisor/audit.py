@@ -69,6 +69,8 @@ class Recorder:
         """Takes each entry that the gateway reports; set by the owner."""
         self.problem = ""
         """Why the log is not written now."""
+        self.witness = ""
+        """What is wrong with the witnesses of its checkpoints."""
         for one in audit.opening if audit is not None else ():
             self.record(one)
 
@@ -107,8 +109,19 @@ class Recorder:
 
     def greet(self) -> None:
         """Tell a gateway that has attached about a problem of the log."""
-        if self.problem:
+        if self.problem or self.witness:
             self._tell(self._state())
+
+    def note_witnesses(self, problem: str) -> None:
+        """Take what is wrong with the witnesses, and tell the gateway what is new of it."""
+        if problem == self.witness:
+            return
+        self.witness = problem
+        if problem:
+            log.warning("a witness of the audit log does not cosign", problem=problem)
+        else:
+            log.info("all witnesses of the audit log cosign")
+        self._tell(self._state())
 
     async def run(self) -> None:
         """Write what comes until cancelled. A write that is on its way then goes on in its thread, and ``close`` waits
@@ -219,7 +232,7 @@ class Recorder:
         self._tell(self._state())
 
     def _state(self) -> AuditState:
-        return AuditState(self.problem, int(self._refuses and bool(self.problem)))
+        return AuditState(self.problem, int(self._refuses and bool(self.problem)), self.witness)
 
     def _announce(self, audit: AuditLog) -> None:
         self._announced = time.monotonic()

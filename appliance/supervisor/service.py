@@ -62,6 +62,7 @@ from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
+from appliance.supervisor.witness_watch import watch_witnesses
 from isolation.gvisor.runtime import Runtime
 from isolation.ipc.messages import Role
 
@@ -291,8 +292,9 @@ async def _keep_account(
     server.on_spend = metering.take
     uses = KeyUseKeeper(config.audit.directory)
     server.on_keys_used = uses.take
+    witnesses = watch_witnesses(config.audit, recorder.note_witnesses)
     try:
-        await asyncio.gather(metering.run(), keeper.run(), uses.run())
+        await asyncio.gather(metering.run(), keeper.run(), uses.run(), witnesses)
     finally:
         await asyncio.to_thread(uses.close)
 

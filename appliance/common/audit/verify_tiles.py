@@ -26,6 +26,7 @@ from appliance.common.audit.tiles import (
     width_of,
 )
 from appliance.common.audit.verify import Report, Roots, entry_number
+from appliance.common.figures import counted
 
 MAX_CHECKPOINT_FILE_BYTES = 1 << 16
 
@@ -107,7 +108,7 @@ def _walk(folder: Path, checkpoint: Checkpoint, expected: dict[int, set[bytes]],
 def _meet(tree: Roots, expected: dict[int, set[bytes]], report: Report) -> None:
     roots = expected.pop(tree.size, None)
     if roots is not None and roots != {tree.root()}:
-        report.blame(f"not what was signed, at the beginning: {tree.size} entries")
+        report.blame(f"not what was signed, at the beginning: {counted(tree.size, 'entry', 'entries')}")
 
 
 def _entries(folder: Path, bundle: int, width: int, report: Report) -> list[bytes] | None:

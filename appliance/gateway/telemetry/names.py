@@ -136,6 +136,7 @@ KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
 ENGINE_DEFECTS = "athanor.engine.defects"
 INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
+AUDIT_UNWITNESSED = "athanor.audit.unwitnessed"
 CERTIFICATE_END = "athanor.certificate.end"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 KV_CACHED_BLOCKS = "athanor.engine.kv_cached_blocks"
@@ -413,6 +414,9 @@ GAUGES = {
     KV_CACHED_BLOCKS: Instrument("{block}", "KV blocks that are cached, which are free too.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
+    AUDIT_UNWITNESSED: Instrument(
+        "1", "1 while a configured witness refuses, or has not cosigned in time.", frozenset()
+    ),
     CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),
     KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
     KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),

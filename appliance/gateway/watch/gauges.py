@@ -220,6 +220,7 @@ class Gauges:
         if self.door is not None:
             yield from self.door.levels(self._telemetry.count)
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
+        yield Level(names.AUDIT_UNWITNESSED, int(bool(self._service.audit.witness)), {})
         if (dates := self._certificate()) is not None:
             yield Level(names.CERTIFICATE_END, dates[1], {})
 

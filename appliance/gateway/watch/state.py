@@ -205,6 +205,7 @@ class ApplianceState:
             policy=self._policy.status(policy, self._clocks),
             audit_problem=service.audit.problem,
             audit_refuses=service.audit.refuses,
+            audit_witness=service.audit.witness,
             integrity_failures=service.integrity_failures,
             silence_s={one.name: one.engine.progress.silence_s for one in self._sandboxes.every if one.engine},
             defects=sum(engine.stats.defects for engine in self._engines.engines),

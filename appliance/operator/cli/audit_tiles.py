@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from appliance.common.errors import reason_of
-from appliance.common.figures import counted
+from appliance.common.figures import counted, printable
 from appliance.operator.cli import exits
-from appliance.operator.cli.options import Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 TILES_EXAMPLES = """
 athanor audit tiles /var/lib/athanor-tiles | add what is new, for a server of files or a copy
 athanor audit verify --tiles /mnt/copy/tiles --key kept.key | verify such a copy, by a key kept elsewhere
+"""
+
+WITNESS_EXAMPLES = """
+athanor audit witness | ask all witnesses of athanor.yaml; for a timer
 """
 
 PROVE_EXAMPLES = """
@@ -79,6 +84,40 @@ def prove(
         typer.echo(write_proof(entry, number, prove_inclusion(number, size, reader.subtree), text), nl=False)
     except (CheckpointError, TileError) as error:
         fail(exits.REFUSED, f"{folder}: {error}", "athanor audit verify --tiles DIR tells more")
+
+
+def witness(config: Config = DEFAULT_CONFIG, output_format: Output = Format.TABLE) -> None:
+    """Export new tiles, and have the configured witnesses cosign the last checkpoint. For a timer.
+
+    A witness cosigns only what continues all that it has cosigned. One that refuses or cannot be
+    reached is told here, by athanor doctor, a metric and an alert; nothing of the appliance waits.
+    """
+    from appliance.common.audit.checkpoint import CheckpointError
+    from appliance.common.audit.cosignature import parse_witness
+    from appliance.common.config_loader import load_config
+    from appliance.operator.cli.audit import config_errors_fail
+    from appliance.operator.tile_export import export_tiles
+    from appliance.operator.witnesses import Asked, ask_witnesses
+
+    section = load_config(config).audit
+    if section is None or section.tiles is None or not section.witnesses:
+        fail(
+            exits.REFUSED, "no witness is configured", "`audit: tiles` and `audit: witnesses` in athanor.yaml name them"
+        )
+    try:
+        asked = [Asked(parse_witness(one.key), one.url, one.folder) for one in section.witnesses]
+    except CheckpointError as error:
+        fail(exits.REFUSED, f"audit.witnesses: {error}")
+    with config_errors_fail():
+        done = export_tiles(section.directory, section.tiles)
+        states = ask_witnesses(section.tiles, asked)
+    if not print_data([asdict(one) for one in states], output_format):
+        for one in states:
+            size = counted(one.size, "entry", "entries")
+            said = f"did not cosign: {one.problem}" if one.problem else f"has cosigned {size} of {done.size}"
+            output().print(printable(f"{one.name} {said}"), soft_wrap=True, markup=False, highlight=False)
+    if any(one.problem for one in states):
+        raise typer.Exit(exits.REFUSED)
 
 
 def verify_proof(path: Path, key: Path | None, cosigners: list[Path], output_format: Format) -> None:

@@ -371,6 +371,10 @@ class KeptAccount:
     """Entries that the usage book has."""
     problem: str = ""
     """Why log or book cannot be read; empty where both can."""
+    witnesses: int = 0
+    """Witnesses that are configured."""
+    unwitnessed: str = ""
+    """What is wrong with them."""
     unseen: bool = False
     """Whether the folder is closed to this user."""
     empty: bool = False

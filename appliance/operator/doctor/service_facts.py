@@ -22,7 +22,7 @@ from appliance.common.listen_config import MAX_SOCKET_PATH
 from appliance.common.model_signature import with_signer
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
-from appliance.operator.doctor.account import look_at_account
+from appliance.operator.doctor.account import look_at_account, with_witnesses
 from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.facts import (
     EXPIRY_DAYS,
@@ -127,7 +127,7 @@ def look_at_service(
         threads=threads,
         rank_problems=rank_problems,
         forms=_forms(config),
-        account=None if config.audit is None else look_at_account(config.audit.directory),
+        account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
 
 

@@ -117,12 +117,12 @@ async def test_a_full_disk_is_told_and_the_gap_is_in_the_log(tmp_path: Path, mon
         recorder.record(refused(number))
         await recorder.flush()
     problem = "the audit log cannot be written: No space left on device"
-    assert told == [AuditState(problem, 1)]
+    assert told == [AuditState(problem, 1, "")]
     recorder.greet()
-    assert told == [AuditState(problem, 1)] * 2
+    assert told == [AuditState(problem, 1, "")] * 2
     disk.full = False
     await recorder.flush()
-    assert told[-1] == AuditState("", 0)
+    assert told[-1] == AuditState("", 0, "")
     await recorder.close()
     assert found(tmp_path)[2:] == [*map(refused, range(10)), entry("gap", where="supervisor", dropped=15)]
 
@@ -165,7 +165,7 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
     up = SandboxUp("m", "engine", 1, 77, 0, "", {})
     cause = "the process ended with status 1; its last words: the prompt was CANARY"
     down = SandboxDown("m", "engine", 1, 1, "failed", cause, 0.5)
-    messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0)]
+    messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0, "")]
     assert [watched(message, ()) for message in messages] == [False] * 5
     assert sent == messages
     assert [(one.fields["state"], one.fields["generation"]) for one in records] == [("up", 1), ("down", 1), ("up", 2)]
@@ -212,3 +212,14 @@ async def test_a_shred_unlinks_what_was_recorded_before(tmp_path: Path) -> None:
     assert told[0][1] == told[1][1] and PSEUDONYM.fullmatch(told[0][1])
     assert told[2][1] == "omega"
     assert b"alpha" not in b"".join(path.read_bytes() for path in (tmp_path / "audit").glob("*.log"))
+
+
+async def test_what_is_wrong_with_witnesses_is_told_once(tmp_path: Path) -> None:
+    """The gateway hears of a witness that is late, once, and again when it has come; a gateway that attaches too."""
+    told: list[AuditState] = []
+    recorder = Recorder(open_log(tmp_path), told.append)
+    for problem in ("late", "late", ""):
+        recorder.note_witnesses(problem)
+        recorder.greet()
+    assert told == [AuditState("", 0, "late")] * 3 + [AuditState("", 0, "")]
+    await recorder.close()
