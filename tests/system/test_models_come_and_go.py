@@ -20,8 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from appliance.common.catalog import embedded_model
-from appliance.common.model_rest import STAY_S
 from appliance.common.served_models import DRAIN_S
+from appliance.common.sleep_rules import STAY_S
 from appliance.operator.cli.app import app
 from tests.system.conftest import PLAIN, Appliance
 from tests.system.test_deaths import host_pid
