@@ -186,11 +186,6 @@ class ModelSandboxes:
         return self.engine is not None and self.text is not None
 
     @property
-    def lost(self) -> bool:
-        """Whether one of its sandboxes was there, or failed to come, and is not there now."""
-        return any(record.state == "failed" for record in self.records.values())
-
-    @property
     def hangs(self) -> dict[str, str]:
         """Why sandboxes that are there count as hung, by role; empty while all answer."""
         links = {"engine": self.engine, "text": self.text}
@@ -310,12 +305,9 @@ class ModelSandboxes:
         await self._wait(lambda: self.ready or self.sleep_state.asleep, until)
 
     async def wait_woken(self, until: float) -> None:
-        """Wait until both sandboxes are there, or the model sleeps again, or one of them was lost on the way.
-
-        Raises:
-            UnavailableError: none of it happened in time.
-        """
-        await self._wait(lambda: self.ready or self.sleep_state.asleep or self.lost, until)
+        """Wait until both sandboxes are there, or the model sleeps again, or one was lost; raises as ``wait_awake``."""
+        records = self.records
+        await self._wait(lambda: self.ready or self.sleep_state.asleep or _lost(records), until)
 
     def begin_wake(self) -> None:
         """Note that the model is being woken."""
@@ -429,6 +421,11 @@ class ModelSandboxes:
                 ) from None
             finally:
                 self._waiters.discard(waiter)
+
+
+def _lost(records: Mapping[str, SandboxRecord]) -> bool:
+    """Whether one of a model's sandboxes was there, or failed to come, and is not there now."""
+    return any(record.state == "failed" for record in records.values())
 
 
 async def first_ready(models: Iterable[ModelSandboxes], longest_s: float) -> None:
