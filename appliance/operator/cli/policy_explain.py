@@ -106,8 +106,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
     gateway does: before the prompt is tokenised, then with --input-tokens. Of a route it shows where it leads, and the
-    model that is chosen while all can serve, or those of --unready, --busy and --asleep are so. Nothing that runs is
-    asked.
+    model that is chosen while all can serve, or --unready, --busy and --asleep name some. Nothing that runs is asked.
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
