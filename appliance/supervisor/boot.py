@@ -25,7 +25,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.model_memory import model_need
-from appliance.common.model_rest import ALWAYS
+from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem

@@ -34,15 +34,15 @@ from appliance.common.control_models import (
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, ModelSignatureError, os_errors_as
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, no_room
-from appliance.common.model_rest import ALWAYS
 from appliance.common.model_signature import with_signer
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
+from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
 from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.gpu import Cards
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
-from appliance.supervisor.rest_orders import RestOrders
+from appliance.supervisor.sleep_orders import SleepOrders
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
 from isolation.gvisor.runtime import Runtime
@@ -105,7 +105,7 @@ class ModelChanges:
         self._publish = publish
         self._record = record
         self._reread = reread
-        self._rests = RestOrders(models, publish, record)
+        self._sleep_orders = SleepOrders(models, publish, record)
         self.residents: Residents | None = None
         self.warm: WarmStarts | None = None
         """Set by the owner: what else belongs to a model."""
@@ -122,7 +122,7 @@ class ModelChanges:
             ControlError: no gateway says it.
         """
         if isinstance(message, SleepModel | WakeModel):
-            self._rests.take(message)
+            self._sleep_orders.take(message)
         elif isinstance(message, ModelDrained):
             self._models.drained(message.model)
         elif isinstance(message, ApplyModels):
@@ -135,7 +135,7 @@ class ModelChanges:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        await self._rests.close()
+        await self._sleep_orders.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -270,7 +270,7 @@ class ModelChanges:
         )
         self._record(_entry("serve", planned))
         self._publish(self._models.word(name), ())
-        self._publish(self._models.rest_word(name), ())
+        self._publish(self._models.sleep_word(name), ())
 
     async def _end(self, name: str, *, again: bool) -> PlannedModel:
         log.info("a model goes", model=name, again=again)

@@ -31,7 +31,7 @@ from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
-from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, contents, open_store
+from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.runtime import Runtime
 from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
@@ -83,6 +83,7 @@ class WarmStarts:
         self._readers = ThreadPoolExecutor(2, "checkpoint")
         self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
         """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
+        self._listed = ListedFolders()
         self._ahead: dict[str, str] = {}
         """Name of the checkpoint with the model, by sandbox."""
 
@@ -176,7 +177,7 @@ class WarmStarts:
         if not identity:
             return ""
         mounts = tuple(mount for mount in spec.mounts if mount.target != SOCKET_TARGET)
-        seen = contents(replace(spec, mounts=mounts))
+        seen = contents(replace(spec, mounts=mounts), self._listed)
         return hashlib.sha256(f"{identity}\0{seen}".encode()).hexdigest()
 
     def ask(self, plan: BootPlan, cold_s: float) -> None:

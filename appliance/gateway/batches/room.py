@@ -63,7 +63,7 @@ class Room:
 
     def _is_free(self, tenant: Tenant, model: ModelSandboxes) -> bool:
         own = self.tenant_sandboxes.find(model.name, tenant.id)
-        asleep = ModelState.READY if model.rest.awake else self.asleep(model, tenant.id)
+        asleep = ModelState.READY if model.sleep_state.awake else self.asleep(model, tenant.id)
         if model_state(model, own, tenant.isolation_class, asleep) is not ModelState.READY:
             return False
         sandboxes = own if tenant.isolation_class.own_engine else model

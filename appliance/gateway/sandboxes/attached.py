@@ -174,7 +174,7 @@ class Sandboxes:
         self.attachment = Attachment()
         for model in self.every:
             model.close_links()
-            if model.rest.waking:
+            if model.sleep_state.waking:
                 model.fall_asleep(SUPERVISOR_GONE)
             for record in model.records.values():
                 if record.state == "ready":

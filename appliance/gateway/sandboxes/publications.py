@@ -157,7 +157,9 @@ class Publications:
         return [
             f"public_prefixes.{name}: its model {one.model} sleeps; whether it can be published is known once it wakes"
             for name, one in sorted(policy.public.items())
-            if one.model in self.models and self.models[one.model].rest.asleep and public_account(one) not in asked
+            if one.model in self.models
+            and self.models[one.model].sleep_state.asleep
+            and public_account(one) not in asked
         ]
 
     def views(self, model: str | None = None) -> list[PublicPrefixStatus]:

@@ -15,7 +15,7 @@ GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID 
 GET  /health/live             200 while the process answers
 GET  /health/ready            200 when a request can be served, else 503 with the reason
 POST /reload                  ``ReloadOutcome``: 200, or 409 when the policy was not changed
-POST /models/NAME/sleep       ``RestOutcome``: 200, 404 for no such model, 409 when it cannot sleep now
+POST /models/NAME/sleep       ``SleepOutcome``: 200, 404 for no such model, 409 when it cannot sleep now
 POST /models/NAME/wake        the same, once the model is awake
 /requests, /drain, ...        ``appliance.gateway.telemetry.operator_routes``
 GET  /, /console...           the operator's page, where there is one (``appliance.gateway.console``)
@@ -36,7 +36,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
-from appliance.common.model_rest import RestOutcome
+from appliance.common.sleep_rules import SleepOutcome
 from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import Render, metrics_endpoint, ready_endpoint
@@ -52,12 +52,12 @@ MAX_ID_CHARS = 64
 """Characters of a trace's name; a trace id has 32."""
 
 
-def _no_model(name: str) -> RestOutcome:
+def _no_model(name: str) -> SleepOutcome:
     """Answer of a listener without models."""
-    return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+    return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
 
 
-async def _no_model_soon(name: str) -> RestOutcome:
+async def _no_model_soon(name: str) -> SleepOutcome:
     return _no_model(name)
 
 
@@ -76,8 +76,8 @@ class AdminParts:
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
     shadow: Callable[[], ShadowStatus]
-    sleep: Callable[[str], RestOutcome] = _no_model
-    wake: Callable[[str], Awaitable[RestOutcome]] = _no_model_soon
+    sleep: Callable[[str], SleepOutcome] = _no_model
+    wake: Callable[[str], Awaitable[SleepOutcome]] = _no_model_soon
     """May wait."""
 
 

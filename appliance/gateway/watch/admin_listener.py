@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from appliance.common.status import KeysStatus, ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
-from appliance.gateway.sandboxes.model_rests import ModelRests
+from appliance.gateway.sandboxes.sleep_control import SleepControl
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
 from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
 from appliance.gateway.telemetry.tracer import OtelTelemetry
@@ -28,7 +28,7 @@ async def serve_admin(
     gauges: Gauges,
     reload: Callable[[], Awaitable[ReloadOutcome]],
     keys: Callable[[], KeysStatus],
-    rests: ModelRests,
+    sleep: SleepControl,
 ) -> AsyncIterator[str]:
     """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
 
@@ -46,8 +46,8 @@ async def serve_admin(
         ready=state.readiness,
         reload=reload,
         shadow=state.shadow,
-        sleep=rests.put_to_sleep,
-        wake=rests.wake_up,
+        sleep=sleep.put_to_sleep,
+        wake=sleep.wake_up,
     )
     work = OperatorParts(
         requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call

@@ -12,7 +12,7 @@ import structlog
 
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
-from appliance.common.model_rest import RESTS, SLEEP_REASONS, WAKE_REASONS
+from appliance.common.sleep_rules import SLEEP_REASONS, SLEEP_STATES, WAKE_REASONS
 from appliance.common.status import SERVING_STATES, serving_state
 from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
@@ -231,13 +231,13 @@ class Gauges:
 
     def _readiness(self, name: str, model: ModelSandboxes) -> Iterator[Level]:
         own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]
-        for state in RESTS:
-            yield Level(names.MODEL_STATE, int(model.rest.state == state), {"model": name, "state": state})
-        if model.rest.wake_s:
-            yield Level(names.MODEL_WAKE_TIME, model.rest.wake_s, {"model": name})
+        for state in SLEEP_STATES:
+            yield Level(names.MODEL_STATE, int(model.sleep_state.state == state), {"model": name, "state": state})
+        if model.sleep_state.wake_s:
+            yield Level(names.MODEL_WAKE_TIME, model.sleep_state.wake_s, {"model": name})
         for role, link in zip(ROLES, (model.engine, model.text), strict=True):
             labels = {"model": name, "role": role}
-            if model.rest.awake or link is not None:  # Else nothing is missing.
+            if model.sleep_state.awake or link is not None:  # Else nothing is missing.
                 yield Level(names.SANDBOX_READY, int(link is not None and not link.hang), labels)
             links = [one.engine if role == "engine" else one.text for one in own]
             there = sum(one is not None and not one.hang for one in links)

@@ -110,7 +110,7 @@ class ApplianceState:
         """Return the models that ought to answer and are not there. One that sleeps is none of them, and one that has
         just come, or is being taken away, neither, as long as another answers."""
         models = [one for one in self._service.model_sandboxes.values() if one.leaving is Leaving.NO]
-        away = [one.name for one in models if not one.ready and one.rest.awake]
+        away = [one.name for one in models if not one.ready and one.sleep_state.awake]
         late = {one.name for one in models if one.arriving}
         return [name for name in away if name not in late] or (away if len(away) == len(models) else [])
 

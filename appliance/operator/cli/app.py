@@ -32,8 +32,8 @@ from appliance.operator.cli import (
     logs,
     model,
     model_cache,
-    model_rest,
     model_serving,
+    model_sleep,
     model_verify,
     package,
     policy,
@@ -204,8 +204,8 @@ _add("Commands", "calls", sandbox.calls, sandbox.CALLS_EXAMPLES, _sandbox)
 _model = _group("model", "Serve further models and stop them; pull, convert, verify and pin models.", MORE)
 _add("Commands", "add", model_serving.add, model_serving.ADD_EXAMPLES, _model)
 _add("Commands", "stop", model_serving.stop, model_serving.STOP_EXAMPLES, _model)
-_add("Commands", "sleep", model_rest.sleep, model_rest.SLEEP_EXAMPLES, _model)
-_add("Commands", "wake", model_rest.wake, model_rest.WAKE_EXAMPLES, _model)
+_add("Commands", "sleep", model_sleep.sleep, model_sleep.SLEEP_EXAMPLES, _model)
+_add("Commands", "wake", model_sleep.wake, model_sleep.WAKE_EXAMPLES, _model)
 _add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
 _add("Commands", "digest", model.digest, model.DIGEST_EXAMPLES, _model)
 _add("Commands", "manifest", model_cache.manifest, model_cache.MANIFEST_EXAMPLES, _model)

@@ -224,7 +224,7 @@ def _fits(model: ModelConfig, loaded: ApplianceConfig, *, on_card: bool) -> Mode
     """
     from appliance.common.catalog import find_files
     from appliance.common.model_memory import machine_memory, model_need, no_room
-    from appliance.common.model_rest import ALWAYS
+    from appliance.common.sleep_rules import ALWAYS
 
     need = model_need(model, find_files(model.name, model.folder)[0], on_card=on_card)
     memory, asleep = machine_memory(), () if model.keep == ALWAYS else (model.name,)

@@ -111,8 +111,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
     gateway does: before the prompt is tokenised, then with --input-tokens. Of a route it shows where it leads, and the
-    model that is chosen while all can serve, or those of --unready and --busy cannot, or those of --asleep have to be
-    woken. Nothing that runs is asked.
+    model that is chosen while all can serve, or --unready, --busy and --asleep name some. Nothing that runs is asked.
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
@@ -132,9 +131,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
-    now = replace(now, end_user_output_tokens_left=end_user_output_left)
-    now = replace(now, unready=tuple(unready or ()), busy=tuple(busy or ()), asleep=tuple(asleep or ()))
-    now = _at_this_moment(now)
+    now = replace(now, end_user_output_tokens_left=end_user_output_left, asleep=tuple(asleep or ()))
+    now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from appliance.common.control_models import ModelRest
 from appliance.common.errors import (
     ApplianceError,
     InvalidRequestError,
@@ -18,7 +17,6 @@ from appliance.common.errors import (
     PolicyChangedError,
     UnavailableError,
 )
-from appliance.common.model_rest import MOST_WAKES_OF_TENANT
 from appliance.gateway.generate_request import (
     CallContext,
     EmbedRequest,
@@ -36,7 +34,6 @@ from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes import model_sandboxes as rooms
 from appliance.gateway.sandboxes.engine_link import EngineLink
-from appliance.gateway.sandboxes.model_rests import FAILED_S, TENANT_WAITING, ModelRests
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import BUSY_LIVE, BUSY_QUEUE, model_state
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
@@ -226,48 +223,6 @@ async def test_the_fallback_serves_while_a_model_is_away(house: House) -> None:
     house.models["mini"].begin_drain()
     assert house.service.routed(BY_ALIAS, request()).model == "next"
     assert house.choices()["fast", "next", "unready"] == 4
-
-
-async def test_the_fallback_serves_while_a_model_sleeps_and_cannot_be_woken(house: House) -> None:
-    """A sleeping model that can be woken is chosen (the control). Without a supervisor, woken too often, after a wake
-    that failed just now and without memory it is not; one that waits for memory is as good as busy, and half a minute
-    after the failure it is tried again."""
-    model, now, attached = house.models["mini"], [1_000.0], [True]
-    rests = ModelRests(house.models, lambda _: None, lambda: attached[0], lambda _: 0, clock=lambda: now[0])
-    house.service.routing.asleep = rests.route_state
-    free = [8 << 30]
-    rests.available = lambda: free[0]
-    for name, one in house.models.items():
-        rests.take(ModelRest(name, "asleep", "", 1 << 30, 0, "while_used", 60_000))
-        assert one.rest.asleep
-    house.boot("next")
-    rests.take(ModelRest("next", "awake", "", 1 << 30, 0, "while_used", 60_000))
-
-    def chosen() -> str:
-        return house.service.routed(BY_ALIAS, request()).model
-
-    assert chosen() == "mini"
-    attached[0] = False
-    assert chosen() == "next"
-    attached[0] = True
-    assert chosen() == "mini"
-    for _ in range(MOST_WAKES_OF_TENANT):
-        rests.guard.note("other", "by-alias", now[0])
-    assert chosen() == "next"
-    now[0] += 60
-    assert chosen() == "mini"
-    model.rest.fall_asleep("its engine did not start", now[0])
-    assert chosen() == "next"
-    now[0] += FAILED_S
-    assert chosen() == "mini"
-    free[0] = 1 << 20
-    rests.live = lambda one: int(one.name == "next")
-    assert chosen() == "next", "it waits for the memory of the model in use"
-    house.models["next"].rest.keep = "always"
-    assert chosen() == "next", "there is no memory for it"
-    free[0] = 8 << 30
-    model.rest.waiting["by-alias"] = TENANT_WAITING
-    assert chosen() == "next"
 
 
 async def test_a_busy_model_is_passed_over_except_for_class_strict(house: House) -> None:

@@ -174,7 +174,7 @@ async def test_a_prefix_of_a_sleeping_model_is_named_as_unchecked(stage: Stage) 
     assert stage.publications.unchecked(policy) == []
     text = stage.model.text
     stage.model.text = None
-    stage.model.rest.fall_asleep("", 0.0)
+    stage.model.sleep_state.fall_asleep("", 0.0)
     assert await stage.publications.prepare(policy) == []
     assert stage.publications.unchecked(policy) == [
         "public_prefixes.one: its model m sleeps; whether it can be published is known once it wakes"

@@ -4,7 +4,7 @@ A sleeping model is known and listed and has no sandboxes. The first request tha
 its deadline leaves the time that a wake takes; all others that come meanwhile join it. One whose deadline is too short
 is refused at once, with the time after which it may come again, and the wake goes on for it.
 
-What is decided here is carried out by the supervisor (``appliance.supervisor.rest_orders``), in the order in which it
+What is decided here is carried out by the supervisor (``appliance.supervisor.sleep_orders``), in the order in which it
 is told: what sleeps has ended before what wakes is booted.
 """
 
@@ -22,7 +22,7 @@ from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
 from appliance.common.model_memory import machine_memory
-from appliance.common.model_rest import (
+from appliance.common.sleep_rules import (
     ASLEEP,
     AWAKE,
     IDLE,
@@ -30,11 +30,11 @@ from appliance.common.model_rest import (
     MEMORY,
     OPERATOR,
     REQUEST,
-    RESTS,
+    SLEEP_STATES,
     WAKING,
+    ModelFacts,
     Refuse,
-    Resting,
-    RestOutcome,
+    SleepOutcome,
     Wait,
     Wake,
     WakeGuard,
@@ -44,7 +44,7 @@ from appliance.common.model_rest import (
 )
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
-from appliance.gateway.sandboxes.rest import LEAST_LEFT_S
+from appliance.gateway.sandboxes.sleep_state import LEAST_LEFT_S
 from policy.model import ModelState
 
 log = structlog.get_logger()
@@ -73,7 +73,7 @@ WAKE_PATIENCE_S = 600.0
 
 
 @dataclass(slots=True)
-class ModelRests:
+class SleepControl:
     """Keeps which models sleep. All methods run in one event loop."""
 
     models: Mapping[str, ModelSandboxes]
@@ -101,36 +101,36 @@ class ModelRests:
             FeatureNotAllowedError: it sleeps, and the tenant may not wake it (``wakes``).
             UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
         """
-        rest, began = model.rest, self.clock()
-        rest.used_at, rest.used = began, True
-        if rest.awake:
+        sleep, began = model.sleep_state, self.clock()
+        sleep.used_at, sleep.used = began, True
+        if sleep.awake:
             return 0.0
-        if rest.waiting[tenant] >= TENANT_WAITING or rest.waiting.total() >= MAX_WAITING:
-            raise self._asleep(model, "and too many requests wait for it", rest.left_s(began))
-        rest.waiting[tenant] += 1
+        if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
+            raise self._asleep(model, "and too many requests wait for it", sleep.left_s(began))
+        sleep.waiting[tenant] += 1
         try:
             await self._until_awake(model, until, tenant, wakes=wakes)
         finally:
-            rest.waiting[tenant] -= 1
-            if not rest.waiting[tenant]:
-                del rest.waiting[tenant]
-            rest.used_at = self.clock()
+            sleep.waiting[tenant] -= 1
+            if not sleep.waiting[tenant]:
+                del sleep.waiting[tenant]
+            sleep.used_at = self.clock()
         return self.clock() - began
 
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
-        rest, room_until = model.rest, self.clock() + ROOM_WAIT_S
-        while not rest.awake:
-            left = rest.left_s(now := self.clock())
-            if rest.asleep and not wakes:  # It fell asleep after the policy had looked.
+        sleep, room_until = model.sleep_state, self.clock() + ROOM_WAIT_S
+        while not sleep.awake:
+            left = sleep.left_s(now := self.clock())
+            if sleep.asleep and not wakes:  # It fell asleep after the policy had looked.
                 raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
-            if rest.asleep:
+            if sleep.asleep:
                 decision = self._decide(model, tenant)
                 # One that cannot be answered in time ends no other model.
                 if isinstance(decision, Wake) and (now + left <= until or not decision.evicted):
                     self._wake(model, decision, REQUEST, tenant)
             if now + left > until:
                 raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
-            if rest.waking:
+            if sleep.waking:
                 await self._join(model, until)
             elif now > room_until:
                 raise self._asleep(model, "and others use the memory that it needs", left)
@@ -170,32 +170,32 @@ class ModelRests:
         decision = self._decision(model)
         if isinstance(decision, Refuse):
             log.warning("a model cannot be woken", model=model.name, reason=decision.why)
-            raise self._asleep(model, "and there is no memory for it", model.rest.estimate_s)
+            raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
         return decision
 
     def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
         """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
         over, as is one whose memory the requests of others use where the route passes over busy models."""
-        rest, now = model.rest, self.clock()
-        if rest.waiting[tenant] >= TENANT_WAITING or rest.waiting.total() >= MAX_WAITING:
+        sleep, now = model.sleep_state, self.clock()
+        if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
             return ModelState.BUSY
-        if not rest.asleep:
+        if not sleep.asleep:
             return ModelState.READY
-        failed = bool(rest.cause) and now - rest.since < FAILED_S
+        failed = bool(sleep.cause) and now - sleep.since < FAILED_S
         if failed or not self.attached() or self.guard.wait_s(model.name, tenant, now):
             return ModelState.UNREADY
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(self._decision(model))]
 
     def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
-        return decide(model.name, map(self._resting, self.models.values()), self.budget, self.available())
+        return decide(model.name, map(self._facts, self.models.values()), self.budget, self.available())
 
-    def _resting(self, model: ModelSandboxes) -> Resting:
-        rest = model.rest
+    def _facts(self, model: ModelSandboxes) -> ModelFacts:
+        sleep = model.sleep_state
         # One that is being taken away gives its memory back without being told to.
         live = self.live(model) if model.ready and model.leaving is Leaving.NO else 1
-        facts = rest.state, rest.keep, rest.need_bytes, rest.used_at
-        return Resting(model.name, *facts, live=live, ending=rest.ending, stays=rest.stays(self.clock()))
+        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at
+        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=sleep.stays(self.clock()))
 
     def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
         self.count(TURNED_AWAY, model.name, "")
@@ -213,7 +213,7 @@ class ModelRests:
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
         log.info("a model sleeps", model=model.name, reason=reason)
-        model.rest.ending = True
+        model.sleep_state.ending = True
         self.end_own(model.name)
         # Before the channels close: the supervisor starts a sandbox again that ends and shall not sleep.
         self.tell(SleepModel(model.name, reason))
@@ -228,9 +228,11 @@ class ModelRests:
         for model in self.models.values():
             if not self.attached():
                 continue
-            if sleeps(self._resting(model), now, model.rest.idle_s):
+            if sleeps(self._facts(model), now, model.sleep_state.idle_s):
                 self._sleep(model, IDLE)
-            elif model.rest.asleep and unused(model.rest.keep, model.rest.used_at, now, model.rest.idle_s):
+            elif model.sleep_state.asleep and unused(
+                model.sleep_state.keep, model.sleep_state.used_at, now, model.sleep_state.idle_s
+            ):
                 self._end_own(model)
 
     def _end_own(self, model: ModelSandboxes) -> int:
@@ -238,56 +240,56 @@ class ModelRests:
         booted while it slept. Returns of how many tenants."""
         return 0 if self.live(model) else self.end_own(model.name)
 
-    def put_to_sleep(self, name: str) -> RestOutcome:
+    def put_to_sleep(self, name: str) -> SleepOutcome:
         """Put a model to sleep by the operator's command."""
         model = self.models.get(name)
         if model is None or model.leaving is not Leaving.NO:
-            return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
-        rest = model.rest
-        if rest.asleep and not (live := self.live(model)):
+            return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+        sleep = model.sleep_state
+        if sleep.asleep and not (live := self.live(model)):
             ended = self._end_own(model)
             also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
-            return RestOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
-        if rest.asleep:
+            return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
+        if sleep.asleep:
             message = f"{name} is asleep, and sandboxes of single tenants are in use: {counted(live, 'request')}"
-            return RestOutcome(ok=False, state=ASLEEP, message=message)
-        if rest.waking or not model.ready or not self.attached():
-            return RestOutcome(ok=False, state=rest.state, message=f"{name} is starting; try again once it serves")
+            return SleepOutcome(ok=False, state=ASLEEP, message=message)
+        if sleep.waking or not model.ready or not self.attached():
+            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
         if live := self.live(model):
-            return RestOutcome(ok=False, state=rest.state, message=f"{name} is in use: {counted(live, 'request')}")
+            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
         self._sleep(model, OPERATOR)
-        return RestOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
+        return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
 
-    async def wake_up(self, name: str) -> RestOutcome:
+    async def wake_up(self, name: str) -> SleepOutcome:
         """Wake a model by the operator's command, and wait until it is awake."""
         model = self.models.get(name)
         if model is None or model.leaving is not Leaving.NO:
-            return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
-        rest, began = model.rest, self.clock()
-        if rest.awake:
-            return RestOutcome(ok=True, state=AWAKE, message=f"{name} is awake already")
-        if rest.asleep:
+            return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+        sleep, began = model.sleep_state, self.clock()
+        if sleep.awake:
+            return SleepOutcome(ok=True, state=AWAKE, message=f"{name} is awake already")
+        if sleep.asleep:
             if not self.attached():
-                return RestOutcome(ok=False, state=ASLEEP, message="there is no supervisor that could wake it")
+                return SleepOutcome(ok=False, state=ASLEEP, message="there is no supervisor that could wake it")
             decision = self._decision(model)
             if not isinstance(decision, Wake):
                 why = decision.why if isinstance(decision, Refuse) else "requests use the memory that it needs"
-                return RestOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
+                return SleepOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
             self._wake(model, decision, OPERATOR)
         try:
             await model.wait_woken(self.clock() + WAKE_PATIENCE_S)
         except UnavailableError as error:
-            return RestOutcome(ok=False, state=rest.state, message=error.message)
+            return SleepOutcome(ok=False, state=sleep.state, message=error.message)
         if not model.ready:
-            cause = rest.cause or next((one.cause for one in model.records.values() if one.cause), "")
-            return RestOutcome(ok=False, state=rest.state, message=f"{name} did not wake: {cause}")
-        rest.used_at = self.clock()
-        return RestOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
+            cause = sleep.cause or next((one.cause for one in model.records.values() if one.cause), "")
+            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} did not wake: {cause}")
+        sleep.used_at = self.clock()
+        return SleepOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
 
     def welcome(self) -> None:
         """Forget what an earlier supervisor was told; the one that has come says what it has."""
         for model in self.models.values():
-            model.rest.ending = model.rest.heard = False
+            model.sleep_state.ending = model.sleep_state.heard = False
 
     def take(self, message: ModelRest) -> None:
         """Take the supervisor's word about a model.
@@ -296,24 +298,24 @@ class ModelRests:
             ValueError: no supervisor of this release sends it.
         """
         least = min(message.need_bytes, message.boot_ms, message.idle_ms)
-        if message.state not in RESTS or message.keep not in KEEPS or least < 0:
-            raise ValueError("a model's rest that no supervisor of this release tells")
+        if message.state not in SLEEP_STATES or message.keep not in KEEPS or least < 0:
+            raise ValueError("a model's state that no supervisor of this release tells")
         model = self.models.get(message.model)
         if model is None:
             return
-        rest = model.rest
-        rest.keep, rest.idle_s = message.keep, message.idle_ms / 1e3
-        rest.need_bytes, rest.boot_s = message.need_bytes, message.boot_ms / 1e3
-        if rest.ending:
+        sleep = model.sleep_state
+        sleep.keep, sleep.idle_s = message.keep, message.idle_ms / 1e3
+        sleep.need_bytes, sleep.boot_s = message.need_bytes, message.boot_ms / 1e3
+        if sleep.ending:
             # Until it has ended what is told is of the time before.
-            rest.ending = message.state != ASLEEP
+            sleep.ending = message.state != ASLEEP
         elif message.state == WAKING:
-            rest.heard = True
-            if not rest.waking:
+            sleep.heard = True
+            if not sleep.waking:
                 model.begin_wake()
         elif message.state == AWAKE:
-            for record in model.records.values() if rest.asleep else ():
+            for record in model.records.values() if sleep.asleep else ():
                 record.become("booting")  # By a supervisor that has come anew.
-            rest.note_awake(self.clock())
-        elif not rest.waking or rest.heard:
+            sleep.note_awake(self.clock())
+        elif not sleep.waking or sleep.heard:
             model.fall_asleep(message.cause)

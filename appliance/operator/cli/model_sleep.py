@@ -47,11 +47,11 @@ def _order(name: str, order: str, admin: str, output_format: Format) -> None:
     from urllib.parse import quote
 
     from appliance.common.figures import printable
-    from appliance.common.model_rest import RestOutcome
+    from appliance.common.sleep_rules import SleepOutcome
     from appliance.operator.cli.admin_client import ask, read
 
     answer = ask(admin, f"/models/{quote(name, safe='')}/{order}", "POST", WAKE_S)
-    outcome = read(RestOutcome, answer, CONFLICT, NOT_FOUND)
+    outcome = read(SleepOutcome, answer, CONFLICT, NOT_FOUND)
     if print_data(answer.body, output_format):
         raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)
     if not outcome.ok:

@@ -12,10 +12,10 @@ import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
-from appliance.common.model_rest import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
-from appliance.gateway.sandboxes import model_rests
-from appliance.gateway.sandboxes.model_rests import ModelRests
+from appliance.common.sleep_rules import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
+from appliance.gateway.sandboxes import sleep_control
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
+from appliance.gateway.sandboxes.sleep_control import SleepControl
 
 GIB = 1 << 30
 WAKE_MS = 5_000
@@ -50,7 +50,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.models = {name: ModelSandboxes(name) for name in "abc"}
-        self.rests = ModelRests(
+        self.control = SleepControl(
             self.models,
             self.told.append,
             lambda: self.attached,
@@ -66,7 +66,7 @@ class Scene:
 
     def word(self, name: str, state: str, cause: str = "") -> None:
         """Take the supervisor's word."""
-        self.rests.take(ModelRest(name, state, cause, GIB, WAKE_MS, "while_used", 60_000))
+        self.control.take(ModelRest(name, state, cause, GIB, WAKE_MS, "while_used", 60_000))
 
     def come_up(self, name: str) -> None:
         """Have the sandboxes of a waking model there."""
@@ -78,12 +78,12 @@ class Scene:
         """Have a model awake that was woken long ago."""
         self.word(name, WAKING)
         self.come_up(name)
-        self.models[name].rest.since = used_at - STAY_S
-        self.models[name].rest.used_at = used_at
+        self.models[name].sleep_state.since = used_at - STAY_S
+        self.models[name].sleep_state.used_at = used_at
 
     def ask(self, name: str, seconds: float = 60.0) -> asyncio.Task[float]:
         """A request with a deadline."""
-        return asyncio.create_task(self.rests.awaken(self.models[name], time.monotonic() + seconds, "t"))
+        return asyncio.create_task(self.control.awaken(self.models[name], time.monotonic() + seconds, "t"))
 
 
 async def turns() -> None:
@@ -116,7 +116,7 @@ async def test_a_deadline_that_is_too_short_is_told_at_once_and_the_wake_goes_on
     assert time.perf_counter() - began < 0.05
     assert refused.value.retry_after_s == pytest.approx(WAKE_MS / 1e3, abs=0.2)
     assert scene.told == [WakeModel("a", "request", "t")]
-    scene.models["a"].rest.since -= 4.9
+    scene.models["a"].sleep_state.since -= 4.9
     task = scene.ask("a", 1.0)
     await turns()
     assert not task.done(), "the control"
@@ -134,7 +134,7 @@ async def test_a_wake_that_fails_is_told_to_all_and_the_next_one_begins_anew() -
     for task in tasks:
         with pytest.raises(ModelWakeError):
             await task
-    assert (scene.models["a"].rest.state, scene.models["a"].rest.cause) == (ASLEEP, "out of luck")
+    assert (scene.models["a"].sleep_state.state, scene.models["a"].sleep_state.cause) == (ASLEEP, "out of luck")
     task = scene.ask("a")
     await turns()
     assert scene.told == [WakeModel("a", "request", "t")] * 2
@@ -146,7 +146,7 @@ async def test_a_late_word_about_the_sleep_before_ends_no_wake() -> None:
     """A request comes right after the order to sleep: that the model is asleep is told after it, and is no failure."""
     scene = Scene()
     scene.awake("a", time.monotonic() - 100)
-    scene.rests.look()
+    scene.control.look()
     assert scene.told == [SleepModel("a", "idle")]
     task = scene.ask("a")
     await turns()
@@ -170,24 +170,24 @@ async def test_the_least_recently_used_model_makes_room() -> None:
     await turns()
     assert scene.told == []
     scene.live["a"] = 0
-    await asyncio.sleep(2 * model_rests.LOOK_S)
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
     assert scene.told == [SleepModel("a", "memory"), WakeModel("c", "request", "t")]
-    assert scene.models["a"].rest.state == ASLEEP
+    assert scene.models["a"].sleep_state.state == ASLEEP
     scene.come_up("c")
     await task
-    assert scene.models["b"].rest.state == AWAKE
+    assert scene.models["b"].sleep_state.state == AWAKE
 
 
 async def test_what_cannot_be_woken_is_refused() -> None:
     """Too many wakes in a minute, too many that wait, no supervisor: a typed error each, and no order."""
     scene = Scene()
-    scene.rests.guard = WakeGuard()
+    scene.control.guard = WakeGuard()
     for _ in range(MOST_WAKES_OF_MODEL):
-        scene.rests.guard.note("a", "u", time.monotonic())
+        scene.control.guard.note("a", "u", time.monotonic())
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("a")
     assert refused.value.retry_after_s == pytest.approx(60, abs=1)
-    scene.models["b"].rest.waiting["t"] = model_rests.TENANT_WAITING
+    scene.models["b"].sleep_state.waiting["t"] = sleep_control.TENANT_WAITING
     with pytest.raises(ModelAsleepError, match="too many"):
         await scene.ask("b")
     scene.attached = False
@@ -202,15 +202,15 @@ async def test_what_was_woken_just_now_stays() -> None:
     scene = Scene()
     for name in "ab":
         scene.awake(name, time.monotonic())
-        scene.models[name].rest.since = time.monotonic()
+        scene.models[name].sleep_state.since = time.monotonic()
     task = scene.ask("c")
     await turns()
     assert scene.told == []
-    scene.models["a"].rest.since -= STAY_S
+    scene.models["a"].sleep_state.since -= STAY_S
     with pytest.raises(ModelAsleepError, match="takes longer"):
         await scene.ask("c", 0.2)
     assert scene.told == []
-    await asyncio.sleep(2 * model_rests.LOOK_S)
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
     assert scene.told == [SleepModel("a", "memory"), WakeModel("c", "request", "t")]
     scene.come_up("c")
     await task
@@ -221,13 +221,13 @@ async def test_orders_of_the_operator() -> None:
     scene = Scene()
     scene.awake("a", time.monotonic())
     scene.live["a"] = 2
-    assert scene.rests.put_to_sleep("a").message == "a is in use: 2 requests"
+    assert scene.control.put_to_sleep("a").message == "a is in use: 2 requests"
     scene.live["a"] = 0
-    assert scene.rests.put_to_sleep("a").ok
+    assert scene.control.put_to_sleep("a").ok
     assert scene.told == [SleepModel("a", "operator")]
-    assert not scene.rests.put_to_sleep("nothing").found
+    assert not scene.control.put_to_sleep("nothing").found
     scene.word("a", ASLEEP)
-    waking = asyncio.create_task(scene.rests.wake_up("a"))
+    waking = asyncio.create_task(scene.control.wake_up("a"))
     await turns()
     scene.come_up("a")
     assert (await waking).state == AWAKE
@@ -239,23 +239,23 @@ async def test_sandboxes_of_single_tenants_end_with_a_sleeping_model() -> None:
     """A tenant's own sandboxes that were booted while their model slept end once no request has used them for its
     ``idle_s``, or by the operator's order; those with a request in them (the control) do not."""
     scene = Scene()
-    rest = scene.models["a"].rest
+    sleep = scene.models["a"].sleep_state
     scene.own["a"], scene.live["a"] = 1, 1
-    rest.used_at = scene.rests.clock() - rest.idle_s
-    scene.rests.look()
-    assert not scene.rests.put_to_sleep("a").ok
+    sleep.used_at = scene.control.clock() - sleep.idle_s
+    scene.control.look()
+    assert not scene.control.put_to_sleep("a").ok
     assert scene.own == {"a": 1}
     scene.live["a"] = 0
-    rest.used_at = scene.rests.clock()
-    scene.rests.look()
+    sleep.used_at = scene.control.clock()
+    scene.control.look()
     assert scene.own == {"a": 1}, "the control: used just now"
-    rest.used_at -= rest.idle_s
-    scene.rests.look()
+    sleep.used_at -= sleep.idle_s
+    scene.control.look()
     assert scene.own == {}
     scene.own["a"] = 2
-    assert scene.rests.put_to_sleep("a").message == "a is asleep already; the sandboxes of 2 tenants end"
+    assert scene.control.put_to_sleep("a").message == "a is asleep already; the sandboxes of 2 tenants end"
     assert scene.own == {}
-    assert scene.rests.put_to_sleep("a").message == "a is asleep already"
+    assert scene.control.put_to_sleep("a").message == "a is asleep already"
 
 
 async def test_a_sandbox_that_dies_while_its_model_wakes_is_told_at_once() -> None:
@@ -277,10 +277,10 @@ async def test_a_sandbox_that_dies_while_its_model_wakes_is_told_at_once() -> No
             await asyncio.wait_for(task, 5.0)
 
     scene.awake("b", time.monotonic())
-    scene.rests.put_to_sleep("b")
+    scene.control.put_to_sleep("b")
     scene.word("b", ASLEEP)
     model, task = scene.models["b"], scene.ask("b")
-    order = asyncio.create_task(scene.rests.wake_up("b"))
+    order = asyncio.create_task(scene.control.wake_up("b"))
     await turns()
     scene.come_up("b")
     model.set_engine(None)
@@ -294,13 +294,13 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     """A model that fell asleep after the policy had decided is not woken for a tenant that may not, which is told by
     type; a wake that another has begun is waited for."""
     scene = Scene()
-    until = scene.rests.clock() + 60
+    until = scene.control.clock() + 60
     with pytest.raises(FeatureNotAllowedError):
-        await scene.rests.awaken(scene.models["a"], until, "t", wakes=False)
+        await scene.control.awaken(scene.models["a"], until, "t", wakes=False)
     assert scene.told == []
     other = scene.ask("a")
     await turns()
-    joined = asyncio.create_task(scene.rests.awaken(scene.models["a"], until, "t", wakes=False))
+    joined = asyncio.create_task(scene.control.awaken(scene.models["a"], until, "t", wakes=False))
     await turns()
     scene.come_up("a")
     await asyncio.gather(other, joined)

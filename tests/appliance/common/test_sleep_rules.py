@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.common.model_rest import (
+from appliance.common.sleep_rules import (
     ALWAYS,
     ASLEEP,
     AWAKE,
@@ -12,8 +12,8 @@ from appliance.common.model_rest import (
     WAKING,
     WHILE_USED,
     WINDOW_S,
+    ModelFacts,
     Refuse,
-    Resting,
     Wait,
     Wake,
     WakeGuard,
@@ -24,9 +24,11 @@ from appliance.common.model_rest import (
 GIB = 1 << 30
 
 
-def model(name: str, rest: str = AWAKE, keep: str = WHILE_USED, **facts: object) -> Resting:
+def model(name: str, sleep_state: str = AWAKE, keep: str = WHILE_USED, **facts: object) -> ModelFacts:
     """A model of one GiB."""
-    return Resting(**{"name": name, "rest": rest, "keep": keep, "need_bytes": GIB, "used_at": 0.0} | facts)
+    return ModelFacts(
+        **{"name": name, "sleep_state": sleep_state, "keep": keep, "need_bytes": GIB, "used_at": 0.0} | facts
+    )
 
 
 CASES = {
@@ -59,7 +61,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_makes_room(case: tuple[list[Resting], float, float, object]) -> None:
+def test_what_makes_room(case: tuple[list[ModelFacts], float, float, object]) -> None:
     """A sleeping model of one GiB beside these: who is put to sleep for it, or whether it waits or is refused."""
     others, budget, available, expected = case
     found = decide("m", [model("m", ASLEEP), *others], int(budget * GIB), int(available * GIB))
@@ -83,9 +85,9 @@ def test_what_makes_room(case: tuple[list[Resting], float, float, object]) -> No
         (model("waking", WAKING), False),
         (model("asleep", ASLEEP), False),
     ],
-    ids=lambda value: value.name if isinstance(value, Resting) else "",
+    ids=lambda value: value.name if isinstance(value, ModelFacts) else "",
 )
-def test_what_falls_asleep(one: Resting, expected: bool) -> None:
+def test_what_falls_asleep(one: ModelFacts, expected: bool) -> None:
     """At 100 s, with 10 s of idleness allowed."""
     assert sleeps(one, 100.0, 10.0) is expected
 

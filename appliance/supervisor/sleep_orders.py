@@ -14,7 +14,7 @@ from appliance.common.audit.entry import Entry, entry
 from appliance.common.control import Control
 from appliance.common.control_models import SleepModel, WakeModel
 from appliance.common.errors import ControlError
-from appliance.common.model_rest import SLEEP_REASONS, WAKE_REASONS
+from appliance.common.sleep_rules import SLEEP_REASONS, WAKE_REASONS
 from appliance.supervisor.model_keepers import ModelKeepers
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ MAX_TENANT_CHARS = 128
 """Longest name of a tenant in an order, as in policies."""
 
 
-class RestOrders:
+class SleepOrders:
     """Carries out sleep and wake; all methods run in one event loop."""
 
     def __init__(
@@ -84,14 +84,14 @@ class RestOrders:
     async def _wake(self, order: WakeModel, before: tuple[asyncio.Task[None], ...]) -> None:
         await asyncio.gather(*before, return_exceptions=True)
         if await self._models.wake(order.model, lambda: self._tell(order.model)):
-            cause = self._models.rest_word(order.model).cause if order.model in self._models.entries else ""
+            cause = self._models.sleep_word(order.model).cause if order.model in self._models.entries else ""
             log.info("a model wakes", model=order.model, reason=order.reason, problem=cause)
             self._note("wake", order.model, order.reason, order.tenant, "FAILED" if cause else "OK")
         self._tell(order.model)
 
     def _tell(self, model: str) -> None:
         if model in self._models.entries:
-            self._publish(self._models.rest_word(model), ())
+            self._publish(self._models.sleep_word(model), ())
 
     def _note(self, what: str, model: str, reason: str, tenant: str, outcome: str = "OK") -> None:
         self._record(

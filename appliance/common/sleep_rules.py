@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from appliance.common.figures import size
 
-AWAKE, WAKING, ASLEEP = RESTS = ("awake", "waking", "asleep")
+AWAKE, WAKING, ASLEEP = SLEEP_STATES = ("awake", "waking", "asleep")
 """States of a model's shared sandboxes: they are there or are kept alive, they are being booted after a sleep, there
 are none."""
 
@@ -51,11 +51,11 @@ WINDOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
+class ModelFacts:
     """One model, for the decision."""
 
     name: str
-    rest: str
+    sleep_state: str
     keep: str
     need_bytes: int
     used_at: float
@@ -70,12 +70,12 @@ class Resting:
     @property
     def gives(self) -> bool:
         """Whether it may be put to sleep for another model, now."""
-        return self.rest == AWAKE and self.keep != ALWAYS and not self.live and not self.stays
+        return self.sleep_state == AWAKE and self.keep != ALWAYS and not self.live and not self.stays
 
     @property
     def may_give(self) -> bool:
         """Whether it may be put to sleep for another model, now or once its requests have ended."""
-        return self.rest != ASLEEP and self.keep != ALWAYS
+        return self.sleep_state != ASLEEP and self.keep != ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Refuse:
     why: str
 
 
-def decide(name: str, models: Iterable[Resting], budget: int, available: int) -> Wake | Wait | Refuse:
+def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int) -> Wake | Wait | Refuse:
     """Decide about the wake of a sleeping model.
 
     Args:
@@ -108,12 +108,16 @@ def decide(name: str, models: Iterable[Resting], budget: int, available: int) ->
     """
     known = {one.name: one for one in models}
     need = known.pop(name).need_bytes
-    there = [one for one in known.values() if one.rest != ASLEEP]
+    there = [one for one in known.values() if one.sleep_state != ASLEEP]
     # What boots has not taken all of its memory yet, and what ends has not given it back.
-    free = available - _sum(one for one in there if one.rest == WAKING) + _sum(o for o in known.values() if o.ending)
+    free = (
+        available
+        - _sum(one for one in there if one.sleep_state == WAKING)
+        + _sum(o for o in known.values() if o.ending)
+    )
     if budget:
         free = min(free, budget - _sum(there))
-    evicted: list[Resting] = []
+    evicted: list[ModelFacts] = []
     for one in sorted((one for one in there if one.gives), key=lambda one: one.used_at):
         if need <= free + _sum(evicted):
             break
@@ -126,11 +130,11 @@ def decide(name: str, models: Iterable[Resting], budget: int, available: int) ->
     return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
 
 
-def _sum(models: Iterable[Resting]) -> int:
+def _sum(models: Iterable[ModelFacts]) -> int:
     return sum(one.need_bytes for one in models)
 
 
-def _needed(evicted: list[Resting], lack: int) -> list[Resting]:
+def _needed(evicted: list[ModelFacts], lack: int) -> list[ModelFacts]:
     """Leave out what turned out not to be needed: a small model before the large one that makes the room."""
     kept = list(evicted)
     for one in reversed(evicted):
@@ -139,7 +143,7 @@ def _needed(evicted: list[Resting], lack: int) -> list[Resting]:
     return kept
 
 
-def sleeps(model: Resting, now: float, idle_s: float) -> bool:
+def sleeps(model: ModelFacts, now: float, idle_s: float) -> bool:
     """Return whether a model has been without a request for long enough to sleep."""
     return model.gives and unused(model.keep, model.used_at, now, idle_s)
 
@@ -176,12 +180,12 @@ class WakeGuard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestOutcome:
+class SleepOutcome:
     """Result of a command that puts a model to sleep or wakes it."""
 
     ok: bool
     state: str
-    """State of the model after it, one of ``RESTS``; empty where there is none."""
+    """State of the model after it, one of ``SLEEP_STATES``; empty where there is none."""
     message: str
     """One line for the operator."""
     found: bool = True

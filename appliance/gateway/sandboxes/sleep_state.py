@@ -6,14 +6,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from appliance.common.model_rest import ALWAYS, ASLEEP, AWAKE, DEFAULT_WAKE_S, STAY_S, WAKING
+from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, DEFAULT_WAKE_S, STAY_S, WAKING
 
 LEAST_LEFT_S = 0.5
 """Least estimate of what is left of a wake, in seconds: one that takes longer than expected is about to end."""
 
 
 @dataclass(slots=True)
-class Rest:
+class SleepState:
     """State of a model between awake and asleep."""
 
     state: str = AWAKE
