@@ -302,8 +302,9 @@ def test_images_are_chosen_and_rolled_back(container):
     words = {"image_store": "/var/lib/athanor/images", "image_pin": "/etc/athanor/image.json"}
     words |= {"image_keys": image["signed_by"]}
     for name, value in words.items():
-        edit = rf"s|^  \(# \)\?{name}: .*|  {name}: {json.dumps(value)}|"
-        container.run("sed", "-i", edit, "/etc/athanor/athanor.yaml")
+        container.run(
+            "sed", "-i", rf"s|^  \(# \)\?{name}: .*|  {name}: {json.dumps(value)}|", "/etc/athanor/athanor.yaml"
+        )
     container.shell(f"athanor image add /srv/image; athanor image use {image['digest'][:12]} --restart")
     container.wait_answered()
     assert image["digest"] in container.run("athanor", "audit", "show", "--kind", "sandbox")

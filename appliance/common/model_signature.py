@@ -22,7 +22,7 @@ from typing import Any
 from appliance.common.catalog import MAX_SIGNATURE_BYTES, SIGNATURE, ModelFiles, inside, own_file, served_names
 from appliance.common.errors import ModelSignatureError, os_errors_as
 from appliance.common.strict_json import JsonError, parse_json
-from isolation.keys.public_key import PublicKey, public_key_of
+from isolation.keys.public_key import PublicKey, PublicKeyError, public_key_of
 
 MAX_SIGNED_FILES = 16_384
 """Most files of a statement; a published folder has a few hundred."""
@@ -99,13 +99,20 @@ def check_signature(name: str, folder: Path, there: Mapping[str, str], keys: Seq
     with os_errors_as(f"model {name}: cannot read {path}"), path.open("rb") as file:
         data = file.read(MAX_SIGNATURE_BYTES + 1)
     try:
-        signed = read_bundle(data, [public_key_of(key) for key in keys])
+        signed = read_bundle(data, _read_keys(keys))
         if different := signed.difference(there):
             raise ModelSignatureError(different)
     except ModelSignatureError as error:
         mend = "put the signed files back, or have them signed as they are, by a key of signed_by or model_keys"
         raise ModelSignatureError(f"model {name}: {place} does not hold: {error.message}; {mend}") from None
     return signed.signer
+
+
+def _read_keys(keys: Sequence[str]) -> list[PublicKey]:
+    try:
+        return [public_key_of(key) for key in keys]
+    except PublicKeyError as error:
+        raise ModelSignatureError(f"a key that must sign is none: {error}") from None
 
 
 def hashed_files(files: ModelFiles) -> dict[str, str]:

@@ -181,14 +181,14 @@ class HttpFrontEnd:
             raise RouteNotFoundError(_no_route(exchange.head.path))
 
     async def _preflight(self, exchange: Exchange) -> None:
-        """Answer a browser that asks whether a page may call: the same for every path, with or without a credential,
-        and kept nowhere, as health checks are not. A page that may not gets an answer in place of the 401 that a
-        credential would mend."""
+        """Answer a browser that asks whether a page may call: the same for every path, with or without a credential.
+        Leave is kept nowhere, as health checks are not; a page that may not call is counted as any refused caller, and
+        gets an answer in place of the 401 that a credential would mend."""
         if self._settings.cross_origin.allows(exchange.head):
             await exchange.answer_empty(self._settings.cross_origin.leave(), new_request_id())
             return
         error = OriginNotAllowedError("pages of this origin may not call; the operator lists those that may")
-        await exchange.fail(error, new_request_id(), [])
+        await exchange.fail(error, self._record(exchange, error), [])
 
     def _context(self, exchange: Exchange, route: Route | None, entrance: Entrance) -> CallContext:
         head = exchange.head

@@ -20,7 +20,7 @@ from appliance.operator.api.commands import commanding, run_command
 from appliance.operator.api.generated import admin_pb2 as pb
 from appliance.operator.api.method import Method, Turn, Work
 from appliance.operator.api.roles import Role
-from appliance.operator.cli import key, key_list, model_rest, model_serving, tenant, tenant_list, tenant_show
+from appliance.operator.cli import key, key_list, model_sleep, model_serving, tenant, tenant_list, tenant_show
 from appliance.operator.cli.admin_client import UnreachableError, ask, read, try_ask
 from appliance.operator.cli.key_in_force import wait_for
 from appliance.operator.cli.model_states import served_rows
@@ -316,11 +316,11 @@ def _remove(asked: pb.RemoveModelRequest, work: Work) -> pb.RemoveModelResponse:
 
 
 def _sleep(asked: pb.SleepModelRequest, work: Work) -> pb.SleepModelResponse:
-    return pb.SleepModelResponse(**_rest(model_rest.sleep, asked.name, work))
+    return pb.SleepModelResponse(**_rest(model_sleep.sleep, asked.name, work))
 
 
 def _wake(asked: pb.WakeModelRequest, work: Work) -> pb.WakeModelResponse:
-    return pb.WakeModelResponse(**_rest(model_rest.wake, asked.name, work))
+    return pb.WakeModelResponse(**_rest(model_sleep.wake, asked.name, work))
 
 
 def _rest(order: Any, name: str, work: Work) -> dict[str, str]:

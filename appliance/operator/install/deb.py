@@ -55,9 +55,6 @@ sys.exit(main())
 SHARED_BYTES = 1 << 20
 """Bytes from which on a file of the image that is in the package twice is stored once: torch is most of both."""
 
-FILE_MODE = 0o644
-"""Mode of such a file, in package and image."""
-
 BUILD_S = 1800.0
 """Longest that packing may take: a gigabyte of libraries at a few megabytes a second."""
 
@@ -217,11 +214,12 @@ def add_image(root: Path, image: Path) -> None:
 
 
 def _share_files(packed: Path, image: Path) -> None:
-    """Replace large files of an image by further names of equal files."""
-    known = {_key(path): path for path in packed.rglob("*") if _is_large(path)}
-    for path in image.rglob("*"):
+    """Replace large files of the package by further names of equal files of an image, with the modes that those have
+    there."""
+    known = {_key(path): path for path in image.rglob("*") if _is_large(path)}
+    for path in packed.rglob("*"):
         same = known.get(_key(path)) if _is_large(path) else None
-        if same is not None and path.stat().st_mode & 0o777 == FILE_MODE:
+        if same is not None:
             path.unlink()
             path.hardlink_to(same)
 
@@ -305,8 +303,9 @@ def normalise(root: Path) -> None:
     """One mode for files that are alike, one time for all: bytes that depend on content alone."""
     images = root / PLACE.relative_to("/")
     for path in (root, *root.rglob("*")):
-        # Modes of an image's files are part of it.
-        if not path.is_symlink() and images not in list(path.parents)[1:]:
+        # Modes of an image's files are part of it, under whatever name.
+        ours = images in list(path.parents)[1:] or (path.is_file() and path.stat().st_nlink > 1)
+        if not path.is_symlink() and not ours:
             runs = path.is_dir() or (path.parent.name in ("DEBIAN", "bin") and path.name != "control")
             path.chmod(0o755 if runs else 0o644)
         os.utime(path, (EPOCH_S, EPOCH_S), follow_symlinks=False)

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from pydantic import TypeAdapter
 
 from appliance.common import model_signature
 from appliance.common.catalog import SIGNATURE, check_files, read_model
 from appliance.common.errors import ConfigError, ModelSignatureError
+from appliance.common.model_keys import ModelKey
 from appliance.common.model_signature import check_signature, hashed_files, read_bundle, with_signer
 from isolation.keys.public_key import MAX_KEY_CHARS, PublicKeyError, public_key_of
 from tests.appliance.common.audit.test_statement import mutated
@@ -246,6 +248,25 @@ def test_no_change_of_a_hundred_thousand_says_something_else() -> None:
     """The same with 100,000 changes."""
     refused, same = forged(100_000, 2)
     assert refused + same == 100_000
+
+
+def test_a_key_that_is_no_point_of_its_curve_signs_nothing(folder: Path) -> None:
+    """The configuration looks at a key's form alone; what has the form and is none is told where it is used."""
+    wrong = "".join(SIGNER.splitlines()[1:-1])[:-8] + "AAAAAA=="
+    with pytest.raises(ModelSignatureError, match="a key that must sign is none: not a public key"):
+        check(folder, wrong)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_the_configuration_takes_each_kind_of_key(kind: str) -> None:
+    """As PEM and in one line, and gives the line; a private key, another curve and half a key are refused."""
+    text = pem(KEYS[kind]())
+    line = public_key_of(text).line
+    reader = TypeAdapter(ModelKey)
+    assert (reader.validate_python(text), reader.validate_python(line)) == (line, line)
+    for wrong in (line[:-4], "", "x", pem(ec.derive_private_key(7, ec.SECP256K1()))):
+        with pytest.raises(ValueError, match="not a public key"):
+            reader.validate_python(wrong)
 
 
 RSA = rsa.generate_private_key(65_537, 2_048).public_key()

@@ -137,15 +137,17 @@ def test_a_package_has_a_whole_signed_image(tmp_path: Path) -> None:
 
 
 def test_large_files_are_packed_once(tmp_path: Path) -> None:
-    """One that the package has already gets a second name, and the image stays whole; a small one is copied."""
+    """One that the package has as well is there once under two names, with the mode that the image has it with; a small
+    one is there twice."""
     root = tmp_path / "root"
     packed = root / "usr/lib/athanor/lib/big.so"
     packed.parent.mkdir(parents=True)
     digest = make_image(tmp_path / "second", "\0" * (2 << 20)).digest
     packed.write_text("\0" * (2 << 20) + " of engine")
-    packed.chmod(0o644)
+    packed.chmod(0o600)
     sign(tmp_path / "second", KEY)
     add_image(root, tmp_path / "second")
+    normalise(root)
     image = root / PLACE.relative_to("/") / digest
     assert (image / "engine/opt/f").stat().st_ino == packed.stat().st_ino
     assert (image / "engine/opt/d/program").stat().st_nlink == 1
