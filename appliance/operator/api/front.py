@@ -21,6 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from appliance.common.audit.entry import MAX_TEXT
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, InvalidRequestError, RateLimitedError, RouteNotFoundError
 from appliance.common.ids import new_request_id
@@ -268,10 +269,10 @@ def _parsed(kind: type[_M], data: bytes) -> _M:
 
 
 def _subject(method: Method, asked: Message) -> str:
-    """What a call is about, for the audit log."""
+    """What a call is about, as the audit log takes it: cut off where it is long."""
     if not method.subject:
         return ""
     value = getattr(asked, method.subject)
     if isinstance(value, str | int):
-        return str(value or "")
-    return ",".join(value)
+        return str(value or "")[:MAX_TEXT]
+    return ",".join(value)[:MAX_TEXT]
