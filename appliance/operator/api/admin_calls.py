@@ -18,9 +18,9 @@ from appliance.common.status import ApplianceStatus
 from appliance.common.version import VERSION
 from appliance.operator.api.commands import commanding, run_command
 from appliance.operator.api.generated import admin_pb2 as pb
-from appliance.operator.api.method import Method, Turn, Work
-from appliance.operator.api.roles import Role
-from appliance.operator.cli import key, key_list, model_sleep, model_serving, tenant, tenant_list, tenant_show
+from appliance.operator.api.method import ChangeTurn, Method, Work
+from appliance.operator.api.roles import OperatorRole
+from appliance.operator.cli import key, key_list, model_serving, model_sleep, tenant, tenant_list, tenant_show
 from appliance.operator.cli.admin_client import UnreachableError, ask, read, try_ask
 from appliance.operator.cli.key_in_force import wait_for
 from appliance.operator.cli.model_states import served_rows
@@ -34,15 +34,19 @@ NOT_FOUND = 404
 
 T = TypeVar("T")
 
-_ROLES = {Role.VIEWER: pb.ROLE_VIEWER, Role.OPERATOR: pb.ROLE_OPERATOR, Role.SECURITY: pb.ROLE_SECURITY}
+_ROLES = {
+    OperatorRole.VIEWER: pb.ROLE_VIEWER,
+    OperatorRole.OPERATOR: pb.ROLE_OPERATOR,
+    OperatorRole.SECURITY: pb.ROLE_SECURITY,
+}
 
 
 def methods() -> dict[str, Method]:
     """Return the methods by name."""
-    reads: dict[str, Any] = {"role": Role.VIEWER}
-    requests: dict[str, Any] = {"role": Role.OPERATOR, "turn": Turn.REQUESTS}
-    models: dict[str, Any] = {"role": Role.OPERATOR, "turn": Turn.MODELS, "subject": "name"}
-    keys: dict[str, Any] = {"role": Role.SECURITY, "turn": Turn.KEYS}
+    reads: dict[str, Any] = {"role": OperatorRole.VIEWER}
+    requests: dict[str, Any] = {"role": OperatorRole.OPERATOR, "turn": ChangeTurn.REQUESTS}
+    models: dict[str, Any] = {"role": OperatorRole.OPERATOR, "turn": ChangeTurn.MODELS, "subject": "name"}
+    keys: dict[str, Any] = {"role": OperatorRole.SECURITY, "turn": ChangeTurn.KEYS}
     return {
         "GetServerInfo": Method(**reads, request=pb.GetServerInfoRequest, answer=_info),
         "Drain": Method(**requests, request=pb.DrainRequest, answer=_drain),

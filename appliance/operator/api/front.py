@@ -21,6 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from appliance.common.audit.entry import MAX_TEXT
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, InvalidRequestError, RateLimitedError, RouteNotFoundError
 from appliance.common.ids import new_request_id
@@ -32,9 +33,9 @@ from appliance.gateway.grpc import error_status
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
 from appliance.operator.api import admin_calls, policy_calls
-from appliance.operator.api.method import Method, Turn, Work
+from appliance.operator.api.method import ChangeTurn, Method, Work
 from appliance.operator.api.records import BEGUN, Records
-from appliance.operator.api.roles import Caller, Role, Roles, require
+from appliance.operator.api.roles import Caller, OperatorRole, Roles, require
 
 MESSAGE_S = 30.0
 """Seconds for a call's one message to arrive."""
@@ -80,7 +81,7 @@ class _Call:
     caller: Caller
     wire: GrpcCall
     record: OperatorCall
-    roles: frozenset[Role]
+    roles: frozenset[OperatorRole]
     began: float = field(default_factory=time.monotonic)
     audited: bool = True
     """Whether its end is told where it is answered, and not elsewhere, or not at all."""
@@ -98,7 +99,7 @@ class OperatorFront:
         self._config_path = config_path
         self._roles = roles
         self._records = Records(lambda: load_config(config_path))
-        self._turns = {turn: asyncio.Lock() for turn in Turn}
+        self._turns = {turn: asyncio.Lock() for turn in ChangeTurn}
         self._readers = asyncio.Semaphore(MAX_READERS)
         self._work = asyncio.Semaphore(MAX_WORK)
         self._calls = 0
@@ -175,7 +176,7 @@ class OperatorFront:
         if not call.roles and not self._refused.spend(1, time.monotonic()):
             call.audited = False
             raise RateLimitedError("too many calls without a role", retry_after_s=CALLS_RETRY_S)
-        require(call.roles, Role.VIEWER if method is None else method.role, call.wire.method)
+        require(call.roles, OperatorRole.VIEWER if method is None else method.role, call.wire.method)
         if call.wire.method in _REFLECTIONS:
             await self._reflect(call)
             return None
@@ -198,7 +199,7 @@ class OperatorFront:
         task.add_done_callback(self._running.discard)
         return task
 
-    async def _change(self, method: Method, turn: Turn, asked: Message, work: Work, call: _Call) -> Message:
+    async def _change(self, method: Method, turn: ChangeTurn, asked: Message, work: Work, call: _Call) -> Message:
         """Answer a call that changes something, when it is its turn, and tell of it."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._turns[turn])
@@ -268,10 +269,10 @@ def _parsed(kind: type[_M], data: bytes) -> _M:
 
 
 def _subject(method: Method, asked: Message) -> str:
-    """What a call is about, for the audit log."""
+    """What a call is about, as the audit log takes it: cut off where it is long."""
     if not method.subject:
         return ""
     value = getattr(asked, method.subject)
     if isinstance(value, str | int):
-        return str(value or "")
-    return ",".join(value)
+        return str(value or "")[:MAX_TEXT]
+    return ",".join(value)[:MAX_TEXT]

@@ -12,10 +12,10 @@ from google.protobuf.message import Message
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_loader import load_config
-from appliance.operator.api.roles import Role
+from appliance.operator.api.roles import OperatorRole
 
 
-class Turn(StrEnum):
+class ChangeTurn(StrEnum):
     """What a method changes: methods that change the same have turns."""
 
     POLICY = "policy"
@@ -30,7 +30,7 @@ class Work:
 
     config_path: Path
     """The appliance's athanor.yaml."""
-    roles: frozenset[Role]
+    roles: frozenset[OperatorRole]
     """Roles of the caller."""
     later: Callable[[], None] | None = None
     """What is left to do when the answer is on its way; set by the method. It has the method's turn."""
@@ -48,11 +48,11 @@ class Work:
 class Method:
     """One method."""
 
-    role: Role
+    role: OperatorRole
     request: type[Message]
     answer: Callable[[Any, Work], Message]
     """Called in a thread; may block."""
-    turn: Turn | None = None
+    turn: ChangeTurn | None = None
     """None: it changes nothing."""
     subject: str = ""
     """Field of the request that names what it is about, for the audit log; a list's first one is taken."""

@@ -30,7 +30,7 @@ _UCRED = struct.Struct("3i")
 _GID = struct.Struct("I")
 
 
-class Role(StrEnum):
+class OperatorRole(StrEnum):
     """What a caller may do."""
 
     VIEWER = "viewer"
@@ -41,7 +41,7 @@ class Role(StrEnum):
     """Change policy and keys, forget tenants; read."""
 
 
-EVERY = frozenset(Role)
+EVERY = frozenset(OperatorRole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Roles:
 
     owners: frozenset[int]
     """Users with every role."""
-    users: frozenset[tuple[Role, int]] = frozenset()
-    groups: frozenset[tuple[Role, int]] = frozenset()
+    users: frozenset[tuple[OperatorRole, int]] = frozenset()
+    groups: frozenset[tuple[OperatorRole, int]] = frozenset()
 
     @classmethod
     def of(cls, config: OperatorApiConfig) -> Self:
@@ -68,7 +68,11 @@ class Roles:
         Raises:
             ConfigError: this machine does not know a user or a group.
         """
-        listed = {Role.VIEWER: config.viewers, Role.OPERATOR: config.operators, Role.SECURITY: config.security}
+        listed = {
+            OperatorRole.VIEWER: config.viewers,
+            OperatorRole.OPERATOR: config.operators,
+            OperatorRole.SECURITY: config.security,
+        }
         users, groups = set(), set()
         for role, names in listed.items():
             for name in names:
@@ -78,14 +82,14 @@ class Roles:
                     users.add((role, _user(name)))
         return cls(frozenset({0, os.geteuid()}), frozenset(users), frozenset(groups))
 
-    def of_caller(self, caller: Caller) -> frozenset[Role]:
+    def of_caller(self, caller: Caller) -> frozenset[OperatorRole]:
         """Return the roles of a caller. Each of them lets it read."""
         if caller.user in self.owners:
             return EVERY
         by_user = {role for role, user in self.users if user == caller.user != OVERFLOW}
         by_group = {role for role, group in self.groups if group in caller.groups and group != OVERFLOW}
         found = by_user | by_group
-        return frozenset(found | {Role.VIEWER} if found else ())
+        return frozenset(found | {OperatorRole.VIEWER} if found else ())
 
     @property
     def open_to_others(self) -> bool:
@@ -93,7 +97,7 @@ class Roles:
         return bool(self.users or self.groups)
 
 
-def require(found: Iterable[Role], role: Role, method: str) -> None:
+def require(found: Iterable[OperatorRole], role: OperatorRole, method: str) -> None:
     """Check that a caller has a role.
 
     Raises:

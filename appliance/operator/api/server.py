@@ -54,8 +54,8 @@ TICK_S = 1.0
 """Between two looks at connections that are idle or dead."""
 
 OWN_MODE, OPEN_MODE = 0o600, 0o666
-"""Modes of the socket: for its owners alone, or for all whom its folder lets in, where others have roles. Whoever
-connects is asked for a role."""
+"""Modes of the socket: for its owners alone, or for all whom its folder lets in, where others have roles. Each call is
+asked for a role in any case."""
 
 log = structlog.get_logger()
 

@@ -319,7 +319,8 @@ if [ "$1" = configure ]; then
     systemd-sysusers athanor.conf
     /usr/bin/athanor install --systemd
     if [ -d /run/systemd/system ] && [ -n "$2" ]; then
-        systemctl try-restart athanor-supervisor.service athanor-gateway.service athanor-fetch.service
+        systemctl try-restart athanor-supervisor.service athanor-gateway.service athanor-fetch.service \\
+            athanor-operator.service
     fi
 fi
 """,
@@ -328,7 +329,7 @@ fi
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
     systemctl disable --now athanor-statements.timer athanor.target athanor-gateway.service \\
-        athanor-supervisor.service athanor-fetch.service
+        athanor-supervisor.service athanor-fetch.service athanor-operator.service
 fi
 """,
     "postrm": """\

@@ -20,7 +20,7 @@ from appliance.common.errors import ConfigError
 from appliance.common.operator_config import OperatorApiConfig
 from appliance.operator.api import server
 from appliance.operator.api.front import METHODS
-from appliance.operator.api.roles import EVERY, OVERFLOW, Caller, Role, Roles, caller_of
+from appliance.operator.api.roles import EVERY, OVERFLOW, Caller, OperatorRole, Roles, caller_of
 from isolation.host.process import run
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.gateway.grpc.grpc_client import detail_of
@@ -37,7 +37,7 @@ def place() -> Iterator[Place]:
         yield found
 
 
-def only(*roles: Role) -> Roles:
+def only(*roles: OperatorRole) -> Roles:
     """Roles by which this process has these, and is no owner."""
     return Roles(frozenset(), frozenset((role, os.geteuid()) for role in roles))
 
@@ -78,10 +78,10 @@ async def test_every_listed_method_is_refused_without_its_role(place: Place) -> 
     async with calling(place) as client:
         methods = await listed(client.channel)
     assert sorted(methods) == sorted(METHODS)
-    for role in Role:
+    for role in OperatorRole:
         async with calling(place, only(role)) as client:
             for method in methods:
-                allowed = METHODS[method].role in (role, Role.VIEWER)
+                allowed = METHODS[method].role in (role, OperatorRole.VIEWER)
                 wanted = grpc.StatusCode.INVALID_ARGUMENT if allowed else grpc.StatusCode.PERMISSION_DENIED
                 assert await code_of(client.channel, method) is wanted, (role, method)
             assert await code_of(client.channel, "/athanor.admin.v1.AdminService/None") is grpc.StatusCode.UNIMPLEMENTED
@@ -122,7 +122,7 @@ async def test_the_kernels_word_decides_for_a_process_of_another_user(place: Pla
     group it may not read (control)."""
     for folder in (place.folder, place.folder.parent):
         folder.chmod(0o711)
-    roles = Roles(frozenset({0}), groups=frozenset({(Role.VIEWER, 4_242)}))
+    roles = Roles(frozenset({0}), groups=frozenset({(OperatorRole.VIEWER, 4_242)}))
     paths = ["/athanor.policy.v1.PolicyService/Check", "/athanor.policy.v1.PolicyService/Apply"]
     async with calling(place, roles):
         said = []
@@ -163,9 +163,9 @@ def test_roles_follow_users_and_groups_by_name_and_number() -> None:
     config = OperatorApiConfig(viewers=("@users", "7"), operators=("daemon",), security=("@65534", "65534"))
     roles = Roles.of(config)
     assert roles.of_caller(Caller(0, frozenset())) == roles.of_caller(Caller(os.geteuid(), frozenset())) == EVERY
-    assert roles.of_caller(Caller(7, frozenset({7}))) == {Role.VIEWER}
-    assert roles.of_caller(Caller(1, frozenset())) == {Role.VIEWER, Role.OPERATOR}
-    assert roles.of_caller(Caller(9, frozenset({100}))) == {Role.VIEWER}
+    assert roles.of_caller(Caller(7, frozenset({7}))) == {OperatorRole.VIEWER}
+    assert roles.of_caller(Caller(1, frozenset())) == {OperatorRole.VIEWER, OperatorRole.OPERATOR}
+    assert roles.of_caller(Caller(9, frozenset({100}))) == {OperatorRole.VIEWER}
     assert roles.of_caller(Caller(OVERFLOW, frozenset({OVERFLOW}))) == roles.of_caller(Caller(9, frozenset())) == set()
 
 
@@ -185,7 +185,7 @@ def test_the_kernel_tells_user_and_groups() -> None:
 
 def test_the_socket_is_open_to_others_only_where_they_have_roles(tmp_path: Path) -> None:
     """Mode 0600 by default, 0666 where somebody else has a role."""
-    for roles, mode in ((Roles(frozenset()), 0o600), (only(Role.VIEWER), 0o666)):
+    for roles, mode in ((Roles(frozenset()), 0o600), (only(OperatorRole.VIEWER), 0o666)):
         path = Path(os.path.relpath(tmp_path / f"{mode}.sock"))
         bound = server.bind(path, roles)
         bound.close()
