@@ -75,6 +75,13 @@ class EventWindow:
             self.first += 1
         self._tell()
 
+    def forget(self) -> None:
+        """Drop all events; a reader that lacks one of them gets no more."""
+        self.first = self.next
+        self._events.clear()
+        self.size = 0
+        self._tell()
+
     def end(self) -> None:
         """Note that no event follows."""
         self.ended = True
@@ -171,11 +178,12 @@ class BackgroundRuns:
         return self._runs.get((tenant, response))
 
     def drop(self, tenant: str, response: str, reason: Exception) -> bool:
-        """Forget a run, and end it for this reason; False where there is none."""
+        """Forget a run with its events, and end it for this reason, which its readers are told or cut off for; False
+        where there is none."""
         run = self._runs.pop((tenant, response), None)
         if run is not None:
+            run.window.forget()
             run.cut.end(reason)
-            run.window.end()
         return run is not None
 
     def look(self, epoch_of: Callable[[str], bytes | None], reason: Callable[[], Exception]) -> None:
