@@ -257,9 +257,8 @@ class Gateway:
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._sleep) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
-            gauges.door = DoorGauges(
-                front.places, front.handshakes, front.starts, front.stranger_time, front.background
-            )
+            door = front.places, front.handshakes, front.starts, front.stranger_time
+            gauges.door = DoorGauges(*door, front.background)
             addresses = {**front.addresses, "admin": admin, **metrics}
             works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
             for work, name in works:

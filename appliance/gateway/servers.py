@@ -51,7 +51,7 @@ from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
 from appliance.gateway.http.cross_origin import CrossOrigin
-from appliance.gateway.http.event_window import Runs
+from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.service import Service
 from appliance.gateway.stored_work import StoredWork
@@ -171,7 +171,7 @@ class FrontEnds:
         self._ticker: asyncio.Task[None] | None = None
 
     @property
-    def background(self) -> Runs:
+    def background(self) -> BackgroundRuns:
         """Responses that go on without their client."""
         return self._http.background.runs
 

@@ -315,9 +315,8 @@ async def own_listeners(gateway: ScriptedGateway) -> list[Result]:
             taken += await _stranger(channel, name, gateway.keys[owner])
     foreign = sum(one != NAMESPACES[owner] for one in (*reached, *gateway.heard.namespaces))
     gateway.heard.clear()
-    figure = (
-        f"{len(open_ones)} of {asked} routes and methods take another tenant's key, {foreign} requests at an engine"
-    )
+    figure = f"{len(open_ones)} of {asked} routes and methods take another tenant's key"
+    figure += f", {counted(foreign, 'request')} of it at an engine"
     figure += "".join(f"; {one}" for one in open_ones[:5])
     return [
         judged("G2.own_listener", not open_ones and not foreign, figure=figure, bar="0; 0", command=COMMAND),

@@ -83,7 +83,7 @@ class Resolver:
 
         ``authorization`` holds the values of every such header; ``peer_uris`` the URI names of a verified client
         certificate, None where there is none; ``address`` is the caller's; ``only`` the one tenant whose listener was
-        called, if it is one's own.
+        called, if it takes one alone.
 
         Raises:
             UnauthenticatedError: no proof, a proof that does not hold, two that disagree.

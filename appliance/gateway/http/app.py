@@ -118,7 +118,7 @@ class HttpFrontEnd:
         self._generation = Generation(service, settings, self._kept)
         self.background = self._generation.background
         """Responses that go on without their client."""
-        self.responses = ResponseRoutes(self._kept, self.background, settings.sse_keepalive_s)
+        self.responses = ResponseRoutes(self._kept, self.background)
         self._document = DOCUMENT.read_bytes()
 
     def begin_drain(self) -> None:

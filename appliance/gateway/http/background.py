@@ -10,14 +10,16 @@ from functools import partial
 from appliance.common.errors import ApplianceError, CancelledError, FeatureNotAllowedError, InvalidRequestError
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.defect import defect
-from appliance.gateway.generate_request import Delta, Finished, Principal
+from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Principal
+from appliance.gateway.http import header_fields
 from appliance.gateway.http.body import ClientGoneError
 from appliance.gateway.http.collecting import Events, checked, started
 from appliance.gateway.http.dialect import AnswerWriter, ErrorForm
-from appliance.gateway.http.event_window import EventWindow, Run, Runs
+from appliance.gateway.http.event_window import BackgroundRun, BackgroundRuns, EventWindow
 from appliance.gateway.http.exchange import Exchange
 from appliance.gateway.http.header_fields import Headers
 from appliance.gateway.http.keeping import Keeping
+from appliance.gateway.service import Service
 from appliance.gateway.stored_work import ResponseKeeper
 
 LOOK_S = 1.0
@@ -52,15 +54,42 @@ class WindowSink:
 class Background:
     """Begins such responses, and lets clients read them."""
 
-    def __init__(self, keeper: ResponseKeeper | None, runs: Runs | None = None) -> None:
+    def __init__(self, service: Service, keeper: ResponseKeeper | None, keepalive_s: float) -> None:
         """``keeper``: says who may have any; None where the appliance keeps nothing."""
+        self._service = service
         self._keeper = keeper
-        self.runs = runs or Runs()
+        self._keepalive_s = keepalive_s
+        self.runs = BackgroundRuns()
         """The responses that go on, and those that are kept for a while."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.TimerHandle | None = None
 
-    def begin(self, exchange: Exchange, principal: Principal, response: str) -> Run:
+    async def serve(
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        request: GenerateRequest,
+        writer: AnswerWriter,
+        keeping: Keeping,
+        notes: Headers,
+    ) -> None:
+        """Begin a response, and stream it to the client that asked for it while that is there.
+
+        Raises:
+            ApplianceError: it failed before its first event.
+            ClientGoneError: the client left.
+        """
+        run = self._begin(exchange, principal, keeping.response_id)
+        exchange.request_id = request.request_id
+        sink = WindowSink(run.window, writer)
+        events = self._service.generate(principal, request, exchange.context, sink)
+        del request  # with the prompt, which the session keeps no longer than it needs it
+        begun = self._start(run, exchange.request_id, events, writer, keeping, exchange.errors)
+        await self._began(exchange, principal, keeping.response_id, begun)
+        rows = [*header_fields.rates(self._service.rates(principal)), *notes]
+        await self.follow(exchange, run, 0, rows)
+
+    def _begin(self, exchange: Exchange, principal: Principal, response: str) -> BackgroundRun:
         """Return a run for a new response.
 
         Raises:
@@ -75,8 +104,14 @@ class Background:
         self._look_later()
         return run
 
-    def start(
-        self, run: Run, request_id: str, events: Events, writer: AnswerWriter, keeping: Keeping, form: ErrorForm
+    def _start(
+        self,
+        run: BackgroundRun,
+        request_id: str,
+        events: Events,
+        writer: AnswerWriter,
+        keeping: Keeping,
+        form: ErrorForm,
     ) -> asyncio.Future[None]:
         """Compute the response in a task of its own; gives what is done once it runs, or has failed before."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,7 +123,7 @@ class Background:
 
     async def _guarded(
         self,
-        run: Run,
+        run: BackgroundRun,
         request_id: str,
         form: ErrorForm,
         begun: asyncio.Future[None],
@@ -111,7 +146,9 @@ class Background:
             run.window.end()
             run.quiet_since = self.runs.clock()
 
-    async def began(self, exchange: Exchange, principal: Principal, response: str, begun: asyncio.Future[None]) -> None:
+    async def _began(
+        self, exchange: Exchange, principal: Principal, response: str, begun: asyncio.Future[None]
+    ) -> None:
         """Wait until a response runs; a client that leaves meanwhile does not end it.
 
         Raises:
@@ -131,7 +168,7 @@ class Background:
         for run in self.runs.running():
             run.cut.end(reason)
 
-    async def follow(self, exchange: Exchange, run: Run, number: int, rows: Headers, keepalive_s: float) -> None:
+    async def follow(self, exchange: Exchange, run: BackgroundRun, number: int, rows: Headers) -> None:
         """Stream the events from this number on to a client, to the end of the response.
 
         Raises:
@@ -139,11 +176,11 @@ class Background:
         """
         cut = Cut()
         exchange.when_gone(partial(cut.end, ClientGoneError()))
-        exchange.keep_alive(keepalive_s)
+        exchange.keep_alive(self._keepalive_s)
         with run.read(self.runs.clock) as window:
             await cut.run(_pour(exchange, window, number, rows))
 
-    def find(self, principal: Principal, response: str) -> Run | None:
+    def find(self, principal: Principal, response: str) -> BackgroundRun | None:
         """Return a response of the caller's tenant that goes on or is kept, if it may be read."""
         run = self.runs.find(principal.tenant, response)
         return run if run is not None and self._epoch(principal.tenant) == run.epoch else None

@@ -1,6 +1,6 @@
 """Events of streams whose request goes on without its client: kept for a bounded time, so that it reads the rest later.
 
-A stream's events are numbered from 0, and its window holds the newest of them. Whoever reads it says the last number
+A stream's events are numbered from 0, and its window holds the newest of them. Its reader says the last number
 that it has, and gets those behind it, each once. Single-threaded, as the event loop is.
 """
 
@@ -75,6 +75,13 @@ class EventWindow:
             self.first += 1
         self._tell()
 
+    def forget(self) -> None:
+        """Drop all events; a reader that lacks one of them gets no more."""
+        self.first = self.next
+        self._events.clear()
+        self.size = 0
+        self._tell()
+
     def end(self) -> None:
         """Note that no event follows."""
         self.ended = True
@@ -103,7 +110,7 @@ class EventWindow:
         self._news = asyncio.Event()
 
 
-class Run:
+class BackgroundRun:
     """One request that goes on without its client."""
 
     def __init__(self, epoch: bytes, now: float) -> None:
@@ -128,12 +135,12 @@ class Run:
             self.quiet_since = clock()
 
 
-class Runs:
+class BackgroundRuns:
     """The requests of all tenants that go on without their clients, and those that have ended and are kept."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs: dict[tuple[str, str], BackgroundRun] = {}
         """Tenant and response -> run, the oldest first."""
         self.dropped = 0
         """Requests ended so far because nobody read them."""
@@ -148,7 +155,7 @@ class Runs:
         """Bytes that their events take."""
         return sum(run.window.size for run in self._runs.values())
 
-    def begin(self, tenant: str, response: str, epoch: bytes) -> Run:
+    def begin(self, tenant: str, response: str, epoch: bytes) -> BackgroundRun:
         """Return a new run; the oldest one that has ended makes room where there are too many.
 
         Raises:
@@ -159,23 +166,24 @@ class Runs:
             self._make_room(own)
         elif len(self._runs) >= STREAMS:
             self._make_room(list(self._runs))
-        run = self._runs[tenant, response] = Run(epoch, self.clock())
+        run = self._runs[tenant, response] = BackgroundRun(epoch, self.clock())
         return run
 
-    def running(self) -> list[Run]:
+    def running(self) -> list[BackgroundRun]:
         """Return those that have not ended."""
         return [run for run in self._runs.values() if not run.window.ended]
 
-    def find(self, tenant: str, response: str) -> Run | None:
+    def find(self, tenant: str, response: str) -> BackgroundRun | None:
         """Return a tenant's run; None where there is none, or not any more."""
         return self._runs.get((tenant, response))
 
     def drop(self, tenant: str, response: str, reason: Exception) -> bool:
-        """Forget a run, and end it for this reason; False where there is none."""
+        """Forget a run with its events, and end it for this reason, which its readers are told or cut off for; False
+        where there is none."""
         run = self._runs.pop((tenant, response), None)
         if run is not None:
+            run.window.forget()
             run.cut.end(reason)
-            run.window.end()
         return run is not None
 
     def look(self, epoch_of: Callable[[str], bytes | None], reason: Callable[[], Exception]) -> None:

@@ -31,7 +31,7 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
 )
 from appliance.gateway.http import attest_route, header_fields, openai_embeddings, tokenizer_routes
-from appliance.gateway.http.background import Background, WindowSink
+from appliance.gateway.http.background import Background
 from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
 from appliance.gateway.http.collecting import Events, Several, checked, collect, started
 from appliance.gateway.http.dialect import AnswerWriter, Parsed
@@ -98,7 +98,7 @@ class Generation:
         self._service = service
         self._settings = settings
         self._stored = stored
-        self.background = Background(stored)
+        self.background = Background(service, stored, settings.sse_keepalive_s)
         """Responses that go on without their client."""
         self._budget = BodyBudget()
         self._parser = Parser()
@@ -134,8 +134,8 @@ class Generation:
         keeping = self._keeping(exchange, principal, writer, parsed.items)
         notes = header_fields.ignored(parsed.ignored)
         if parsed.background and keeping is not None:
-            del parsed
-            await self._serve_background(exchange, principal, request, writer, keeping, notes)
+            del parsed  # with the prompt, as ``serve`` does
+            await self.background.serve(exchange, principal, request, writer, keeping, notes)
             return
         streamed = request.stream
         async with self._guarded(exchange, request.request_id, streamed=streamed) as cut:
@@ -147,26 +147,6 @@ class Generation:
                 await cut.run(self._stream(exchange, principal, writer, events, notes, padded, keeping))
             else:
                 await cut.run(self._collect(exchange, principal, writer, events, notes, keeping))
-
-    async def _serve_background(
-        self,
-        exchange: Exchange,
-        principal: Principal,
-        request: GenerateRequest,
-        writer: AnswerWriter,
-        keeping: Keeping,
-        notes: header_fields.Headers,
-    ) -> None:
-        """Begin a response that goes on without its client, and stream it to the client while that is there."""
-        run = self.background.begin(exchange, principal, keeping.response_id)
-        exchange.request_id = request.request_id
-        sink = WindowSink(run.window, writer)
-        events = self._service.generate(principal, request, exchange.context, sink)
-        begun = self.background.start(run, request.request_id, events, writer, keeping, exchange.errors)
-        del request, events  # with the prompt
-        await self.background.began(exchange, principal, keeping.response_id, begun)
-        rows = [*header_fields.rates(self._service.rates(principal)), *notes]
-        await self.background.follow(exchange, run, 0, rows, self._settings.sse_keepalive_s)
 
     def _keeping(
         self, exchange: Exchange, principal: Principal, writer: AnswerWriter, items: bytes | None

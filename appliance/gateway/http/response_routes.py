@@ -25,11 +25,10 @@ INPUT_TOKENS = "input_tokens"
 class ResponseRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, stored: ResponseKeeper | None, background: Background, keepalive_s: float) -> None:
+    def __init__(self, stored: ResponseKeeper | None, background: Background) -> None:
         """``stored``: None where the appliance keeps nothing."""
         self._stored = stored
         self._background = background
-        self._keepalive_s = keepalive_s
 
     async def response(self, exchange: Exchange, principal: Principal) -> None:
         """``GET /v1/responses/{response_id}``."""
@@ -38,7 +37,7 @@ class ResponseRoutes:
         if streamed and (run := self._background.find(principal, _id_in(exchange))) is not None:
             first = first_wanted(run.window, query, exchange.head.values(LAST_EVENT_ID))
             exchange.request_id = new_request_id()
-            await self._background.follow(exchange, run, first, [], self._keepalive_s)
+            await self._background.follow(exchange, run, first, [])
             return
         kept = await self._read(exchange, principal)
         if streamed:

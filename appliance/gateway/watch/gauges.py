@@ -18,7 +18,7 @@ from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
-from appliance.gateway.http.event_window import Runs
+from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -86,7 +86,7 @@ class DoorGauges:
     handshakes: Handshakes
     starts: Starts
     stranger_time: StrangerTime
-    background: Runs
+    background: BackgroundRuns
     """Responses that go on without their client."""
     _counted: Increases = field(default_factory=lambda: Increases(ours=True))
 

@@ -16,7 +16,7 @@ import pytest
 from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.generate_request import Started
 from appliance.gateway.http import event_window
-from appliance.gateway.http.event_window import ALONE_S, STREAMS, STREAMS_EACH, WINDOW_S, EventWindow, Runs
+from appliance.gateway.http.event_window import ALONE_S, STREAMS, STREAMS_EACH, WINDOW_S, BackgroundRuns, EventWindow
 from tests.appliance.gateway.batches.stack import LIMITED, POLICY, Stack, stacked, until
 from tests.appliance.gateway.batches.test_files import send
 from tests.appliance.gateway.front.support import MODEL, text_script
@@ -172,6 +172,8 @@ async def test_a_destroyed_key_and_a_policy_take_it_away(stack: Stack) -> None:
             assert (await rest(stack, response)).status_code in (403, 404)
             await asyncio.wait_for(stack.service.closed.wait(), 5)
             assert not stack.ends.background.held
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                assert not [event async for event in events if b"response.completed" in event]
 
 
 async def test_a_deleted_response_ends(stack: Stack) -> None:
@@ -262,7 +264,7 @@ async def test_runs_are_bounded_and_forgotten() -> None:
     """By tenant and in all; what has ended makes room and goes after its time, what nobody reads is ended, and what
     somebody reads stays."""
     now = [0.0]
-    runs = Runs(lambda: now[0])
+    runs = BackgroundRuns(lambda: now[0])
     made = [runs.begin("acme", str(number), b"") for number in range(STREAMS_EACH)]
     with pytest.raises(RateLimitedError):
         runs.begin("acme", "more", b"")

@@ -14,7 +14,7 @@ from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
-from appliance.gateway.http.event_window import Runs
+from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.telemetry import names
 from appliance.gateway.watch.gauges import KNOWN, DoorGauges, SpillGauges
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
@@ -91,7 +91,7 @@ def test_the_door_tells_what_waits_there() -> None:
     """Levels and counters of the tenants' ports have labels that their metrics take."""
     handshakes, starts = Handshakes(time.monotonic), Starts(time.monotonic)
     places = {("http", ""): Places(4, 8, 2), ("http", "acme"): Places(4, 8, 2)}
-    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(starts.strangers), Runs()), Desk()
+    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(starts.strangers), BackgroundRuns()), Desk()
     slot = places["http", ""].admit("192.0.2.1")
     desk.look(gauges)
     assert slot is not None and desk.gauges[names.CONNECTIONS, "http", "", "stranger"] == 1
