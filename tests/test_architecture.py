@@ -27,9 +27,8 @@ BROAD_HANDLERS = {
     "appliance/selftest/registry.py",
 }
 """Where every exception may be caught: the front ends' boundaries, and that of answers that go on without their
-request; the engine's and the grammar keeper's, which end
-the process; the border of one request in a pass over all streams, behind which it is raised in the request's own task;
-and that of one row of the self-test."""
+request; the engine's and the grammar keeper's, which end the process; the border of one request in a pass over all
+streams, behind which it is raised in the request's own task; and that of one row of the self-test."""
 
 
 def modules(root: Path) -> list[Path]:
