@@ -15,8 +15,7 @@ from pydantic_core import PydanticCustomError
 from policy.content_schema import ContentSchema
 from policy.credential_form import checked_credential
 from policy.end_user_schema import EndUsersSchema
-from policy.hours import read_span
-from policy.networks import read_network
+from policy.outside_schema import MAX_HOURS, MAX_NETWORKS, MAX_REGIONS, Hours, Network
 from policy.rate_schema import Concurrency, KvTokens, RequestRate, TokenRate
 from policy.wording import counted
 
@@ -48,12 +47,6 @@ SPEND_DECIMALS = 2
 AMOUNT_ROUNDING = 1e-12
 """Relative error of a decimal number as a float, with a margin: less than the last decimal of any amount."""
 CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
-MAX_NETWORKS = 64
-"""Largest number of networks of one tenant: each is looked into at every call."""
-MAX_REGIONS = 64
-"""Largest number of regions of one tenant."""
-MAX_HOURS = 32
-"""Largest number of spans of hours of one tenant."""
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
@@ -91,25 +84,6 @@ def _amount(decimals: int, most: int) -> Callable[[object], object]:
     return checked
 
 
-def _checked_network(value: str) -> str:
-    try:
-        read_network(value)
-    except ValueError:
-        message = "must be a network such as 10.0.0.0/8 or 2001:db8::/32, without bits behind its prefix, or an address"
-        raise _refusal(message) from None
-    return value
-
-
-def _checked_span(value: str) -> str:
-    try:
-        read_span(value)
-    except ValueError as error:
-        raise _refusal(str(error)) from None
-    return value
-
-
-Network = Annotated[str, AfterValidator(_checked_network)]
-Hours = Annotated[str, AfterValidator(_checked_span)]
 Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE))]
 Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]

@@ -129,8 +129,7 @@ class Gateway:
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
         wanted = config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
-        thawed = partial(_count_thaw, self._telemetry)
-        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, thawed)
+        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, partial(_count_thaw, self._telemetry))
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
             self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed

@@ -53,7 +53,8 @@ def methods() -> dict[str, Method]:
         "Resume": Method(**requests, request=pb.ResumeRequest, answer=_resume),
         "ListTenants": Method(**reads, request=pb.ListTenantsRequest, answer=_tenants),
         "GetTenant": Method(**reads, request=pb.GetTenantRequest, answer=_tenant, subject="tenant"),
-        "ForgetTenant": Method(**keys, request=pb.ForgetTenantRequest, answer=_forget, subject="tenant"),
+        # Without a subject: beside the order's entry, which has a pseudonym, a name would say whose that was.
+        "ForgetTenant": Method(**keys, request=pb.ForgetTenantRequest, answer=_forget),
         "ListCredentials": Method(**reads, request=pb.ListCredentialsRequest, answer=_keys, subject="tenant"),
         "CreateCredential": Method(**keys, request=pb.CreateCredentialRequest, answer=_create, subject="tenant"),
         "RevokeCredential": Method(**keys, request=pb.RevokeCredentialRequest, answer=_revoke, subject="ids"),
