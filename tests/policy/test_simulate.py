@@ -102,6 +102,7 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
         input_bucket=Bucket(float(used["input_tokens_left"]), 0.0) if "input_tokens_left" in used else None,
         output_bucket=Bucket(float(used["output_tokens_left"]), 0.0) if "output_tokens_left" in used else None,
         queued=used.get("queued", 0),
+        kv_tokens=used.get("kv_tokens_held", 0),
         end_user=EndUserUsage(
             concurrency=used.get("end_user_running", 0),
             request_bucket=left(used, "end_user_requests_left"),
@@ -127,6 +128,7 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
             choices=asked.get("choices", 1),
             feature=asked.get("feature"),
             content=asked.get("content"),
+            region=asked.get("region"),
         )
         found = evaluate(policy, access, usage, 0.0)
         if not found.allowed:
