@@ -285,6 +285,7 @@ RSA = rsa.generate_private_key(65_537, 2_048).public_key()
         RSA.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(),
         pem(ec.derive_private_key(7, ec.SECP256K1())),
     ],
+    ids=["empty", "hexadecimal", "short", "private", "damaged", "two", "long", "rsa", "curve"],
 )
 def test_other_keys_are_refused(text: str) -> None:
     """No key, a damaged one, two, another curve, another method; one of P-256 is read (control)."""
