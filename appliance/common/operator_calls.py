@@ -26,11 +26,13 @@ class OperatorCall:
     roles: str
     """Roles that the caller has, separated by commas; empty: none."""
     subject: str
-    """What it is about: a tenant, a model, a key; empty: the appliance."""
+    """What it is about: a model, a key, a request, a version; empty: a tenant, or the appliance."""
     request: str
     """Id of the call, which its error names too."""
     outcome: str
     """Name of gRPC's status, or ``BEGUN``."""
+    tenant: str = ""
+    """Tenant that it is about; empty: none, or one that is to be forgotten, whom the order's entry names."""
     milliseconds: int = 0
     """How long it took."""
 

@@ -147,7 +147,10 @@ def _order(values: Values) -> _Event:
 def _operator(values: Values) -> _Event:
     good = values["outcome"] in (SERVED, "BEGUN")
     attributes = {
-        "entity": {"name": str(values["subject"]) or "the appliance", "type": "call of the operator"},
+        "entity": {
+            "name": str(values["subject"] or values["tenant"]) or "the appliance",
+            "type": "call of the operator",
+        },
         "actor": {"user": {"uid": str(values["user"])}},
         "status_code": values["outcome"],
     }

@@ -84,7 +84,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
-    "call": {"method": _T, "user": _N, "roles": _T, "subject": _T, "request": _T, "outcome": _T},
+    "call": {"method": _T, "user": _N, "roles": _T, "subject": _T, "request": _T, "outcome": _T, "tenant": _T},
     "model": {
         "what": _T,
         "model": _T,

@@ -54,6 +54,9 @@ MAX_CREDENTIALS = 10_000
 MAX_FILE_BYTES = 4 << 20
 """Most bytes of a tenant's file: that many credentials, each as long as a text of an entry."""
 
+SECURITY = "security"
+"""Role of the operator's API that may change keys."""
+
 PSEUDONYM = re.compile(rf"anon\.[0-9a-f]{{{DIGITS}}}")
 """A pseudonym. A tenant's id has no point in it, and a credential begins with its kind."""
 
@@ -81,7 +84,8 @@ class NameBook:
 
     def hidden(self, one: Entry) -> Entry:
         """Return an entry with pseudonyms in place of its tenant and credential; keys that are missing are made, and
-        are on disk then.
+        are on disk then. A call of the operator's API makes a key where the caller may change keys; otherwise a tenant
+        without one is not named: who may read only cannot fill the folder with names.
 
         Raises:
             OSError: the disk does not take a key.
@@ -93,6 +97,8 @@ class NameBook:
             known = self._read()
             found = known.get(tenant)
             if found is None:
+                if one.kind == "call" and SECURITY not in str(one.fields["roles"]).split(","):
+                    return Entry(one.kind, {**one.fields, "tenant": ""})
                 if len(known) >= MAX_TENANTS:
                     return one
                 found = known[tenant] = self._make(tenant)

@@ -33,7 +33,7 @@ from appliance.gateway.grpc import error_status
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
 from appliance.operator.api import admin_calls, policy_calls
-from appliance.operator.api.method import ChangeTurn, Method, Work
+from appliance.operator.api.method import TENANT, ChangeTurn, Method, Work
 from appliance.operator.api.records import BEGUN, Records
 from appliance.operator.api.roles import Caller, OperatorRole, Roles, require
 
@@ -184,7 +184,11 @@ class OperatorFront:
             raise RouteNotFoundError("no such method; ask server reflection for those served")
         async with self._readers:
             asked = await _only(method.request, call.wire)
-        call.record = replace(call.record, subject=_subject(method, asked))
+        about = _subject(method, asked)
+        if method.subject == TENANT:
+            call.record = replace(call.record, tenant=about)
+        else:
+            call.record = replace(call.record, subject=about)
         work = Work(self._config_path, call.roles)
         if method.turn is None:
             async with self._work:

@@ -14,6 +14,9 @@ from appliance.common.config import ApplianceConfig
 from appliance.common.config_loader import load_config
 from appliance.operator.api.roles import OperatorRole
 
+TENANT = "tenant"
+"""Field of a request that names a tenant."""
+
 
 class ChangeTurn(StrEnum):
     """What a method changes: methods that change the same have turns."""
@@ -55,4 +58,5 @@ class Method:
     turn: ChangeTurn | None = None
     """None: it changes nothing."""
     subject: str = ""
-    """Field of the request that names what it is about, for the audit log; a list's first one is taken."""
+    """Field of the request that names what it is about, for the audit log, which hides the name of a tenant
+    (``TENANT``); of a list all are told."""

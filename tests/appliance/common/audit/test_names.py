@@ -66,6 +66,17 @@ def test_a_log_may_have_entries_of_both_forms(tmp_path: Path) -> None:
     assert verify(tmp_path, log.verifier).sound
 
 
+def test_calls_of_the_operator_name_tenants_by_the_same_pseudonyms(tmp_path: Path) -> None:
+    """A call about a tenant has its pseudonym, so nothing leads from the calls to it after a shred. A reader's call
+    about one without a key names none and makes none; that of who may change keys does."""
+    book = NameBook(tmp_path)
+    reader, keeper = (filled("call", tenant="alpha", roles=roles) for roles in ("viewer", "security,viewer"))
+    assert book.hidden(reader).fields["tenant"] == "" and book.pseudonym("alpha") == ""
+    pseudonym = book.hidden(keeper).fields["tenant"]
+    assert pseudonym == book.hidden(request("alpha")).fields["tenant"] == book.hidden(reader).fields["tenant"]
+    assert PSEUDONYM.fullmatch(str(pseudonym))
+
+
 def test_one_credential_of_two_tenants_has_two_pseudonyms(tmp_path: Path) -> None:
     """And two names of one tenant have two; the same name has the same one after the book is opened again."""
     hidden = [
