@@ -4,23 +4,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix emulator grpc-clients clients azurite setup setup-dev kernels clean
+.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix model-signing emulator grpc-clients clients azurite traceql setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
 
-# Two workers. One begins with all tests that boot sandboxes or compare times, which never run beside each other
-# (tests/conftest.py); the other takes the remaining files, one after the other. `pytest` alone runs everything in order.
-WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
-test: setup-dev ## the whole test suite at small counts, on two workers
-	$(BIN)/python -m pytest -q $(WORKERS) -m "not full" --durations=25 --durations-min=2
+# One worker begins with all tests that boot sandboxes or compare times, which never run beside each other and wait for
+# much; the others take the remaining files, at a lower priority (tests/conftest.py). `pytest` alone runs all in order.
+WORKERS := --dist loadgroup --no-loadscope-reorder
+test: setup-dev ## the whole test suite at small counts, on three workers
+	$(BIN)/python -m pytest -q -n 3 $(WORKERS) -m "not full" --durations=25 --durations-min=2
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
 # In parts where the machine is not free for that long: make verify PART=1/4, and so on.
 PART ?= 1/1
-verify: setup-dev emulator grpc-clients clients azurite ## every test at its full count, on two workers, then the suite on every other Python
-	$(BIN)/python -m pytest -q $(WORKERS) --part $(PART) --durations=25 --durations-min=10
+verify: setup-dev emulator grpc-clients clients azurite model-signing traceql ## every test at its full count, on two workers, then the suite on every other Python
+	$(BIN)/python -m pytest -q -n 2 $(WORKERS) --part $(PART) --durations=25 --durations-min=10
 	$(if $(filter 1/1,$(PART)),$(MAKE) pythons)
 
 # Those on the path; others by name: make pythons PYTHONS="/opt/python3.14/bin/python3.14".
@@ -108,8 +108,14 @@ grpc-clients: setup-dev ## gRPC clients of Node and Go, for tests of the gRPC AP
 azurite: setup-dev ## a server of Azure's blob storage, for tests of pulls
 	-@$(BIN)/python requirements/observers.py --azurite $(VENV)/share/azurite
 
+traceql: setup-dev ## the grammar of TraceQL, for the test of the dashboards' queries
+	-@$(BIN)/python requirements/observers.py --traceql $(VENV)/share/traceql
+
 clients: setup-dev ## clients and agent frameworks of the HTTP APIs, for tests of docs/clients.md
 	-@$(BIN)/python requirements/observers.py --clients .clients
+
+model-signing: setup-dev ## an environment with model-signing, for the test of signatures that it makes
+	-@$(BIN)/python requirements/observers.py --model-signing $(VENV)/model-signing
 
 phoenix: setup-dev ## an environment with Phoenix, for the test of traces in it
 	$(BIN)/python requirements/observers.py --phoenix $(VENV)/phoenix

@@ -79,8 +79,11 @@ def null_appliance(
     wipe_memory: bool = True,
     policy: str = POLICY,
     max_num_seqs: int = 256,
+    audit: bool = False,
+    program: tuple[str, ...] = ("-m", "appliance.operator.cli"),
 ) -> Iterator[Served]:
-    """An appliance with the null engine, for the time of a block; ``max_num_seqs`` requests run in it at once."""
+    """An appliance with the null engine, for the time of a block; ``max_num_seqs`` requests run in it at once. With
+    ``audit`` it keeps an audit log, and so a usage book; ``program`` is what Python runs as ``athanor``."""
     with tempfile.TemporaryDirectory(prefix="athanor-host-") as folder:
         state = Path(folder)
         keys = prepare_keys(state)
@@ -102,12 +105,13 @@ def null_appliance(
             "pepper": "pepper",
             "run_dir": str(run_directory(state)),
             "wipe_memory": wipe_memory,
+            **({"audit": {"directory": "audit"}} if audit else {}),
         }
         (state / "athanor.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "appliance.operator.cli", "serve", "--config", str(state / "athanor.yaml")]
         environment = dict(os.environ)
         if profile is not None:
-            command = [sys.executable, str(Path(__file__).with_name("profiled.py")), str(profile), *command[3:]]
+            program = str(Path(__file__).with_name("profiled.py")), str(profile)
+        command = [sys.executable, *program, "serve", "--config", str(state / "athanor.yaml")]
         root = Path(__file__).resolve().parents[1]
         with (state / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=root)

@@ -49,6 +49,15 @@ GROUPS = 20
 """Tenant groups from which tenants inherit, in the second row of each size."""
 DECISIONS = 20_000
 DECISION_TENANTS = 1_000
+REGION = "eu-central"
+RULES = (
+    'networks: ["192.0.2.0/24", "10.0.0.0/8"]',
+    'hours: ["00:00-24:00"]',
+    "regions: [us-east, eu-central]",
+    "limits: {kv_tokens: 100000, input_tokens_per_minute: 100000}",
+    "end_users: {concurrency: 64}",
+)
+"""Rules of a tenant in the second figure of decisions, all of which a request passes."""
 TURN_S = 0.001
 """Pause between two turns of the task that measures gaps."""
 
@@ -78,9 +87,11 @@ def main() -> int:
         f"\na new rate for each of {largest:,} tenants, all with accounts: "
         f"{rescaling(largest) * 1e3:.0f} ms in one turn"
     )
-    one, request = decisions(DECISION_TENANTS)
-    print(f"\nwith {DECISION_TENANTS:,} tenants, processor time, p99 of {DECISIONS:,}:")
-    print(f"one decision {one:.1f} us; a request's admission, reservation and settlement {request:.1f} us")
+    texts = policy_text(DECISION_TENANTS), ruled_text(DECISION_TENANTS)
+    for text, rules in zip(texts, (0, len(RULES) * DECISION_TENANTS), strict=True):
+        one, request = decisions(text)
+        print(f"\nwith {DECISION_TENANTS:,} tenants and {rules:,} rules, processor time, p99 of {DECISIONS:,}:")
+        print(f"one decision {one:.1f} us; a request's admission, reservation and settlement {request:.1f} us")
     return 0
 
 
@@ -94,6 +105,15 @@ def policy_text(tenants: int, groups: int = 0, *, weight: int = 1, limit: str = 
         for number in range(tenants)
     )
     return "version: 1\ntenants:\n" + "".join(lines)
+
+
+def ruled_text(tenants: int) -> str:
+    """Return a policy of so many tenants, each with all of ``RULES``."""
+    rules = "".join(f", {rule}" for rule in RULES)
+    return "version: 1\ntenants:\n" + "".join(
+        f'  t{number:05}: {{credentials: ["key:k{number:05}"], models: ["{MODEL}"]{rules}}}\n'
+        for number in range(tenants)
+    )
 
 
 def grouped_text(tenants: int, groups: int, weight: int) -> str:
@@ -230,10 +250,10 @@ def resident() -> float:
     return pages * resource.getpagesize() / (1 << 20)
 
 
-def decisions(tenants: int) -> tuple[float, float]:
+def decisions(text: str) -> tuple[float, float]:
     """Return the p99 of a decision, and of a request's two decisions with their accounts, in microseconds."""
-    policy = load_policy([Source("policy.yaml", policy_text(tenants))])
-    ledger = Ledger(policy, dict.fromkeys(policy.tenants, bytes(32)))
+    policy = load_policy([Source("policy.yaml", text)])
+    ledger = Ledger(policy, dict.fromkeys(policy.tenants, bytes(32)), region=REGION)
     drawn = random.Random(1).choices(list(policy.tenants), k=DECISIONS)
     rate, now = Rate(600), time.monotonic()
     usage = Usage(concurrency=0, request_bucket=full(rate, now), token_bucket=full(rate, now))
@@ -241,7 +261,15 @@ def decisions(tenants: int) -> tuple[float, float]:
     requests: list[int] = []
     clock = time.thread_time_ns
     for name in drawn:
-        access = AccessRequest(tenant=name, model=MODEL, input_tokens=10, max_output_tokens=20)
+        access = AccessRequest(
+            tenant=name,
+            model=MODEL,
+            input_tokens=10,
+            max_output_tokens=20,
+            address="10.1.2.3",
+            unix_s=0.0,
+            region=REGION,
+        )
         began = clock()
         decision = evaluate(policy, access, usage, now)
         ones.append(clock() - began)

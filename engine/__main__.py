@@ -1,8 +1,10 @@
-"""The program inside an engine sandbox: ``python -m engine /ipc/host.sock``.
+"""The program inside an engine sandbox: ``python -m engine /ipc/host.sock [CONFIGURATION]``.
 
 Order: import everything heavy, attach (which waits for the host; a checkpoint is taken there), load and warm the model,
-lock down, say ready, serve. From lock-down on one system call beyond the list ends the process. It speaks on stderr
-twice, one line each, and never repeats content: what it computes with, and why it ended. Exit status:
+lock down, say ready, serve. With a configuration the model is loaded before it attaches: a checkpoint then holds the
+prepared weights, and a copy of it serves at once a host that sends that very configuration. From lock-down on one
+system call beyond the list ends the process. It speaks on stderr twice, one line each, and never repeats content: what
+it computes with, and why it ended. Exit status:
 
 * 0: drained, or the host went away;
 * 2: wrong arguments;
@@ -16,7 +18,9 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint shall find it imported
 import torch
@@ -38,6 +42,8 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
 from isolation.ipc.messages import Role
 
+MOST_ARGUMENTS = 2
+
 EXIT_DEFECT = 1
 EXIT_USAGE = 2
 EXIT_LOAD = 3
@@ -46,8 +52,8 @@ EXIT_CHANNEL = 4
 
 def main(arguments: list[str], link: RankLink | None = None) -> int:
     """Run an engine on the host's socket, with the other ranks behind ``link``; gives the exit status."""
-    if len(arguments) != 1:
-        return _end(EXIT_USAGE, "usage: python -m engine SOCKET")
+    if len(arguments) not in (1, 2) or (len(arguments) == MOST_ARGUMENTS and link is not None):
+        return _end(EXIT_USAGE, "usage: python -m engine SOCKET [CONFIGURATION]")
     torch.set_num_interop_threads(1)
     # What was imported stays: the collector need not look at it again, neither here nor in a copy of this.
     gc.collect()
@@ -55,6 +61,7 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
     try:
         if link is not None:
             link.meet(0)  # All have imported what they need: a checkpoint holds that too.
+        ahead = _Ahead.load(arguments[1]) if len(arguments) == MOST_ARGUMENTS else None
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
         check_ranks(config, 1 if link is None else link.size)
@@ -62,8 +69,10 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
             link.tell(config_bytes)
         spill = attach_spill(arguments[0]) if config.spill else None
         parallel = ALONE if link is None else parallel_of(link)
-        say = lambda line: print(line, file=sys.stderr)  # noqa: E731
-        engine = load_engine(config, spill=spill, parallel=parallel, link=link, say=say)
+        if ahead is None:
+            engine = load_engine(config, spill=spill, parallel=parallel, link=link, say=_say)
+        else:
+            engine = ahead.engine_for(config)
         _lock_down(engine, channel, spill, config, link)
         channel.send(engine.ready())
         gc.disable()
@@ -79,6 +88,45 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the process boundary: told once, by place and kind, never by content
         return _end(EXIT_DEFECT, f"engine defect: {type(error).__name__} at {_place(error)}")
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """An engine that was loaded before it met its host."""
+
+    config: EngineConfig
+    engine: Engine
+    said: list[str]
+    """What it said of itself, for each host to hear."""
+
+    @classmethod
+    def load(cls, text: str) -> Self:
+        """Load an engine by this configuration.
+
+        Raises:
+            ConfigurationError: of a second channel or of ranks, which need the host; or as ``load_engine``.
+            ModelLoadError: as ``load_engine``.
+        """
+        config, said = EngineConfig.from_json(text.encode()), list[str]()
+        if config.spill or config.tensor_parallel > 1:
+            raise ConfigurationError("an engine with a second channel or with ranks is not loaded ahead")
+        return cls(config, load_engine(config, say=said.append), said)
+
+    def engine_for(self, config: EngineConfig) -> Engine:
+        """The engine, for a host that sends its configuration.
+
+        Raises:
+            ConfigurationError: the host sends another one.
+        """
+        if config != self.config:
+            raise ConfigurationError("it was loaded ahead by another configuration")
+        for line in self.said:
+            _say(line)
+        return self.engine
 
 
 def _lock_down(

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
-from policy.model import Feature
-from policy.schema import MODEL_NAME, Credential, ModelName, TenantId
+from policy.model import Feature, Namespace
+from policy.schema import MODEL_NAME, Credential, ModelName, RegionName, TenantId
 from policy.simulate import DAY_S, MONTH_S
 
 MAX_CASES = 10_000
@@ -58,6 +58,9 @@ class AskSchema(_Strict):
     fields: list[RequestField] = Field(default_factory=list, description="Fields that it uses and that can be denied.")
     roles: list[Role] = Field(default_factory=list, description="Roles of its messages; plain: it is no conversation.")
     address: str | None = Field(default=None, description="Address of the caller. Left out: not asked about.")
+    region: Literal[""] | RegionName | None = Field(
+        default=None, description="Region of the appliance, empty for none. Left out: not asked about."
+    )
     at: Moment | None = Field(
         default=None, description="Time of the request, such as 2026-11-25T03:00Z; UTC. Left out: not asked about."
     )
@@ -92,6 +95,7 @@ class UseSchema(_Strict):
         default=None, description="Output tokens left of output_tokens_per_minute. Left out: all."
     )
     queued: int = Field(default=0, ge=0, description="Requests that wait for a limit.")
+    kv_tokens_held: int = Field(default=0, ge=0, description="Tokens of KV that running requests may need.")
     end_user_running: int = Field(default=0, ge=0, description="Requests of the end user that run.")
     end_user_requests_left: int | None = Field(
         default=None, description="Requests left of the end user's requests_per_minute. Left out: all."
@@ -105,6 +109,7 @@ class UseSchema(_Strict):
     month_left_s: float = Field(default=MONTH_S, ge=0, description="Seconds until the next month begins.")
     unready: list[ModelName] = Field(default_factory=list, description="Models that cannot serve. Left out: all can.")
     busy: list[ModelName] = Field(default_factory=list, description="Models in which requests wait.")
+    asleep: list[ModelName] = Field(default_factory=list, description="Models that sleep and can be woken.")
 
 
 class ExpectSchema(_Strict):
@@ -119,6 +124,9 @@ class ExpectSchema(_Strict):
     granted: int | None = Field(default=None, description="Output tokens granted for each choice.")
     downgraded: str | None = Field(
         default=None, description="Key of the limit for which it is served with priority low; null for none."
+    )
+    namespace: Namespace | None = Field(
+        default=None, strict=False, description="Who finds the KV blocks that the request leaves: tenant or user."
     )
     model: ModelName | None = Field(default=None, description="Model that serves, where a route is asked for.")
 

@@ -107,7 +107,7 @@ def read_moment(text: str) -> float:
 def load(use: UseSchema) -> Load:
     """Return the load of a case."""
     values = use.model_dump()
-    return Load(**values | {key: tuple(values[key]) for key in ("unready", "busy")})
+    return Load(**values | {key: tuple(values[key]) for key in ("unready", "busy", "asleep")})
 
 
 def found(decision: Decision, model: str | None = None) -> dict[str, str | int | float | None]:
@@ -122,6 +122,7 @@ def found(decision: Decision, model: str | None = None) -> dict[str, str | int |
         "retry_after_s": decision.retry_after_s,
         "granted": obligations.max_output_tokens if obligations is not None else None,
         "downgraded": (obligations.downgraded or None) if obligations is not None else None,
+        "namespace": obligations.namespace.value if obligations is not None else None,
         "model": model,
     }
 

@@ -7,15 +7,11 @@ predicate: the name of the tenant, group or prefix goes before it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from policy.match import glob_matches
 from policy.model import (
     WHOLE_POOL,
-    Choose,
     ContentRules,
     Determinism,
     EndUserLimits,
@@ -24,8 +20,7 @@ from policy.model import (
     IsolationClass,
     KvShare,
     Limits,
-    ModelState,
-    PolicySet,
+    Namespace,
     Price,
     PriceRule,
     Priority,
@@ -38,55 +33,16 @@ from policy.model import (
 )
 from policy.prices import MILLION, amount_text
 from policy.rates import BURSTS, TREATMENTS
-from policy.route_text import targets_text
+from policy.route_wording import ROUTE_WORDINGS, TARGET_WORDINGS
+from policy.told import Direction, Sides, Told, Wording, listed, more
 from policy.wording import counted
-
-MAX_NAMED = 3
-"""Names that a sentence lists before it counts the rest."""
-
-
-class Direction(StrEnum):
-    """Direction of a change, seen from the tenant."""
-
-    WIDER = "wider"
-    """Allows more, or protects less."""
-    NARROWER = "narrower"
-    """Allows less, or protects more."""
-    OTHER = "other"
-    """Neither: content, or a detail without effect on what is allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """The two policies that are compared."""
-
-    old: PolicySet
-    new: PolicySet
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One thing that changed, in words."""
-
-    direction: Direction
-    text: str
-    path: str = ""
-    """Path of the rule where it is not the field's own."""
-
-
-Wording = Callable[[Any, Any, Sides], Iterable[Told]]
-"""Maps a field's old and new value to what is told about them."""
-
-
-def _more(wider: bool) -> Direction:
-    return Direction.WIDER if wider else Direction.NARROWER
 
 
 def _number(before: str, noun: str, after: str) -> Wording:
     """Tell a limit: ``before``, the new number with its noun, ``after``, the old number."""
 
     def tell(old: int, new: int, _sides: Sides) -> list[Told]:
-        return [Told(_more(new > old), f"{before} {counted(new, noun)}{after} instead of {old:,}")]
+        return [Told(more(new > old), f"{before} {counted(new, noun)}{after} instead of {old:,}")]
 
     return tell
 
@@ -101,7 +57,7 @@ def _spend(period: str) -> Wording:
         text = f"may spend {amount_text(new)} {sides.new.currency} a {period}"
         if old is None:
             return [Told(Direction.NARROWER, f"{text} instead of any amount")]
-        return [Told(_more(new > old), f"{text} instead of {amount_text(old)}")]
+        return [Told(more(new > old), f"{text} instead of {amount_text(old)}")]
 
     return tell
 
@@ -114,7 +70,7 @@ def _optional(verb: str, noun: str, after: str) -> Wording:
             return [Told(Direction.WIDER, f"may {verb} any number of {noun}s {after} instead of {old:,}")]
         before = f"{old:,}" if old is not None else "any number"
         wider = old is not None and new > old
-        return [Told(_more(wider), f"may {verb} {counted(new, noun)} {after} instead of {before}")]
+        return [Told(more(wider), f"may {verb} {counted(new, noun)} {after} instead of {before}")]
 
     return tell
 
@@ -127,7 +83,7 @@ def _burst(verb: str, noun: str) -> Wording:
             return []
         if old is None:
             return [Told(Direction.OTHER, f"may {verb} {counted(new, noun)} at once")]
-        return [Told(_more(new > old), f"may {verb} {counted(new, noun)} at once instead of {old:,}")]
+        return [Told(more(new > old), f"may {verb} {counted(new, noun)} at once instead of {old:,}")]
 
     return tell
 
@@ -149,7 +105,7 @@ def _exceeded(what: str) -> Wording:
         text = f"{_TREATMENTS[new][0]} beyond its {what}"
         if old is None:
             return [Told(Direction.OTHER, text)]
-        direction = _more(old is Exceeded.REFUSE) if Exceeded.REFUSE in (old, new) else Direction.OTHER
+        direction = more(old is Exceeded.REFUSE) if Exceeded.REFUSE in (old, new) else Direction.OTHER
         return [Told(direction, f"{text} instead of {_TREATMENTS[old][1]}")]
 
     return tell
@@ -160,7 +116,7 @@ def _price(tokens: str) -> Wording:
 
     def tell(old: int, new: int, sides: Sides) -> list[Told]:
         text = f"is {price_text(new)} {sides.new.currency} for a million {tokens} instead of {price_text(old)}"
-        return [Told(_more(new < old), text)]
+        return [Told(more(new < old), text)]
 
     return tell
 
@@ -186,7 +142,7 @@ def _switch(on: str, off: str) -> Wording:
     """Tell a yes or no, of which yes is wider."""
 
     def tell(_old: bool, new: bool, _sides: Sides) -> list[Told]:
-        return [Told(_more(new), on if new else off)]
+        return [Told(more(new), on if new else off)]
 
     return tell
 
@@ -194,7 +150,7 @@ def _switch(on: str, off: str) -> Wording:
 def _priority(old: Priority, new: Priority, _sides: Sides) -> list[Told]:
     ranks = list(Priority)
     wider = ranks.index(new) < ranks.index(old)
-    return [Told(_more(wider), f"is served with {new.value} priority instead of {old.value}")]
+    return [Told(more(wider), f"is served with {new.value} priority instead of {old.value}")]
 
 
 _DETERMINISM = {
@@ -207,26 +163,32 @@ _DETERMINISM = {
 
 def _deterministic(old: Determinism, new: Determinism, _sides: Sides) -> list[Told]:
     ranks = list(_DETERMINISM)
-    return [Told(_more(ranks.index(new) > ranks.index(old)), f"{_DETERMINISM[new]}, instead of {old.value}")]
+    return [Told(more(ranks.index(new) > ranks.index(old)), f"{_DETERMINISM[new]}, instead of {old.value}")]
 
 
 def _isolation_class(old: IsolationClass, new: IsolationClass, _sides: Sides) -> list[Told]:
     apart = old is not IsolationClass.SHARED, new is not IsolationClass.SHARED
-    direction = Direction.OTHER if apart[0] == apart[1] else _more(apart[0])
+    direction = Direction.OTHER if apart[0] == apart[1] else more(apart[0])
     return [Told(direction, f"has class {new.value} instead of {old.value}")]
 
 
 def _retention(old: Retention, new: Retention, _sides: Sides) -> list[Told]:
     kept = "finished KV blocks may be kept for it" if new is Retention.STANDARD else "nothing is kept for it"
     text = f"has retention {new.value} instead of {old.value}: {kept}"
-    return [Told(_more(new is Retention.STANDARD), text)]
+    return [Told(more(new is Retention.STANDARD), text)]
+
+
+def _namespace(old: Namespace, new: Namespace, _sides: Sides) -> list[Told]:
+    found = "each end user's own requests" if new is Namespace.USER else "all its requests"
+    text = f"has namespace {new.value} instead of {old.value}: its cached prefixes are found by {found}"
+    return [Told(more(new is Namespace.TENANT), text)]
 
 
 def _percent(before: str, after: str) -> Wording:
     """Tell a share of the KV pool."""
 
     def tell(old: int, new: int, _sides: Sides) -> list[Told]:
-        return [Told(_more(new > old), f"{before} {percent(new)} {after} instead of {percent(old)}")]
+        return [Told(more(new > old), f"{before} {percent(new)} {after} instead of {percent(old)}")]
 
     return tell
 
@@ -277,7 +239,7 @@ def _bounds(verb: str, unbounded: str) -> Wording:
             if gone:
                 yield Told(Direction.NARROWER, f"no longer {verb} {listed(gone)}")
             if not added and not gone:
-                yield Told(Direction.OTHER, "has its networks or hours in another order, or some twice")
+                yield Told(Direction.OTHER, "has its networks, regions or hours in another order, or some twice")
 
     return told
 
@@ -286,7 +248,7 @@ def _denied_fields(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Ite
     for names, verb in ((set(old) - set(new), "may use"), (set(new) - set(old), "may no longer use")):
         if names:
             fields = "field" if len(names) == 1 else "fields"
-            yield Told(_more(verb == "may use"), f"{verb} the {fields} {listed(sorted(names))}")
+            yield Told(more(verb == "may use"), f"{verb} the {fields} {listed(sorted(names))}")
 
 
 def _covering(pattern: str, others: Sequence[str]) -> str | None:
@@ -354,49 +316,9 @@ def _told_at_tenants(_old: Sequence[str], _new: Sequence[str], _sides: Sides) ->
     return []
 
 
-def _reach(old: Iterable[str], new: Iterable[str]) -> Direction:
-    """Return the direction of a change of the models that a route leads to."""
-    before, after = set(old), set(new)
-    if before == after or (before - after and after - before):
-        return Direction.OTHER
-    return _more(before < after)
-
-
-def _targets(old: Sequence[Target], new: Sequence[Target], sides: Sides) -> list[Told]:
-    direction = _reach((one.model for one in old), (one.model for one in new))
-    return [Told(direction, f"sends requests to {targets_text(new)} instead of {targets_text(old)}")]
-
-
-def _choose(old: Choose, new: Choose, _sides: Sides) -> list[Told]:
-    words = {Choose.WEIGHT: "by weight", Choose.CHEAPEST: "by price, the cheapest first"}
-    return [Told(Direction.OTHER, f"chooses {words[new]}, instead of {words[old]}")]
-
-
-def _fallback(old: Sequence[str], new: Sequence[str], _sides: Sides) -> list[Told]:
-    before, after = (listed(names) if names else "nothing" for names in (old, new))
-    return [Told(_reach(old, new), f"falls back to {after} instead of {before}")]
-
-
-def _fall_back_when(old: Sequence[ModelState], new: Sequence[ModelState], _sides: Sides) -> list[Told]:
-    before, after = (" or ".join(state.value for state in reversed(states)) for states in (old, new))
-    return [Told(Direction.OTHER, f"falls back when a model is {after}, instead of {before}")]
-
-
-def _told_at_routes(_old: object, _new: object, _sides: Sides) -> list[Told]:
-    """Tell nothing: ``Route.to`` tells all targets together."""
-    return []
-
-
 def percent(parts: int) -> str:
     """Return parts of ``WHOLE_POOL`` as text: ``12.5%``."""
     return f"{parts * 100 / WHOLE_POOL:g}%"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as text: ``a, b, c and 4 more``."""
-    if len(names) <= MAX_NAMED + 1:
-        return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
-    return f"{', '.join(names[:MAX_NAMED])} and {len(names) - MAX_NAMED:,} more"
 
 
 IDENTITIES: Mapping[type, frozenset[str]] = {
@@ -422,11 +344,13 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "models": _models,
         "isolation_class": _isolation_class,
         "retention": _retention,
+        "namespace": _namespace,
         "weight": _number("has a weight of", "part", " in fair service"),
         "priority": _priority,
         "deterministic": _deterministic,
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
         "networks": _bounds("is taken from", "from everywhere"),
+        "regions": _bounds("is served in", "any region"),
         "hours": _bounds("is served at", "always"),
         "group": _group,
         "public": _public,
@@ -451,6 +375,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "input_tokens_exceeded": _exceeded("rate of input tokens"),
         "output_tokens_exceeded": _exceeded("rate of output tokens"),
         "concurrency_exceeded": _exceeded("requests at once"),
+        "kv_tokens": _optional("need KV of", "token", "at once"),
+        "kv_tokens_exceeded": _exceeded("tokens of KV at once"),
         "max_queued_requests": _number("may have", "request", " waiting at once"),
         "max_queue_s": _number("may have a request wait", "second", ""),
         "max_stored_bytes": _number("may keep", "byte", " of files, results and responses"),
@@ -461,6 +387,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "tools": _switch("may use tools", "may no longer use tools"),
         "attestation": _switch("may ask for attestations", "may no longer ask for attestations"),
         "rerank": _switch("may rerank and classify", "may no longer rerank and classify"),
+        "wake": _switch("may wake models", "may no longer wake models"),
         "stored_responses": _switch("has its responses kept", "no longer has its responses kept"),
         "batches": _switch("may leave files and batches", "may no longer leave files and batches"),
         "reasoning": _switch("is shown the model's reasoning", "is no longer shown the model's reasoning"),
@@ -487,8 +414,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
     },
     PriceRule: {"batch": _batch_price},
     SharingGroup: {"tenants": _members},
-    Route: {"to": _targets, "choose": _choose, "fallback": _fallback, "fall_back_when": _fall_back_when},
-    Target: {"model": _told_at_routes, "weight": _told_at_routes},
+    Route: ROUTE_WORDINGS,
+    Target: TARGET_WORDINGS,
     PublicPrefix: {"model": _prefix_model, "chat": _prefix_kind, "source": _prefix_source, "tenants": _told_at_tenants},
 }
 """Class to field to what is told of a change. A field that is a value with fields of its own has no entry here: its

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from policy.change_wording import IDENTITIES, KEYS, WORDINGS, Direction, Sides, Told, listed, price_text
+from policy.change_wording import IDENTITIES, KEYS, WORDINGS, price_text
 from policy.model import Limits, PolicySet, Price, PriceRule, PublicPrefix, Route, SharingGroup, Tenant
 from policy.rates import BURSTS, TREATMENTS, effective
 from policy.route_text import route_text
+from policy.told import Direction, Sides, Told, listed
 from policy.wording import counted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import FREE, Determinism, IsolationClass, Price, Priority, Retention
+from policy.model import FREE, Determinism, IsolationClass, Namespace, Price, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -28,6 +28,8 @@ class Reason(StrEnum):
     """The name that was asked for leads to this model no more; chosen anew, the request is served."""
     NETWORK_NOT_ALLOWED = "network_not_allowed"
     """The call comes from outside of the tenant's networks."""
+    REGION_NOT_ALLOWED = "region_not_allowed"
+    """The appliance is in none of the tenant's regions."""
     OUT_OF_HOURS = "out_of_hours"
     """The tenant is not served at this time."""
     FEATURE_NOT_ALLOWED = "feature_not_allowed"
@@ -41,6 +43,8 @@ class Reason(StrEnum):
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - a reason, no secret
     CONCURRENCY = "concurrency"
+    KV_TOKENS = "kv_tokens"
+    """Running requests may need as much KV as the tenant may have, or the request alone needs more."""
     SPEND = "spend"
     """A limit of spend is reached, or the request may cost more than is left of it."""
     NO_PRICE = "no_price"
@@ -60,10 +64,13 @@ class Obligations:
     priority: Priority
     """Most urgent priority at which the request may be served."""
     deterministic: Determinism
+    namespace: Namespace = Namespace.TENANT
     public_prefixes: tuple[str, ...] = ()
     """Ids of this model's public prefixes with which the request may begin."""
     reasoning: bool = True
     """Whether the answer may show the model's reasoning."""
+    wakes: bool = True
+    """Whether the request may wake the model, should it sleep by then."""
     price: Price = FREE
     """Price of the request's tokens; zeros where the policy has none."""
     bounds_spend: bool = False

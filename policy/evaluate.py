@@ -2,8 +2,8 @@
 
 It is made twice. *Before* the prompt is tokenised (``input_tokens`` None), so that a refused caller costs no
 tokenising: tenant, model, output cap, concurrency, request rate, debt of tokens, spend. *After*, with the exact count:
-tenant and model again (the policy may have changed in between), output cap, context, token rate, spend. The second call
-does not check concurrency and request rate, because the request itself is already counted in them.
+tenant and model again (the policy may have changed in between), output cap, context, token rate, tokens of KV, spend.
+The second call does not check concurrency and request rate, because the request itself is already counted in them.
 
 Permission for the model and the feature is checked first. A model that is asked for by an alias needs permission for
 the alias and none for its own name, and the alias must lead to it when the decision is taken (``policy.routes``). Rules
@@ -27,11 +27,10 @@ from policy.adapters import granting_rule
 from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.end_users import end_user_denial
-from policy.hours import opens_in, span_text
 from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
-from policy.networks import admits
+from policy.outside import outside_denial
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
 from policy.request import AccessRequest, Spend, Usage
@@ -70,7 +69,7 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
     matched = granting_rule(policy, tenant, access.alias or access.model)
     if matched is None or not leads(policy, tenant, access.adapter or access.model, access.alias):
         return _name_refused(policy, tenant, access, matched)
-    if (outside := _outside(policy, tenant, access)) is not None:
+    if (outside := outside_denial(policy, tenant, access)) is not None:
         return outside
     if (withheld := _withheld(tenant, access)) is not None:
         return Decision(
@@ -102,6 +101,8 @@ def _withheld(tenant: Tenant, access: AccessRequest) -> tuple[str, Feature] | No
         return "retention" if tenant.features.batches else "features.batches", Feature.BATCHES
     if access.feature is not None and not tenant.features.grants(access.feature):
         return f"features.{access.feature.value}", access.feature
+    if access.asleep and not (tenant.features.wake or tenant.isolation_class.own_engine):
+        return "features.wake", Feature.WAKE
     if access.feature is Feature.STORED_RESPONSES and not keeps_responses(tenant):
         return "retention", access.feature
     return None
@@ -123,32 +124,6 @@ def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matc
         rule=f"routes.{access.alias or access.model}",
         message="the route to this model changed; the same request may be sent again",
         policy_digest=policy.digest,
-    )
-
-
-def _outside(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Decision | None:
-    """Deny a call from outside of the tenant's networks, or out of its hours: of an admitted request, whose prompt is
-    counted, the hours may have ended."""
-    if tenant.networks and access.address is not None and not admits(tenant.networks, access.address):
-        return Decision(
-            effect=Effect.DENY,
-            reason=Reason.NETWORK_NOT_ALLOWED,
-            rule=f"tenants.{tenant.id}.networks",
-            message="this tenant's credentials are not taken from this address",
-            policy_digest=policy.digest,
-        )
-    if not tenant.hours or access.unix_s is None or access.input_tokens is not None:
-        return None
-    wait = opens_in(tenant.hours, access.unix_s)
-    if not wait:
-        return None
-    return Decision(
-        effect=Effect.DENY,
-        reason=Reason.OUT_OF_HOURS,
-        rule=f"tenants.{tenant.id}.hours",
-        message=f"this tenant is served at {', '.join(tenant.hours)} UTC, next in {span_text(wait)}",
-        policy_digest=policy.digest,
-        retry_after_s=wait,
     )
 
 
@@ -249,8 +224,10 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         weight=tenant.weight,
         priority=Priority.LOW if downgraded else tenant.priority,
         deterministic=tenant.deterministic,
+        namespace=tenant.namespace,
         public_prefixes=tuple([name for name in prefixes if policy.public[name].model == access.model]),
         reasoning=tenant.features.reasoning,
+        wakes=tenant.features.wake,
         price=case.price,
         bounds_spend=tenant.limits.bounds_spend,
         downgraded=downgraded,
@@ -304,6 +281,31 @@ def _concurrency(case: _Case) -> _Denial | None:
     fits = running + access.choices <= limit + overdraft(exceeded, limit)
     treatment = _treatment(case, exceeded, wait, fits=fits)
     return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, wait, treatment)
+
+
+def _kv_whole(case: _Case) -> _Denial | None:
+    """Check that the request alone needs no more KV than the tenant may have."""
+    limit, needed = case.limits.kv_tokens, _kv_needed(case)
+    if limit is None or needed <= limit:
+        return None
+    message = f"this request may need KV of {_counted(case.access, needed)}; this tenant may have {limit} at once"
+    return _Denial(Reason.KV_TOKENS, "kv_tokens", f"{message}, so {_REMEDIES['token']}", limit, needed)
+
+
+def _kv_tokens(case: _Case) -> _Denial | None:
+    """Check that running requests leave the KV that the request may need."""
+    limit, held = case.limits.kv_tokens, case.usage.kv_tokens
+    if limit is None or (total := held + _kv_needed(case)) <= limit:
+        return None
+    message = f"running requests of this tenant may need KV of {counted(held, 'token', grouped=False)}, and this one "
+    message += f"of {_counted(case.access, _kv_needed(case))}; it may have {limit} at once"
+    exceeded, wait = case.limits.kv_tokens_exceeded, CONCURRENCY_RETRY_S
+    treatment = _treatment(case, exceeded, wait, fits=total <= limit + overdraft(exceeded, limit))
+    return _Denial(Reason.KV_TOKENS, "kv_tokens", message, limit, total, wait, treatment)
+
+
+def _kv_needed(case: _Case) -> int:
+    return (case.access.input_tokens or 0) + case.access.choices * case.granted_output
 
 
 def _request_rate(case: _Case) -> _Denial | None:
@@ -476,6 +478,7 @@ _FEATURES = {
     Feature.RERANK: "reranking and classification",
     Feature.BATCHES: "files and batches",
     Feature.STORED_RESPONSES: "stored responses",
+    Feature.WAKE: "a model that sleeps",
 }
 """Feature -> what a denial calls it."""
 
@@ -487,9 +490,9 @@ _REMEDIES = {
 """What a rate counts -> remedy where a request needs more than its burst."""
 
 _CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt, _spend_per_day, _spend_per_month)
-_CHECKS_AFTER = (_output, _context, _token_rate, _spend_per_day, _spend_per_month)
+_CHECKS_AFTER = (_output, _context, _kv_whole, _token_rate, _kv_tokens, _spend_per_day, _spend_per_month)
 _CHECKS_APART = (
-    *(_output, _context, _token_bursts, _token_rate, _input_rate, _output_rate),
+    *(_output, _context, _kv_whole, _token_bursts, _token_rate, _input_rate, _output_rate, _kv_tokens),
     *(_spend_per_day, _spend_per_month),
 )
 """Checks of a tenant whose input or output tokens have a rate of their own."""

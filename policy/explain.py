@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policy.decision import Decision, Effect, Reason
-from policy.model import Route
+from policy.model import Namespace, Route
 from policy.prices import MILLION, amount_text
 from policy.route_text import route_text
 from policy.routes import RouteChoice
@@ -33,6 +33,8 @@ def explain(decision: Decision, origin: str = "") -> str:
         )
         lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
         lines.append(f"  deterministic: {granted.deterministic}")
+        if granted.namespace is Namespace.USER:
+            lines.append("  namespace: user, so cached prefixes are found by the same end user alone")
         if granted.downgraded:
             lines.append(f"  downgraded: beyond {granted.downgraded}")
         if granted.public_prefixes:

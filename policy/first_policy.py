@@ -33,6 +33,7 @@ tenants:
       max_output_tokens: 1024
       # input_tokens_per_minute: 150000    # prompts apart, beside tokens_per_minute
       # output_tokens_per_minute: 50000
+      # kv_tokens: 100000      # KV of running requests at once: prompts and the most they may write
       # spend_per_day: 20      # what the requests of a day may cost; needs prices, below
       # spend_per_month: 300
 
@@ -41,13 +42,16 @@ tenants:
     # retention: standard      # none: nothing is kept after a request
     # priority: normal         # high or low; between tenants of one priority the weight decides
     # weight: 1
+    # namespace: tenant        # user: cached prefixes of an end user are found by nobody else's requests
     # deterministic: never     # allowed or always: the same bits in any batch
     # adapters: []             # ["athanor-mini:support"]: adapters of models that it alone may use
     # networks: []             # ["10.0.0.0/8"]: its credentials are taken from there alone
+    # regions: []              # ["eu-central"]: it is served by appliances of these regions alone
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     #   (and rerank: true; false: no documents are scored and no texts classified)
+    #   (and wake: true; false: a model that sleeps is refused until others have woken it)
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
     #   (and stored_responses: false; true: answers of /v1/responses are kept likewise, for 30 days)
     # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken

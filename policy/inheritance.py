@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from policy.change_wording import listed
 from policy.errors import Problem
 from policy.positions import Path
 from policy.schema import MAX_TENANT_GROUPS, DefaultsSchema, TenantSchema
+from policy.told import listed
 from policy.written import WrittenFile
 
 MAX_INHERITANCE = 8

@@ -32,6 +32,7 @@ from policy.model import (
     IsolationClass,
     KvShare,
     Limits,
+    Namespace,
     PolicySet,
     Price,
     PriceRule,
@@ -288,6 +289,8 @@ def _objection(tenant: Tenant | None, name: str) -> str | None:
         return f"tenant {name!r} is in sharing group {tenant.group!r} already"
     if tenant.retention is Retention.NONE:
         return f"tenant {name!r} has retention none: nothing of it may be kept, so nothing can be shared"
+    if tenant.namespace is Namespace.USER:
+        return f"tenant {name!r} has namespace user: its end users share no blocks, so other tenants cannot either"
     if tenant.isolation_class is not IsolationClass.SHARED:
         return f"tenant {name!r} is of class {tenant.isolation_class.value}, which shares nothing"
     if tenant.kv.bounded:
@@ -323,6 +326,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         models=one(tuple(content.models)),
         isolation_class=isolation_class,
         retention=Retention(content.retention),
+        namespace=Namespace(content.namespace),
         weight=content.weight,
         priority=Priority(content.priority),
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
@@ -331,6 +335,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         content=one(_content_rules(content.content)),
         end_users=one(EndUserLimits(**dict(content.end_users))),
         networks=one(tuple(content.networks)),
+        regions=one(tuple(content.regions)),
         hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
         adapters=one(tuple(content.adapters)),
@@ -375,9 +380,10 @@ def _values(tenant: Tenant) -> dict[str, Any]:
         values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
     values["content"]["denied_fields"] = sorted({*values["content"]["denied_fields"]})
     # The order of these lists carries no meaning.
-    return values | {name: sorted(values[name]) for name in ("credentials", "models", "networks", "hours", "adapters")}
+    return values | {name: sorted(values[name]) for name in _UNORDERED}
 
 
+_UNORDERED = ("credentials", "models", "networks", "regions", "hours", "adapters")
 _FIELDS = {
     part: tuple(each.name for each in fields(part))
     for part in (Tenant, Limits, Features, ContentRules, EndUserLimits, KvShare)

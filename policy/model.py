@@ -52,6 +52,15 @@ class Retention(StrEnum):
     """Nothing is kept after the request."""
 
 
+class Namespace(StrEnum):
+    """Who finds the KV blocks that a tenant's request left."""
+
+    TENANT = "tenant"
+    """Requests of the tenant, or of its sharing group."""
+    USER = "user"
+    """Requests for the same end user of the tenant; one that names no end user finds and leaves nothing."""
+
+
 class Determinism(StrEnum):
     """Permission to request batch-invariant results. Without compiled kernels this costs engine time, so it must be
     granted."""
@@ -112,6 +121,9 @@ class Limits:
     input_tokens_exceeded: Exceeded = Exceeded.REFUSE
     output_tokens_exceeded: Exceeded = Exceeded.REFUSE
     concurrency_exceeded: Exceeded = Exceeded.REFUSE
+    kv_tokens: int | None = None
+    """Tokens whose KV running requests may need at once, prompts and most outputs; None: unlimited."""
+    kv_tokens_exceeded: Exceeded = Exceeded.REFUSE
     max_queued_requests: int = 64
     """Requests that wait at once where a limit is exceeded; others are refused."""
     max_queue_s: int = 30
@@ -135,6 +147,7 @@ class Feature(StrEnum):
     RERANK = "rerank"
     BATCHES = "batches"
     STORED_RESPONSES = "stored_responses"
+    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +167,8 @@ class Features:
     """Whether the tenant may ask for a signed statement of what serves it."""
     rerank: bool = True
     """Whether the tenant may have documents scored against a query, and texts classified."""
+    wake: bool = True
+    """Whether requests of the tenant may wake a model that sleeps."""
     batches: bool = False
     """Whether the tenant may leave files, and batches of requests in them."""
     stored_responses: bool = False
@@ -268,8 +283,11 @@ class Tenant:
     end_users: EndUserLimits = NO_END_USER_LIMITS
     networks: tuple[str, ...] = ()
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
+    regions: tuple[str, ...] = ()
+    """Regions in which its requests are taken; none: everywhere."""
     hours: tuple[str, ...] = ()
     """Hours in which its requests are taken (``policy.hours``); none: always."""
+    namespace: Namespace = Namespace.TENANT
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()

@@ -12,6 +12,8 @@ MAX_REQUESTS = 1_000_000
 MAX_TOKENS = 1_000_000_000
 """Largest rate and burst of tokens."""
 MAX_CONCURRENCY = 4_096
+MAX_KV_TOKENS = 1_000_000_000
+"""Largest number of tokens whose KV a tenant's running requests may need at once."""
 MAX_BURST_MINUTES = 60
 """Largest burst in minutes of its rate, so that no request is told to wait for longer than two hours, and the rounding
 of times stays below ``policy.limits.ROUNDING_S``."""
@@ -72,6 +74,15 @@ class ConcurrencySchema(BaseModel):
     exceeded: Exceeded = "refuse"
 
 
+class KvTokensSchema(BaseModel):
+    """Tokens of KV that running requests may need at once, with what becomes of others. Twice the number if others are
+    downgraded."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    at_once: int = Field(ge=1, le=MAX_KV_TOKENS, description="Tokens of running requests, prompts and most outputs.")
+    exceeded: Exceeded = "refuse"
+
+
 RequestRate = Annotated[
     Annotated[int, Field(ge=1, le=MAX_REQUESTS), Tag(NUMBER)] | Annotated[RequestRateSchema, Tag(MAPPING)],
     Discriminator(_form),
@@ -84,6 +95,10 @@ Concurrency = Annotated[
     Annotated[int, Field(ge=1, le=MAX_CONCURRENCY), Tag(NUMBER)] | Annotated[ConcurrencySchema, Tag(MAPPING)],
     Discriminator(_form),
 ]
+KvTokens = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_KV_TOKENS), Tag(NUMBER)] | Annotated[KvTokensSchema, Tag(MAPPING)],
+    Discriminator(_form),
+]
 
 RATES = {
     "requests_per_minute": "requests",
@@ -91,11 +106,13 @@ RATES = {
     "input_tokens_per_minute": "input_tokens",
     "output_tokens_per_minute": "output_tokens",
     "concurrency": "concurrency",
+    "kv_tokens": "kv_tokens",
 }
 """Keys that may have a mapping -> beginning of the names of its other values in ``policy.model.Limits``."""
 
 KNOWN = {key: tuple(TokenRateSchema.model_fields) for key in RATES} | {
-    "concurrency": tuple(ConcurrencySchema.model_fields)
+    "concurrency": tuple(ConcurrencySchema.model_fields),
+    "kv_tokens": tuple(KvTokensSchema.model_fields),
 }
 """Keys of the mapping at each of these keys."""
 
@@ -112,7 +129,7 @@ def flattened(values: dict[str, Any]) -> dict[str, Any]:
         value = found[key]
         if not isinstance(value, dict):
             continue
-        found[key] = value["at_once"] if key == "concurrency" else value["rate"]
+        found[key] = value["at_once"] if "at_once" in value else value["rate"]
         found[f"{name}_exceeded"] = value["exceeded"]
         if value.get("burst") not in (None, found[key]):
             found[f"{name}_burst"] = value["burst"]

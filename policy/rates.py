@@ -71,6 +71,7 @@ TREATMENTS: Mapping[str, str] = {
     "input_tokens_exceeded": "input_tokens_per_minute",
     "output_tokens_exceeded": "output_tokens_per_minute",
     "concurrency_exceeded": "concurrency",
+    "kv_tokens_exceeded": "kv_tokens",
 }
 """Field of ``Limits`` with the treatment of requests beyond a limit -> field of the limit."""
 

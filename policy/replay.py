@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from policy.adapters import granting_rule, is_adapter, served_by, split
-from policy.change_wording import Direction
 from policy.changes import Change
 from policy.decision import Decision, Effect, Reason
 from policy.evaluate import evaluate, principal
@@ -26,6 +25,7 @@ from policy.prices import cost, find_price
 from policy.rates import BURSTS, TREATMENTS, effective, filled, input_rate, output_rate, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
 from policy.routes import likeliest, visible_route
+from policy.told import Direction
 from policy.wording import counted
 
 _ALONE: Mapping[str, Feature] = {
@@ -68,9 +68,12 @@ REPLAYED = frozenset(
 NOT_REPLAYED: Mapping[str, str] = {
     "limits.concurrency": "entries do not say how many requests ran at once",
     "limits.concurrency.exceeded": "entries do not say how many requests ran at once",
+    "limits.kv_tokens": "entries do not say how many requests ran at once",
+    "limits.kv_tokens.exceeded": "entries do not say how many requests ran at once",
     "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
+    "features.wake": "entries do not say which models slept",
     "features.stored_responses": "entries do not say which requests asked that their response is kept",
     "content.max_request_bytes": "entries do not say how many bytes requests had",
     "content.denied_fields": "entries do not say which fields requests used",
@@ -78,6 +81,7 @@ NOT_REPLAYED: Mapping[str, str] = {
     "end_users.requests_per_minute": "entries do not say for which end user requests were",
     "end_users.output_tokens_per_minute": "entries do not say for which end user requests were",
     "end_users.concurrency": "entries do not say for which end user requests were",
+    "regions": "entries do not say in which region the appliance was",
     "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""

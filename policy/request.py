@@ -46,6 +46,8 @@ class AccessRequest:
     """Whether the prompt has ``input_tokens`` or more, and nobody counted further."""
     address: str | None = None
     """Address of the caller; None where it is not asked about. The gateway compares it before there is a request."""
+    region: str | None = None
+    """Region of the appliance, empty for none; None where it is not asked about."""
     unix_s: float | None = None
     """Unix time of the request; None where it is not asked about."""
     alias: str = ""
@@ -54,6 +56,8 @@ class AccessRequest:
     """Whole name of the adapter with which the model serves it; empty: without one."""
     end_user: str = ""
     """Pseudonym of the tenant's user for whom it is; empty: not named."""
+    asleep: bool = False
+    """Whether the model sleeps, so that the request would wake it."""
     batch: bool = False
     """Whether it is a line of a batch: it has a price of its own, and the tenant must be allowed batches."""
 
@@ -103,6 +107,8 @@ class Usage:
     """Bucket of output tokens likewise."""
     queued: int = 0
     """Number of the tenant's requests that wait for a limit."""
+    kv_tokens: int = 0
+    """Tokens of its running requests whose prompts are counted: prompts and most outputs."""
     end_user: EndUserUsage | None = None
     """Usage of the end user for whom the request is; None where these have no limits."""
     spend: Spend | None = None

@@ -15,9 +15,8 @@ from pydantic_core import PydanticCustomError
 from policy.content_schema import ContentSchema
 from policy.credential_form import checked_credential
 from policy.end_user_schema import EndUsersSchema
-from policy.hours import read_span
-from policy.networks import read_network
-from policy.rate_schema import Concurrency, RequestRate, TokenRate
+from policy.outside_schema import MAX_HOURS, MAX_NETWORKS, MAX_REGIONS, Hours, Network
+from policy.rate_schema import Concurrency, KvTokens, RequestRate, TokenRate
 from policy.wording import counted
 
 MAX_TENANTS = 10_000
@@ -48,10 +47,6 @@ SPEND_DECIMALS = 2
 AMOUNT_ROUNDING = 1e-12
 """Relative error of a decimal number as a float, with a margin: less than the last decimal of any amount."""
 CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
-MAX_NETWORKS = 64
-"""Largest number of networks of one tenant: each is looked into at every call."""
-MAX_HOURS = 32
-"""Largest number of spans of hours of one tenant."""
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
@@ -89,25 +84,6 @@ def _amount(decimals: int, most: int) -> Callable[[object], object]:
     return checked
 
 
-def _checked_network(value: str) -> str:
-    try:
-        read_network(value)
-    except ValueError:
-        message = "must be a network such as 10.0.0.0/8 or 2001:db8::/32, without bits behind its prefix, or an address"
-        raise _refusal(message) from None
-    return value
-
-
-def _checked_span(value: str) -> str:
-    try:
-        read_span(value)
-    except ValueError as error:
-        raise _refusal(str(error)) from None
-    return value
-
-
-Network = Annotated[str, AfterValidator(_checked_network)]
-Hours = Annotated[str, AfterValidator(_checked_span)]
 Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE))]
 Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
@@ -115,6 +91,7 @@ AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME)]
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
+RegionName = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 
 
@@ -146,6 +123,12 @@ class LimitsSchema(_Strict):
     )
     concurrency: Concurrency = Field(
         default=64, description="Requests admitted and not yet finished; each choice of a request (n) counts."
+    )
+    kv_tokens: KvTokens | None = Field(
+        default=None,
+        description="Tokens whose KV running requests may need at once: of each its whole prompt and the most output "
+        "that it may give, for every choice (n). A request that names no number needs max_output_tokens. Tokens "
+        "because bytes differ between models. Left out: no limit beside the share of the pool (kv).",
     )
     max_context_tokens: int = Field(
         default=4_096, ge=2, le=1 << 20, description="Prompt and output tokens of one request."
@@ -212,6 +195,11 @@ class FeaturesSchema(_Strict):
     rerank: bool = Field(
         default=True,
         description="Scores of documents against a query, and labels of texts, from a model that embeds or classifies.",
+    )
+    wake: bool = Field(
+        default=True,
+        description="Models that sleep: false refuses its requests for one, until another tenant or the operator has "
+        "woken it. Sandboxes of its own (class dedicated) need no wake.",
     )
     batches: bool = Field(default=False, description="Files, kept sealed, and batches. Not with retention: none.")
     stored_responses: bool = Field(
@@ -283,6 +271,11 @@ class DefaultsSchema(_Strict):
         default="standard",
         description="standard: finished KV blocks may serve later requests of this tenant. none: nothing is kept.",
     )
+    namespace: Literal["tenant", "user"] = Field(
+        default="tenant",
+        description="Who finds the KV blocks that a request left. tenant: the tenant's requests. user: requests for "
+        "the same end user (user or safety_identifier); one that names none finds and leaves nothing.",
+    )
     weight: int = Field(default=1, ge=1, le=1_000, description="Share in fair service when tenants compete.")
     priority: Literal["high", "normal", "low"] = Field(
         default="normal",
@@ -309,6 +302,12 @@ class DefaultsSchema(_Strict):
         max_length=MAX_NETWORKS,
         description="Networks from which the tenant's credentials are taken, such as 10.0.0.0/8; from elsewhere they "
         "are refused like unknown ones. Behind trusted proxies the client's address counts. Left out: from everywhere.",
+    )
+    regions: list[RegionName] = Field(
+        default_factory=list,
+        max_length=MAX_REGIONS,
+        description="Regions in which requests are taken, compared with region of the configuration; an appliance "
+        "without one is in none of them. Left out: everywhere.",
     )
     hours: list[Hours] = Field(
         default_factory=list,

@@ -6,7 +6,7 @@ with its count. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policy.adapters import served_by, split
 from policy.decision import Decision
@@ -54,6 +54,8 @@ class Question:
     """What it holds; None: not asked about."""
     address: str | None = None
     """Address of the caller; None: not asked about."""
+    region: str | None = None
+    """Region of the appliance, empty for none; None: not asked about."""
     unix_s: float | None = None
     """Unix time of the request; None: not asked about."""
     uncounted: bool = False
@@ -93,6 +95,8 @@ class Load:
     """Output tokens left of their own rate; None: all."""
     queued: int = 0
     """Requests that wait for a limit."""
+    kv_tokens_held: int = 0
+    """Tokens of KV that running requests may need."""
     end_user_running: int = 0
     """Requests of the end user that are admitted and not yet finished."""
     end_user_requests_left: float | None = None
@@ -111,6 +115,8 @@ class Load:
     """Models that cannot serve; all others can."""
     busy: tuple[str, ...] = ()
     """Models in which requests wait."""
+    asleep: tuple[str, ...] = ()
+    """Models that sleep and can be woken."""
 
 
 IDLE = Load()
@@ -122,7 +128,8 @@ def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision
     choice = chosen(policy, question, load)
     usage = _usage(policy.tenants.get(tenant), load)
     if not question.admitted:
-        first = evaluate(policy, _access(policy, question, tenant, None, choice), usage, NOW)
+        access = _access(policy, question, tenant, None, choice)
+        first = evaluate(policy, replace(access, asleep=access.model in load.asleep), usage, NOW)
         if not first.allowed or question.input_tokens is None:
             return first
     return evaluate(policy, _access(policy, question, tenant, question.input_tokens, choice), usage, NOW)
@@ -137,6 +144,8 @@ def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteCho
     if tenant is None or route is None:
         return None
     states = dict.fromkeys(route.models, ModelState.READY)
+    if not (tenant.features.wake or tenant.isolation_class.own_engine):
+        states |= dict.fromkeys(load.asleep, ModelState.UNREADY)
     states |= dict.fromkeys(load.busy, ModelState.BUSY) | dict.fromkeys(load.unready, ModelState.UNREADY)
     return choose(policy, route, tenant.isolation_class, states, int(question.draw * DRAWS))
 
@@ -166,6 +175,7 @@ def _access(
         feature=question.feature,
         content=question.content,
         address=question.address,
+        region=question.region,
         unix_s=question.unix_s,
         choices=question.choices,
         uncounted=question.uncounted and counted,
@@ -183,6 +193,7 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
         input_bucket=None if load.input_tokens_left is None else Bucket(float(load.input_tokens_left), NOW),
         output_bucket=None if load.output_tokens_left is None else Bucket(float(load.output_tokens_left), NOW),
         queued=load.queued,
+        kv_tokens=load.kv_tokens_held,
         end_user=None if tenant is None or not tenant.end_users.any else _end_user(load),
         spend=Spend(
             day=round(load.spent_today * BILLIONTHS),

@@ -2,17 +2,20 @@
 
     python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
+    python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
     python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
     python requirements/observers.py --azurite .venv/share/azurite  a server of Azure's blob storage
+    python requirements/observers.py --traceql .venv/share/traceql  the grammar of TraceQL of Grafana's editor
     python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
-gRPC, buf and Azurite are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the HTTP APIs are
-PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may fail: the tests
-that need it are then skipped with the reason, and the status is 1. Running it again gets what is missing.
+gRPC, buf, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the
+HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may
+fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
+missing.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from images.runsc import StepError, codename, command, derive_source, private_apt, read_sources
 
 HERE = Path(__file__).resolve().parent
+
+MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL==26.4.0")
+"""What signs models. That release imports the second one and does not say that it needs it."""
 
 PHOENIX = "arize-phoenix==20.26.1"
 """What the tests were written against; not locked, since nobody needs it who does not ask for it."""
@@ -59,6 +65,9 @@ NODE = HERE.parent / "tests/grpc_clients/node"
 
 AZURITE = HERE.parent / "tests/appliance/fetch/azurite"
 """Has the list of npm's packages for a server of Azure's blob storage and its lock."""
+
+TRACEQL = HERE.parent / "tests/traceql_grammar"
+"""Has the list of npm's packages for the grammar of TraceQL and its lock."""
 
 CLIENTS = HERE / "clients"
 """Has a lock for each environment of clients in Python."""
@@ -232,11 +241,11 @@ def rotel(into: Path, scratch: Path) -> None:
     place(scratch / "rotel/rotel-agent", into / "rotel-agent")
 
 
-def phoenix(folder: Path) -> None:
-    """An environment with Phoenix."""
-    if not (folder / "bin/phoenix").exists():
+def environment(folder: Path, program: str, packages: Iterable[str]) -> None:
+    """An environment with a program and its packages, apart from ours."""
+    if not (folder / "bin" / program).exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", PHOENIX], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", *packages], check=True)
 
 
 def place(source: Path, target: Path) -> None:
@@ -253,9 +262,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
     parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
+    parser.add_argument("--model-signing", type=Path, help="folder for an environment with model-signing")
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
     parser.add_argument("--grpc-clients", type=Path, help="folder for gRPC clients of Node and Go")
     parser.add_argument("--azurite", type=Path, help="folder for a server of Azure's blob storage")
+    parser.add_argument("--traceql", type=Path, help="folder for the grammar of TraceQL")
     parser.add_argument("--clients", type=Path, help="folder for clients of the HTTP APIs")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
@@ -270,6 +281,8 @@ def main() -> int:
         wanted += [one for one in folders if not one[1].exists()]
     if arguments.azurite is not None and not arguments.azurite.exists():
         wanted.append(("azurite", arguments.azurite, partial(node_packages, AZURITE)))
+    if arguments.traceql is not None and not arguments.traceql.exists():
+        wanted.append(("traceql", arguments.traceql, partial(node_packages, TRACEQL)))
     if arguments.clients is not None:
         gets = {lock.stem: partial(python_clients, lock) for lock in sorted(CLIENTS.glob("*.lock"))}
         gets["node"] = partial(node_packages, NODE_CLIENTS)
@@ -286,7 +299,9 @@ def main() -> int:
         else:
             print(f"observers: {name} is in {folder}", flush=True)
     if arguments.phoenix is not None:
-        phoenix(arguments.phoenix)
+        environment(arguments.phoenix, "phoenix", (PHOENIX,))
+    if arguments.model_signing is not None:
+        environment(arguments.model_signing, "model_signing", MODEL_SIGNING)
     return 1 if missing else 0
 
 

@@ -24,6 +24,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+BUILD_S = 2_400
+"""Longest that packing may take: it builds the image of the sandboxes as well, some minutes on two cores."""
+
 NEEDED = ("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-deb")
 
 PACKAGES = "systemd,systemd-sysv,dbus,python3,curl"
@@ -350,7 +353,7 @@ def build_package(folder: Path) -> Path:
     words = command.split()
     assert words[0] == ".venv/bin/athanor"
     done = subprocess.run(
-        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=900
+        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=BUILD_S
     )
     assert done.returncode == 0, done.stderr
     return next((folder / words[-1]).iterdir())

@@ -47,6 +47,9 @@ FULL_TIMEOUT_S = 3600
 """A full count may take this long: it is bounded so that a hang ends, not so that it is fast."""
 
 
+OTHERS_NICE = 5
+"""Niceness of tests outside of ``MACHINE`` in one of several workers: a third of the processor where both compute."""
+
 MACHINE = "machine"
 """The group of files whose tests boot sandboxes or compare times: one worker runs them, one after the other."""
 
@@ -99,6 +102,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if grouped and not all(item.nodeid.rpartition("@")[0] for item in items):
         raise pytest.UsageError("this pytest-xdist ignores the groups of tests under this pytest; see pyproject.toml")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give tests of ``MACHINE`` the processor first: a worker that runs any other lowers its priority for good, since
+    it has then no test of ``MACHINE`` left. What such tests start inherits that."""
+    group = item.get_closest_marker("xdist_group")
+    if hasattr(item.config, "workerinput") and group is not None and group.args != (MACHINE,) and os.nice(0) == 0:
+        os.nice(OTHERS_NICE)
 
 
 def needs_machine(item: pytest.Item) -> bool:

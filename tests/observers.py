@@ -25,13 +25,14 @@ LOADER_FAILED = 127
 
 
 def observer(name: str) -> str:
-    """The path of ``prometheus``, ``promtool``, ``rotel-agent`` or ``phoenix``; the test is skipped without it, and
-    where it does not start: rotel's wheel needs a Python that was built with a shared library."""
+    """The path of ``prometheus``, ``promtool``, ``rotel-agent``, ``phoenix`` or ``model_signing``; the test is skipped
+    without it, and where it does not start: rotel's wheel needs a Python that was built with a shared library."""
     beside = Path(sys.executable).parent
-    places = (str(beside), str(beside.parent / "phoenix/bin"), os.environ.get("PATH", ""))
+    own = (str(beside.parent / one / "bin") for one in ("phoenix", "model-signing"))
+    places = (str(beside), *own, os.environ.get("PATH", ""))
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
-        pytest.skip(f"no {name} here: `make setup-dev` gets it from Debian or PyPI, `make phoenix` gets Phoenix")
+        pytest.skip(f"no {name} here: `make setup-dev`, `make phoenix` or `make model-signing` gets it")
     tried = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=START_S)
     if tried.returncode == LOADER_FAILED:
         pytest.skip(f"{name} does not start here: {tried.stderr.strip()[-200:]}")

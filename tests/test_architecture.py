@@ -17,16 +17,18 @@ MAX_CLASS_LINES = 300
 
 BROAD_HANDLERS = {
     "appliance/gateway/http/app.py",
+    "appliance/gateway/http/background.py",
     "appliance/gateway/grpc/servicer.py",
+    "appliance/operator/api/front.py",
     "appliance/gateway/request/follower.py",
     "engine/__main__.py",
     "engine/follow.py",
     "engine/text/grammar_process.py",
     "appliance/selftest/registry.py",
 }
-"""Where every exception may be caught: the two front ends' boundaries; the engine's and the grammar keeper's, which end
-the process; the border of one request in a pass over all streams, behind which it is raised in the request's own task;
-and that of one row of the self-test."""
+"""Where every exception may be caught: the front ends' boundaries, and that of answers that go on without their
+request; the engine's and the grammar keeper's, which end the process; the border of one request in a pass over all
+streams, behind which it is raised in the request's own task; and that of one row of the self-test."""
 
 
 def modules(root: Path) -> list[Path]:

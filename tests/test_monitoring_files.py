@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from ruamel.yaml import YAML
 from docs.monitoring import build, runbooks
 from docs.monitoring.grafana import COLUMNS
 from tests.observers import observer
+
+GRAMMAR = Path(sys.prefix) / "share/traceql"
+"""Where ``requirements/observers.py --traceql`` puts the grammar."""
 
 FAILING = {
     'athanor_requests_total{athanor_outcome="ok"}': "0+98x45",
@@ -87,6 +92,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"athanor_engine_defects{{{MODEL}}}": "0x45"},
     ),
     "AthanorAuditFailing": ({"athanor_audit_failing": "1x45"}, {"athanor_audit_failing": "0x45"}),
+    "AthanorAuditUnwitnessed": ({"athanor_audit_unwitnessed": "1x45"}, {"athanor_audit_unwitnessed": "0x45"}),
     "AthanorDiskFilling": (
         {
             'athanor_disk_free_bytes{athanor_place="audit"}': "20000000000-200000000x45",
@@ -149,6 +155,9 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 """Of each alert, series of 45 minutes, a sample a minute, in which it fires, and series in which it does not."""
 
+ELSEWHERE = {"AthanorTenantUnusual"}
+"""Alerts that need more than 45 minutes; tests/test_unusual_tenants.py has their cases."""
+
 
 @pytest.fixture(scope="module")
 def rules(root: Path) -> dict[str, dict[str, Any]]:
@@ -180,15 +189,47 @@ def test_dashboards_are_whole(root: Path) -> None:
             cells |= mine
             if panel["type"] != "row":
                 assert panel["description"].endswith(".") and panel["fieldConfig"]["defaults"]["unit"]
-                assert all(target["expr"] and target["legendFormat"] for target in panel["targets"])
+                source = panel["datasource"]["type"]
+                assert panel["targets"] and all(whole(source, target) for target in panel["targets"])
         assert len(cells) == COLUMNS * (max(y for _, y in cells) + 1), "a row is not filled"
     assert len(seen) == len(build.PAGES)
+
+
+def whole(source: str, target: dict[str, Any]) -> bool:
+    """Whether a query has what its data source needs; what it finds is shown in tests/system/test_monitoring.py and
+    test_traces.py."""
+    if source == "prometheus":
+        return bool(target["expr"] and target["legendFormat"])
+    if target.get("queryType") == "search":
+        return any(target[name] for name in ("operation", "tags", "minDuration")) and target["service"] == "$service"
+    return bool(target["query"])
+
+
+def test_the_grammar_of_grafana_s_editor_takes_every_query_of_traces(root: Path) -> None:
+    """Each TraceQL query parses without an error by the grammar that Grafana's query editor uses; slips do not."""
+    node = shutil.which("node")
+    if node is None or not GRAMMAR.exists():
+        pytest.skip("no grammar of TraceQL here: `make traceql` gets it from npm")
+    asked = [
+        target["query"].replace("$slow", "1s")
+        for panel in json.loads(build.text(build.PAGES["traces.json"]))["panels"]
+        for target in panel.get("targets", ())
+        if panel["datasource"]["type"] == "tempo" and panel["type"] != "traces"
+    ]
+    slips = ["{ span.a = 1", "{ kind = foo }", '{ span.a ~= "x" }', "{ } | quantile_over_time(duration, .95)"]
+    program = GRAMMAR / "parse.mjs"
+    shutil.copyfile(root / "tests/traceql_grammar/parse.mjs", program)
+    done = subprocess.run([node, program], input=json.dumps(asked + slips), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout)
+    assert dict(zip(asked, errors, strict=False)) == {query: [] for query in asked} and len(asked) > 12
+    assert all(errors[len(asked) :]), "a slip is an error"
 
 
 def test_every_alert_has_a_runbook_and_a_case(root: Path, rules: dict[str, dict[str, Any]]) -> None:
     """Each alert says what it means and what to do, leads to its paragraph, and is fired below. That the addresses open
     is shown in tests/appliance/gateway/watch/test_runbooks.py."""
-    assert set(CASES) == set(rules)
+    assert set(CASES) | ELSEWHERE == set(rules)
     text = (root / "docs/observability.md").read_text()
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}

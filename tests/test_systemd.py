@@ -19,6 +19,7 @@ SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 EXPOSURE_BARS = {
     "athanor-fetch.service": 1.2,
     "athanor-gateway.service": 1.2,
+    "athanor-operator.service": 1.5,
     "athanor-statements.service": 1.0,
     "athanor-supervisor.service": 2.5,
 }
@@ -129,6 +130,17 @@ def test_the_downloader_has_a_network_and_its_own_folder_alone():
     assert str(config.model_cache.directory) == f"/var/lib/{fetch['StateDirectory']}"
     assert str(config.model_cache.socket).startswith(f"/run/{fetch['RuntimeDirectory']}/")
     assert str(config.model_cache.directory) in gateway["InaccessiblePaths"]
+
+
+def test_the_operators_api_has_no_network_and_tells_users_apart():
+    """Its socket lies in its own folder, it writes the operator's folder alone, and no user namespace hides the ids of
+    its callers; the target does not start it."""
+    unit = read_unit("athanor-operator.service")["Service"]
+    assert unit["ExecStart"] == "/usr/bin/athanor serve --role operator --config /etc/athanor/athanor.yaml"
+    assert (unit["PrivateNetwork"], unit["RestrictAddressFamilies"]) == ("yes", "AF_UNIX")
+    assert unit["ReadWritePaths"] == "/etc/athanor" and "PrivateUsers" not in unit
+    assert unit["RuntimeDirectory"] == "athanor-operator"
+    assert "athanor-operator" not in (UNITS / "athanor.target").read_text()
 
 
 def test_users_and_directories(tmp_path):

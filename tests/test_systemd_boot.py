@@ -282,8 +282,12 @@ def audit_entries(container) -> int:
 
 
 def test_images_are_chosen_and_rolled_back(container):
-    """An image that was built and signed elsewhere is added and pinned, and serves; with a byte changed no sandbox
-    starts and the log names the file; unsigned is refused."""
+    """Until now sandboxes ran the image of the package, which the first configuration names. One that was built and
+    signed elsewhere is added and pinned, and serves; with a byte changed no sandbox starts and the log names the file;
+    unsigned is refused."""
+    packaged = json.loads(container.run("cat", "/etc/athanor/image.json"))["pinned"]
+    assert container.root.joinpath("usr/lib/athanor/share/athanor/images", packaged, "manifest.json").is_file()
+    assert packaged in container.run("athanor", "audit", "show", "--kind", "sandbox")
     built = [
         ROOT / ".venv/bin/athanor",
         "image",
@@ -298,7 +302,9 @@ def test_images_are_chosen_and_rolled_back(container):
     words = {"image_store": "/var/lib/athanor/images", "image_pin": "/etc/athanor/image.json"}
     words |= {"image_keys": image["signed_by"]}
     for name, value in words.items():
-        container.run("sed", "-i", f"s|^  # {name}: .*|  {name}: {json.dumps(value)}|", "/etc/athanor/athanor.yaml")
+        container.run(
+            "sed", "-i", rf"s|^  \(# \)\?{name}: .*|  {name}: {json.dumps(value)}|", "/etc/athanor/athanor.yaml"
+        )
     container.shell(f"athanor image add /srv/image; athanor image use {image['digest'][:12]} --restart")
     container.wait_answered()
     assert image["digest"] in container.run("athanor", "audit", "show", "--kind", "sandbox")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.common.adapter_files import AdapterFiles, check_adapter
-from appliance.common.errors import ConfigError, ModelDigestError, os_errors_as
+from appliance.common.errors import ConfigError, ModelDigestError, ModelSignatureError, os_errors_as
 from appliance.common.model_digests import DigestCache, HashedFile, identity_of
 
 EMBEDDED_MODEL = "athanor-mini"
@@ -32,6 +32,13 @@ no folders."""
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 """Files for the text sandbox."""
+
+SIGNATURE = "model.sig"
+"""File with a model's signature (``appliance.common.model_signature``): the default of the program that makes it. No
+sandbox gets it, and the digest does not cover it."""
+
+MAX_SIGNATURE_BYTES = 4 << 20
+"""Most bytes of it: 16,384 entries of 180 bytes, in base64."""
 
 MAX_MODEL_FILES = 1_024
 """Most weight files of one model; the largest published checkpoints have a few hundred."""
@@ -55,6 +62,10 @@ class ModelFiles:
     """State of the files when they were hashed."""
     adapters: tuple[AdapterFiles, ...] = ()
     """Adapters of the model that its engines get."""
+    signer: str = ""
+    """Id of the key that has signed the files; empty where no signature is asked for."""
+    unsigned: str = ""
+    """Why the files are not signed as the configuration asks; such a model is not started."""
 
 
 def embedded_model() -> Path:
@@ -105,7 +116,7 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
         if not (folder / needed).is_file():
             raise ConfigError(f"model {name}: {needed} is missing in {folder}")
     engine = _real_files(name, folder, (*ENGINE_FILES, *weights, POOLING_FILE[0]))
-    renamed = tuple((_inside(place), path) for place, path in engine)
+    renamed = tuple((inside(place), path) for place, path in engine)
     return renamed, _real_files(name, folder, TEXT_FILES)
 
 
@@ -119,12 +130,12 @@ def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
     """A model's digest in hex, from names inside its folder and SHA-256 digests, in the order of ``served_names``."""
     total = hashlib.sha256(b"athanor model v1\0")
     for place, digest in files:
-        name = _inside(place).encode()
+        name = inside(place).encode()
         total.update(len(name).to_bytes(4, "little") + name + digest)
     return total.hexdigest()
 
 
-def _inside(place: str) -> str:
+def inside(place: str) -> str:
     """Name in the sandbox of a file of the model's folder."""
     return POOLING_FILE[1] if place == POOLING_FILE[0] else place
 
@@ -136,17 +147,10 @@ def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
     model's own: below the folder, or in the store of the hub's cache that the folder is a snapshot of.
     """
     found = []
-    home = folder.resolve()
-    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     for name in names:
-        path = (folder / name).resolve()
-        if not path.is_file():
+        path = own_file(model, folder, name)
+        if path is None:
             continue
-        if not any(path.is_relative_to(own) for own in homes):
-            raise ConfigError(
-                f"model {model}: {folder / name} is a link out of the model's folder, to {path}; "
-                f"put the file itself there if it belongs to the model"
-            )
         if not path.stat().st_mode & 0o004:
             raise ConfigError(
                 f"model {model}: {path} is not readable by the sandbox's user; make it so with: chmod o+r '{path}'"
@@ -155,14 +159,35 @@ def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
     return tuple(found)
 
 
+def own_file(model: str, folder: Path, name: str) -> Path | None:
+    """Return the real path of a file of a model's folder; None where there is none.
+
+    Raises:
+        ConfigError: it is a link to what is not the model's own.
+    """
+    home, path = folder.resolve(), (folder / name).resolve()
+    if not path.is_file():
+        return None
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    if not any(path.is_relative_to(own) for own in homes):
+        raise ConfigError(
+            f"model {model}: {folder / name} is a link out of the model's folder, to {path}; "
+            f"put the file itself there if it belongs to the model"
+        )
+    return path
+
+
 def check_files(files: ModelFiles, pinned: str) -> None:
     """Check, before each start of a sandbox that gets them, that a model's files, and its adapters', have the pinned
     digest and have not changed. Quick, unless a file was touched; then all are read again.
 
     Raises:
         ModelDigestError: it is another.
+        ModelSignatureError: none of the keys that the configuration names has signed the files.
         ConfigError: a file cannot be read.
     """
+    if files.unsigned:
+        raise ModelSignatureError(files.unsigned)
     for adapter in files.adapters:
         check_adapter(adapter)
     if pinned and files.digest != pinned:

@@ -6,20 +6,26 @@ manual page and docs/reference/. ``config_loader`` reads the values.
 
 from __future__ import annotations
 
-import ipaddress
-from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
-from appliance.common.addresses import collide, listens_on_loopback, split_address
-from appliance.common.config_places import AuditConfig, BatchesConfig, KeysConfig, ModelCacheConfig, SpillConfig
+from appliance.common.config_places import (
+    AuditConfig,
+    BatchesConfig,
+    HostConfig,
+    KeysConfig,
+    ModelCacheConfig,
+    SpillConfig,
+)
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
+from appliance.common.listen_config import ListenConfig
+from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
 from appliance.common.model_rules import check_entry
-from appliance.common.origins import MAX_ORIGINS, check_origin
+from appliance.common.operator_config import OperatorApiConfig
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig
 
@@ -33,126 +39,6 @@ Label = Annotated[str, Field(min_length=1, max_length=64)]
 MAX_LABEL_NAMES = 256
 """Most names of labels: a model's are told to the gateway in one message."""
 
-ClientCertificates = Literal["off", "optional", "required"]
-"""Whether a port asks its callers for certificates."""
-
-
-class TlsConfig(Section):
-    """Certificates of the HTTP and the gRPC listener."""
-
-    certificate: Path = Field(strict=False)
-    """PEM file of the server's certificate, with its chain."""
-    key: Path = Field(strict=False)
-    """PEM file of the certificate's private key."""
-    client_ca: Path | None = Field(default=None, strict=False)
-    """PEM file of the authorities that sign client certificates, which grpc_clients and http_clients ask for."""
-    grpc_clients: ClientCertificates = "required"
-    """Client certificates over gRPC, where there is client_ca. required: of every caller, in the handshake. optional:
-    callers without one need a key or a token. off: none is asked for."""
-    http_clients: ClientCertificates = "off"
-    """Client certificates over HTTP, where there is client_ca. required: callers without one are refused, but for
-    /health. optional: callers without one need a key or a token. off: none is asked for."""
-
-    @model_validator(mode="after")
-    def _signed(self) -> Self:
-        if self.http_clients != "off" and self.client_ca is None:
-            raise ValueError("http_clients asks for client certificates, and no client_ca says who signs them")
-        return self
-
-
-class ListenConfig(Section):
-    """Addresses on which the appliance listens."""
-
-    http: str = "127.0.0.1:8080"
-    """HOST:PORT of the OpenAI API. With port 0 the kernel chooses a free port."""
-    grpc: str = "127.0.0.1:8081"
-    """HOST:PORT of the gRPC API. With port 0 the kernel chooses a free port."""
-    admin: str = "127.0.0.1:8082"
-    """HOST:PORT on loopback, or unix:PATH, of the admin listener: status, metrics, traces and the console. It shows the
-    figures of all tenants, so it is for the operator alone."""
-    metrics: str | None = None
-    """HOST:PORT or unix:PATH of a listener that serves metrics and readiness and can change nothing. It speaks plain
-    text and shows names and figures of all tenants: beyond loopback it needs a firewall, and metrics_token. Left out:
-    metrics are on the admin listener alone."""
-    metrics_token: Path | None = Field(default=None, strict=False)
-    """File of the token that a scraper of `metrics` must send (`authorization: Bearer TOKEN`): 32 to 512 characters.
-    Read at the start. Left out: none is needed."""
-    tls: TlsConfig | None = None
-    """TLS for the HTTP and the gRPC listener. Without this section both speak plain text."""
-    trusted_proxies: tuple[str, ...] = Field(default=(), max_length=64, strict=False)
-    """Networks (CIDR) of reverse proxies in front of the HTTP and the gRPC listener (docs/proxies.md). They alone are
-    believed when they name the address of a client."""
-    client_address: Literal["x-forwarded-for", "forwarded", "proxy-protocol"] = "x-forwarded-for"
-    """How trusted proxies name a client's address. x-forwarded-for, forwarded: in that header of each request.
-    proxy-protocol: version 2 of the PROXY protocol, which each of their connections must begin with."""
-
-    cors_origins: tuple[str, ...] = Field(default=(), max_length=MAX_ORIGINS, strict=False)
-    """Origins (SCHEME://HOST or SCHEME://HOST:PORT) of pages that browsers let call the HTTP API (docs/clients.md). A
-    page needs a key as any caller does. Left out: none, and no answer mentions origins."""
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            check_origin(text)
-        return value
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _narrow(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            _check_network(text)
-        return value
-
-    @model_validator(mode="after")
-    def _trusting(self) -> Self:
-        if self.client_address != "x-forwarded-for" and not self.trusted_proxies:
-            raise ValueError("client_address says how trusted_proxies name a client, and there are none; list them")
-        if self.cors_origins and self.tls is not None and self.tls.http_clients == "required":
-            raise ValueError("cors_origins is for pages, which cannot show a certificate, and http_clients is required")
-        return self
-
-    @field_validator("http", "grpc")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        split_address(value)
-        return value
-
-    @field_validator("admin")
-    @classmethod
-    def _admin_address(cls, value: str) -> str:
-        if not listens_on_loopback(value):
-            raise ValueError("admin listens on loopback or on unix:PATH only: it shows the figures of all tenants")
-        return value
-
-    @field_validator("metrics")
-    @classmethod
-    def _metrics_address(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("unix:"):
-            split_address(value)
-        return value
-
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
-        named = [(name, getattr(self, name)) for name in ("http", "grpc", "admin", "metrics")]
-        there = [(name, address) for name, address in named if address is not None]
-        for (name, address), (other, its) in combinations(there, 2):
-            if collide(address, its):
-                raise ValueError(f"{name} and {other} name one address, {address}: each listener needs its own")
-        if self.metrics_token is not None and self.metrics is None:
-            raise ValueError("metrics_token is for the listener metrics, and that one has no address")
-        return self
-
-    def anchored(self, folder: Path) -> Self:
-        """Copy with every relative path taken from ``folder``, the sockets' included."""
-        moved = super().anchored(folder)
-        sockets = {
-            name: f"unix:{folder / address.removeprefix('unix:')}"
-            for name, address in (("admin", moved.admin), ("metrics", moved.metrics))
-            if address is not None and address.startswith("unix:")
-        }
-        return moved.model_copy(update=sockets) if sockets else moved
-
 
 class ModelConfig(Section):
     """Models to serve, a list with one entry for each model."""
@@ -165,6 +51,9 @@ class ModelConfig(Section):
     digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """SHA-256 digest of the model's files in hex (`athanor model digest` prints it). Other files are refused. Empty:
     the files are not pinned."""
+    signed_by: tuple[ModelKey, ...] = Field(default=(), max_length=MAX_MODEL_KEYS, strict=False)
+    """Public keys, one of which must have signed the model's files (docs/model-signatures.md): PEM texts, or their
+    base64 in one line. Empty: model_keys holds."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the numbers that the engine computes with. auto: the type that the weights are stored in."""
     weights: Literal["stored", "int8"] = "stored"
@@ -356,6 +245,9 @@ class ApplianceConfig(Section):
     """Addresses on which the appliance listens."""
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
     """Models to serve. The entries of files `models.d/*.yaml` beside this file follow them (docs/models.md)."""
+    model_keys: tuple[ModelKey, ...] = Field(default=(), max_length=MAX_MODEL_KEYS, strict=False)
+    """Public keys, as in `signed_by`, one of which must have signed each model that names none itself; one without
+    such a signature is not served. Empty: models need no signature."""
     model_cache: ModelCacheConfig | None = None
     """Cache of pulled models. Without this section each model has a path."""
     policy: Path = Field(strict=False)
@@ -383,6 +275,13 @@ class ApplianceConfig(Section):
     """Tenants' encryption keys. Without this section nothing can be spilled, and no files are kept."""
     batches: BatchesConfig | None = None
     """Files and batches of tenants. Without this section there are none."""
+    region: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?$")] = ""
+    """Region in which this appliance is, such as eu-central, compared with `regions` of the policy. Empty: none, and
+    tenants with regions are not served."""
+    operator_api: OperatorApiConfig | None = None
+    """The operator's gRPC API. Without this section there is none."""
+    host: HostConfig | None = None
+    """What this machine costs. Without this section nothing has a cost but what the policy prices."""
     digest_cache: Path | None = Field(default=None, strict=False)
     """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
     start. Its folder must be writable for no other user. Left out: digests are computed at every start."""
@@ -407,6 +306,10 @@ class ApplianceConfig(Section):
             if model.path is None and self.model_cache is None:
                 raise ValueError(f"model {model.name} has no path, and there is no section model_cache to find it in")
         return self
+
+    def keys_for(self, model: ModelConfig) -> tuple[str, ...]:
+        """Return the keys one of which must have signed a model; none where it needs no signature."""
+        return model.signed_by or self.model_keys
 
     def anchored(self, folder: Path) -> Self:
         """Copy with every relative path taken from ``folder``, and the paths of models of the cache."""
@@ -436,19 +339,3 @@ class ApplianceConfig(Section):
         if len({model.runner == "null" for model in value}) > 1:
             raise ValueError("null runners and models do not go together: a benchmark has an appliance of its own")
         return value
-
-
-def _check_network(text: str) -> None:
-    """Check a network of proxies.
-
-    Raises:
-        ValueError: it is no network, not exactly one, or everybody's.
-    """
-    try:
-        network = ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        raise ValueError(f"{text!r} is no network; write it as 10.0.0.0/8, 2001:db8::/64 or a single address") from None
-    if not network.prefixlen:
-        raise ValueError(f"{text} trusts every peer: anybody could name any address; list the proxies' own networks")
-    if str(network.network_address) != str(ipaddress.ip_address(text.partition("/")[0])):
-        raise ValueError(f"{text} has bits set behind its prefix; {network} is the whole network")

@@ -11,13 +11,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_keys import Key, default_words, keys
@@ -165,17 +164,23 @@ def _with_entries(values: dict[str, Any], file: ConfigText, beside: ModelEntries
     return written
 
 
-def _merge(sources: tuple[_Source, ...]) -> dict[str, Any]:
-    """Values of all sources, the first with precedence, merged by pydantic-settings and not yet checked."""
+def _merge(sources: Iterable[_Source]) -> dict[str, Any]:
+    """Values of all sources, not yet checked: the first has precedence, sections are merged key by key, and lists are
+    taken as they stand."""
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged = _over(merged, source.values)
+    return merged
 
-    class Merged(BaseSettings, extra="allow"):
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return tuple(InitSettingsSource(settings_cls, one.values) for one in sources)
 
-    return Merged().model_extra or {}
+def _over(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both mappings in one; what ``first`` gives holds."""
+    both = {
+        name: _over(first[name], second[name])
+        for name in first.keys() & second.keys()
+        if isinstance(first[name], Mapping) and isinstance(second[name], Mapping)
+    }
+    return {**second, **first, **both}
 
 
 def _variables(environment: Mapping[str, str], problems: list[str]) -> Iterator[_Setting]:

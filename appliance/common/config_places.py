@@ -38,6 +38,15 @@ class BatchesConfig(Section):
     """Bytes that all tenants together may keep. The policy says how many each may (`max_stored_bytes`)."""
 
 
+class HostConfig(Section):
+    """What the machine costs, for `athanor usage --cost` (docs/usage.md)."""
+
+    price_per_hour: Annotated[float, Field(ge=0, le=1_000_000), Unit("units of currency per hour")]
+    """Price of an hour in which the appliance runs, whatever it serves."""
+    currency: Annotated[str, Field(pattern=r"^([A-Z][A-Z0-9]{1,7})?$")] = ""
+    """Name of the unit, such as EUR; it is shown beside amounts."""
+
+
 class SpillConfig(Section):
     """Places for KV blocks that do not fit into an engine. Everything there is sealed under the tenants' keys, so the
     section `keys` is needed. Blocks of a tenant with `retention: none` are never spilled."""
@@ -58,6 +67,34 @@ class SpillConfig(Section):
         return self
 
 
+MAX_WITNESSES = 16
+"""Most witnesses: as many signatures as a checkpoint may have beside the log's."""
+
+
+class WitnessConfig(Section):
+    """A witness that cosigns checkpoints of the audit log (docs/audit.md)."""
+
+    key: Annotated[str, Field(pattern=r"^[!-*,-~]{1,64}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")]
+    """Its public key: `name+digits+base64` on one line, of an Ed25519 cosigner."""
+    url: str = ""
+    """Address below which it takes checkpoints, without `add-checkpoint`."""
+    folder: Path | None = Field(default=None, strict=False)
+    """In place of an address: folder in which requests are put, and responses found."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if bool(self.url) == (self.folder is not None):
+            raise ValueError("a witness has either url or folder")
+        if self.url and not self.url.startswith(("https://", "http://")):
+            raise ValueError("url begins with https:// or http://")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the witness."""
+        return self.key.partition("+")[0]
+
+
 class AuditConfig(Section):
     """The audit log."""
 
@@ -67,6 +104,24 @@ class AuditConfig(Section):
     """File of the key that signs checkpoints; under systemd a credential. Left out: a key is made in the directory."""
     on_failure: Literal["continue", "refuse"] = "continue"
     """What happens to requests while the disk takes no entries. continue: they are served. refuse: they are refused."""
+    names: Literal["pseudonyms", "clear"] = "pseudonyms"
+    """How entries name tenants and their credentials. pseudonyms: by keyed pseudonyms, which the commands resolve and
+    `athanor tenant shred` unlinks for good. clear: as the policy spells them, for programs that read the files."""
+    tiles: Path | None = Field(default=None, strict=False)
+    """Folder of the tiles that `athanor audit witness` exports and has cosigned."""
+    witnesses: tuple[WitnessConfig, ...] = Field(default=(), max_length=MAX_WITNESSES, strict=False)
+    """Witnesses that cosign checkpoints; nothing waits for them."""
+    witness_age: Annotated[int, Field(gt=0), Unit("hours")] = 24
+    """Age of a witness's last cosignature from which on it is told by `athanor doctor`, a metric and an alert."""
+
+    @model_validator(mode="after")
+    def _have_tiles(self) -> Self:
+        names = [one.name for one in self.witnesses]
+        if names and self.tiles is None:
+            raise ValueError("witnesses need tiles: the folder of what they cosign")
+        if len(set(names)) < len(names):
+            raise ValueError("two witnesses have one name")
+        return self
 
 
 class KeysConfig(Section):

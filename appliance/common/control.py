@@ -31,7 +31,7 @@ from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, Engi
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 17
+CONTROL_VERSION = 18
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -302,10 +302,11 @@ class Used:
 @dataclass(frozen=True, slots=True)
 class AuditState:
     """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
-    meanwhile."""
+    meanwhile. ``witness``: what is wrong with the witnesses of its checkpoints; empty while they cosign."""
 
     problem: str
     refuses: int
+    witness: str
 
 
 @dataclass(frozen=True, slots=True)

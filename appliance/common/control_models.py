@@ -71,7 +71,7 @@ class ModelRest:
 
     model: str
     state: str
-    """One of ``appliance.common.model_rest.RESTS``."""
+    """One of ``appliance.common.sleep_rules.SLEEP_STATES``."""
     cause: str
     """Why the last attempt to wake it failed; empty where it did not."""
     need_bytes: int
@@ -90,7 +90,7 @@ class SleepModel:
 
     model: str
     reason: str
-    """One of ``appliance.common.model_rest.SLEEP_REASONS``."""
+    """One of ``appliance.common.sleep_rules.SLEEP_REASONS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class WakeModel:
 
     model: str
     reason: str
-    """One of ``appliance.common.model_rest.WAKE_REASONS``."""
+    """One of ``appliance.common.sleep_rules.WAKE_REASONS``."""
     tenant: str
     """Tenant whose request wakes it; empty: the operator does."""
 

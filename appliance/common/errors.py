@@ -92,6 +92,10 @@ class AuditError(StartError):
     """The audit log cannot be opened; the message says why and what to do."""
 
 
+class AuditNamesError(Exception):
+    """What leads from the audit log's pseudonyms to a tenant cannot be destroyed now; the message says why."""
+
+
 class UsageError(StartError):
     """The usage book cannot be used; the message says why and what to do."""
 
@@ -102,6 +106,10 @@ class StoreError(StartError):
 
 class ModelDigestError(ConfigError):
     """The files of a model are not those that were pinned, or not those that were there at the start."""
+
+
+class ModelSignatureError(ConfigError):
+    """The files of a model are not signed by a key of those that must sign them; the message names the file."""
 
 
 class ModelSourceError(ConfigError):

@@ -5,7 +5,7 @@ about, or at least. Pure but for ``files_bytes`` and ``machine_memory``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,13 +89,17 @@ def files_bytes(files: NamedFiles) -> int:
     return sum(path.stat().st_size for name, path in files if name.endswith(SAFETENSORS))
 
 
-def no_room(needs: Iterable[ModelNeed], limit: int, free: int) -> dict[str, str]:
+def no_room(
+    needs: Iterable[ModelNeed], limit: int, free: int, *, asleep: Collection[str] = (), most: int = 0
+) -> dict[str, str]:
     """Why models cannot be added, by name; empty where all can.
 
     Args:
         needs: of the models.
         limit: bytes that one engine's sandbox may have.
-        free: bytes that all together may take.
+        free: bytes that all together may take, but for those that begin asleep.
+        asleep: names of those, which take nothing before they are woken.
+        most: bytes that each of them can have then.
     """
     found, left = {}, free
     for need in needs:
@@ -104,6 +108,13 @@ def no_room(needs: Iterable[ModelNeed], limit: int, free: int) -> dict[str, str]
                 f"needs at least {size(need.least)}, and an engine's sandbox may have {size(limit)}; "
                 f"a larger sandbox.memory_bytes, a smaller kv_bytes or weights: int8"
             )
+        elif need.name in asleep:
+            if need.about > most:
+                found[need.name] = (
+                    f"needs {need.words()} once it is woken, and {size(max(0, most))} can be had then; "
+                    f"a smaller kv_bytes, weights: int8, or first stop another model"
+                )
+            continue
         elif need.about > left:
             found[need.name] = (
                 f"needs {need.words()}, and {size(max(0, left))} of the machine's memory are free; "

@@ -16,7 +16,7 @@ ADDRESSES_KEY = "X_ATHANOR_ADDRESSES"
 FIRST_HELD = 3
 """First descriptor that a service manager passes on (sd_listen_fds(3))."""
 
-MAX_HELD = 16
+MAX_HELD = 128
 """Most descriptors that are taken over from the service manager; the unit allows fewer."""
 
 

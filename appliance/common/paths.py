@@ -11,6 +11,9 @@ CONTROL_SOCKET = "control.sock"
 OPERATOR_SOCKET = "operator.sock"
 """Socket for the operator's commands about tenants' keys; the gateway cannot open it."""
 
+OPERATOR_API_SOCKET = "operator-api.sock"
+"""Socket of the operator's gRPC API, where the configuration names no other."""
+
 FETCH_SOCKET = "fetch.sock"
 """Socket for orders to the downloader, where the launcher runs it and the configuration names no other."""
 

@@ -39,6 +39,8 @@ class CredentialRefusal(StrEnum):
     """A claim that is needed is absent or of another type, or it holds for too long."""
     NO_TENANT = "no_tenant"
     """It holds, and the policy names it for no tenant, or its tenant is not called from this address."""
+    LISTENER = "listener"
+    """It holds, and is of another tenant than the one whose own listener was called."""
     DISAGREE = "disagree"
     """Two credentials of different tenants."""
     SCOPE = "scope"

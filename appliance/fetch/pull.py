@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from appliance.common.catalog import MAX_SIGNATURE_BYTES, SIGNATURE
 from appliance.common.errors import ModelDigestError, ModelSourceError
 from appliance.common.model_cache.manifest import (
     MANIFEST,
@@ -98,6 +99,8 @@ class Puller:
         evicted: tuple[str, ...] = ()
         while True:
             if manifest.digest and self._cache.has(manifest.digest):
+                if (signature := await _signature(source, address)) is not None:
+                    await asyncio.to_thread(self._cache.sign, manifest.digest, signature)
                 return self._hit(manifest.digest, order, address, began, 0, evicted)
             with self._cache.pulling(key) as folder:
                 if folder is not None:
@@ -110,7 +113,8 @@ class Puller:
                     _check(whole, order, address)
                     notes = Notes(order.name or address.label, address.text, time.time(), time.time(), order.pin)
                     report("putting it into the cache", manifest.size, manifest.size)
-                    model = await asyncio.to_thread(self._cache.commit, key, whole, notes)
+                    signature = await _signature(source, address)
+                    model = await asyncio.to_thread(self._cache.commit, key, whole, notes, signature)
                     spent = time.monotonic() - began
                     done = (download.num_fetched, spent, False, evicted)
                     return Pulled(model.digest, notes.name, str(model.folder), model.size, *done)
@@ -159,6 +163,16 @@ async def _manifest(source: Source, address: Address, order: PullOrder) -> Model
             f"manifest DIR), name the digest with --digest, or take what comes with --digest any"
         )
     return manifest
+
+
+async def _signature(source: Source, address: Address) -> bytes | None:
+    """The signature that lies beside the model's files; the service that serves the model verifies it."""
+    data = await persist(lambda: source.read(SIGNATURE, MAX_SIGNATURE_BYTES + 1))
+    if data is not None and len(data) > MAX_SIGNATURE_BYTES:
+        raise ModelSourceError(
+            f"{address.text}: {SIGNATURE} has more than {MAX_SIGNATURE_BYTES} bytes; remove it there"
+        )
+    return data
 
 
 def _listing_key(address: Address, manifest: ModelManifest) -> str:

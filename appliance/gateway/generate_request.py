@@ -475,6 +475,8 @@ class CallContext:
     attributes: dict[str, str | int] = field(default_factory=dict)
     line: BatchLine | None = None
     """Set for a line of a batch."""
+    listener: str = ""
+    """The one tenant by whose own listener the call came; empty where it takes all tenants."""
 
 
 class Sink(Protocol):

@@ -51,11 +51,11 @@ from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.freezer import Freezer
-from appliance.gateway.sandboxes.model_rests import TURNED_AWAY, WOKEN, ModelRests
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
 from appliance.gateway.sandboxes.publications import published_for
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
+from appliance.gateway.sandboxes.sleep_control import TURNED_AWAY, WOKEN, SleepControl
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -116,21 +116,20 @@ class Gateway:
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
         tenant_sandboxes.reconsider(policy)
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
-        ledger = Ledger(policy, {}, spends=(spends := Spends()))
+        ledger = Ledger(policy, {}, spends=(spends := Spends()), region=config.region)
         self._spend = SpendRecords(supervisor.tell, spends.take)
         questions = SupervisorQuestions.to(supervisor.tell)
         self._credentials = Credentials(self._file.key_file, supervisor.offer, config.tokens)
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
-        self._rests = _rests(config, self._service, supervisor, lambda: self._sandboxes.attachment.attached)
+        self._sleep = _sleep_control(config, self._service, supervisor, lambda: self._sandboxes.attachment.attached)
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
         wanted = config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
-        thawed = partial(_count_thaw, self._telemetry)
-        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, thawed)
+        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, partial(_count_thaw, self._telemetry))
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
             self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
@@ -150,7 +149,7 @@ class Gateway:
             SpendReserved: self._spend.take_reserved,
             **questions.takers,
             **self._table.takers,
-            ModelRest: self._rests.take,
+            ModelRest: self._sleep.take,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
@@ -194,7 +193,7 @@ class Gateway:
             await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
             gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
-            idle = partial(_look_at_idle, self._rests, self._freezer, self._sandboxes)
+            idle = partial(_look_at_idle, self._sleep, self._freezer, self._sandboxes)
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
@@ -254,10 +253,11 @@ class Gateway:
         settings = FrontEndSettings.of(listen, self._certificate)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._rests) as admin,
+            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._sleep) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
-            gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
+            door = front.places, front.handshakes, front.starts, front.stranger_time
+            gauges.door = DoorGauges(*door, front.background)
             addresses = {**front.addresses, "admin": admin, **metrics}
             works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
             for work, name in works:
@@ -306,7 +306,8 @@ class Gateway:
         applied = (*found.applied, *models.lines(before.models))
         if applied or found.restart:
             log.info("configuration reloaded", applied=applied, needs_a_restart=found.restart)
-        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command)
+        warned = (*outcome.warnings, *self._service.publications.unchecked(self._service.ledger.policy))
+        return replace(outcome, applied=applied, restart=found.restart, restart_command=found.command, warnings=warned)
 
     def _step_timeout_s(self) -> float:
         return self._config_file.running.sandbox.step_timeout_s
@@ -339,7 +340,7 @@ class Gateway:
 
     def _welcome(self, welcome: Welcome) -> None:
         self._table.welcome(welcome)
-        self._rests.welcome()
+        self._sleep.welcome()
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
@@ -376,7 +377,7 @@ class Gateway:
         await first_ready(self._models.values(), FIRST_READY_S)
         if self._stop.is_set():
             return  # the drain woke us: nothing is ready
-        late = [name for name, model in self._models.items() if not model.ready and model.rest.awake]
+        late = [name for name, model in self._models.items() if not model.ready and model.sleep_state.awake]
         if late:
             log.error("models that failed to start are not served yet", models=late)
         self._announced = True
@@ -384,26 +385,26 @@ class Gateway:
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
         front.refresh()
-        _say_ready(addresses, list(self._models), self._service.sandbox)
+        _say_ready(addresses, front.own, list(self._models), self._service.sandbox)
         interval = notify.watchdog_interval_s()
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
 
 
-def _rests(
+def _sleep_control(
     config: ApplianceConfig, service: GatewayService, supervisor: SupervisorLink, attached: Callable[[], bool]
-) -> ModelRests:
+) -> SleepControl:
     """Make what puts models to sleep and wakes them, for the service's requests."""
     end_own, budget = service.tenant_sandboxes.end_model, config.sandbox.models_memory_bytes
-    rests = ModelRests(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
-    rests.live = lambda model: sum(life.model is model and life.admitted is not None for life in service.live)
-    rests.count = partial(_count_rest, service.count)
-    service.dependencies.rests = rests
-    return rests
+    sleep = SleepControl(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
+    sleep.live = lambda model: sum(life.model is model and life.admitted is not None for life in service.live)
+    sleep.count = partial(_count_sleep, service.count)
+    service.dependencies.sleep, service.routing.asleep = sleep, sleep.route_state
+    return sleep
 
 
-def _count_rest(count: Callable[..., None], what: str, model: str, reason: str) -> None:
+def _count_sleep(count: Callable[..., None], what: str, model: str, reason: str) -> None:
     """Count what happened to a model that sleeps or slept."""
     if what == TURNED_AWAY:
         count(names.MODEL_REFUSALS, model=model)
@@ -411,9 +412,9 @@ def _count_rest(count: Callable[..., None], what: str, model: str, reason: str) 
         count(names.MODEL_WAKES if what == WOKEN else names.MODEL_SLEEPS, model=model, reason=reason)
 
 
-def _look_at_idle(rests: ModelRests, freezer: Freezer, sandboxes: Sandboxes) -> None:
+def _look_at_idle(sleep: SleepControl, freezer: Freezer, sandboxes: Sandboxes) -> None:
     """Put to sleep or freeze what nobody uses."""
-    rests.look()
+    sleep.look()
     freezer.look(sandboxes.every)
 
 
@@ -437,9 +438,9 @@ def _forgets(policy: PolicySet) -> bool:
     return any(one.retention is Retention.NONE for one in policy.tenants.values())
 
 
-def _say_ready(addresses: dict[str, str], models: list[str], sandbox: str) -> None:
-    """Tell whatever started this process that it serves, and log it."""
-    words = {**addresses, "models": models, "sandbox": sandbox}
+def _say_ready(addresses: dict[str, str], own: dict[str, str], models: list[str], sandbox: str) -> None:
+    """Tell whatever started this process that it serves, and log it; ``own`` are addresses of single tenants."""
+    words = {**addresses, **({"own": own} if own else {}), "models": models, "sandbox": sandbox}
     status = f"STATUS=serving {', '.join(models)} in {sandbox}"
     notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
     log.info("ready", **words)

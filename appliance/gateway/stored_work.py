@@ -72,6 +72,10 @@ class ResponseKeeper(Protocol):
         may."""
         ...
 
+    def epoch(self, tenant: str) -> bytes:
+        """Return a value that changes when the tenant's key is destroyed."""
+        ...
+
     async def keep(self, principal: Principal, response: str, document: bytes) -> bool:
         """Keep a response; False where it cannot be kept."""
         ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, from_line
+from appliance.common.audit.names import shown_by
 from appliance.common.errors import ConfigError, os_errors_as
 
 FOREVER_MS = 1 << 62
@@ -50,16 +51,22 @@ class EntryFilter:
         )
 
 
-def newest(directory: Path, chosen: EntryFilter, most: int) -> list[LoggedEntry]:
+Shown = Callable[[Entry], Entry]
+"""Puts names in place of pseudonyms, as far as there are keys."""
+
+
+def newest(directory: Path, chosen: EntryFilter, most: int, names: Path | None = None) -> list[LoggedEntry]:
     """Return the newest entries, the oldest of them first. Reading ends with the segment whose first entry is older
-    than ``since_ms``: entries of a clock that was set back lie behind it.
+    than ``since_ms``: entries of a clock that was set back lie behind it. ``names`` is the folder of the log whose keys
+    resolve pseudonyms, where that is another.
 
     Raises:
         ConfigError: the folder cannot be read, or a segment is damaged.
     """
     found: list[LoggedEntry] = []
+    shown = shown_by(names or directory)
     for path in reversed(_paths(directory)):
-        entries = _entries(path)
+        entries = _entries(path, shown)
         for one in reversed(entries):
             if chosen.takes(one):
                 found.append(one)
@@ -80,18 +87,19 @@ def log_name(directory: Path) -> str:
     return _segment(paths[-1]).name if paths else ""
 
 
-def in_order(directory: Path, first: int = 0) -> Iterator[LoggedEntry]:
-    """Read entries with the number ``first`` and higher in the order of the log, a segment at a time.
+def in_order(directory: Path, first: int = 0, names: Path | None = None) -> Iterator[LoggedEntry]:
+    """Read entries with the number ``first`` and higher in the order of the log, a segment at a time. ``names`` is as
+    for ``newest``.
 
     Raises:
         ConfigError: the folder cannot be read, or a segment is damaged.
     """
-    paths = _paths(directory)
+    paths, shown = _paths(directory), shown_by(names or directory)
     starts = [int(path.stem) for path in paths]
     for path, following in zip(paths, [*starts[1:], None], strict=True):
         if following is not None and following <= first:
             continue
-        yield from (one for one in _entries(path) if one.number >= first)
+        yield from (one for one in _entries(path, shown) if one.number >= first)
 
 
 def _paths(directory: Path) -> list[Path]:
@@ -99,8 +107,8 @@ def _paths(directory: Path) -> list[Path]:
         return files.segment_paths(directory)
 
 
-def _entries(path: Path) -> list[LoggedEntry]:
-    return [_read(line, path) for line in _segment(path).lines]
+def _entries(path: Path, shown: Shown) -> list[LoggedEntry]:
+    return [_read(line, path, shown) for line in _segment(path).lines]
 
 
 def _segment(path: Path) -> files.Segment:
@@ -111,9 +119,10 @@ def _segment(path: Path) -> files.Segment:
             raise ConfigError(str(error)) from error
 
 
-def _read(line: bytes, path: Path) -> LoggedEntry:
+def _read(line: bytes, path: Path, shown: Shown) -> LoggedEntry:
     try:
-        return LoggedEntry(*from_line(line))
+        number, time_ms, one = from_line(line)
     except EntryError:
         message = f"{path} holds a line that is no entry of an audit log; athanor audit verify tells more"
         raise ConfigError(message) from None
+    return LoggedEntry(number, time_ms, shown(one))

@@ -1,4 +1,5 @@
-"""One host process, supervisor, gateway or downloader: for ``serve --role``, and as the launcher's child.
+"""One host process, supervisor, gateway, downloader or operator's API: for ``serve --role``, and as the launcher's
+child.
 
 The launcher starts ``python -m appliance.operator.child ROLE CONFIG PARENT DESCRIPTOR``. The configuration comes
 resolved through the descriptor, so that no child starts with another than the launcher read. CONFIG names the process
@@ -101,6 +102,25 @@ def run_fetch(load: Callable[[], ApplianceConfig]) -> None:
     asyncio.run(run_service(load))
 
 
+def run_operator(load: Callable[[], ApplianceConfig], config_path: Path) -> None:
+    """Run the operator's API in this process until SIGTERM.
+
+    Args:
+        load: gives the configuration, once.
+        config_path: the file that commands read for every call.
+
+    Raises:
+        ApplianceError: it cannot start.
+    """
+    from appliance.operator.api.service import run_service
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # The memory holds keys while they are made.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    asyncio.run(run_service(config_path, load))
+
+
 def return_large_pieces() -> None:
     """Have the C library return each piece of ``RETURNED_BYTES`` or more to the system when it is freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -121,14 +141,16 @@ def run_role(
     load: Callable[[], ApplianceConfig],
     parent: int | None = None,
     reread: Callable[[], Resolved] | None = None,
+    config_path: Path | None = None,
 ) -> int:
     """Run one role; gives the exit status.
 
     Args:
-        role: supervisor, gateway or fetch.
+        role: supervisor, gateway, fetch or operator.
         load: gives the configuration.
         parent: process of the launcher, whose end ends this one; None without a launcher.
         reread: reads the configuration again, with the place of each value; None: ``load`` can be called again.
+        config_path: the configuration's file, for the operator's API.
     """
     libc = ctypes.CDLL(None)
     # The parent may have ended before this call, so it is looked at afterwards.
@@ -152,6 +174,8 @@ def run_role(
         again = load if reread is None else lambda: reread().config
         if role == "gateway":
             run_gateway(load, again, alone=parent is None)
+        elif role == "operator" and config_path is not None:
+            run_operator(load, config_path)
         elif role == "fetch":
             load()  # the launcher's descriptor says with what the file is read again
             run_fetch(again)
@@ -186,7 +210,7 @@ def main(argv: list[str]) -> int:
     def reread() -> Resolved:
         return resolve(Path(config), given[0].options, given[0].environment)
 
-    return run_role(role, load, int(parent), reread)
+    return run_role(role, load, int(parent), reread, Path(config))
 
 
 if __name__ == "__main__":

@@ -134,11 +134,16 @@ def is_served(path: Path) -> bool:
 
 def tell_supervisor(run_dir: Path, fields: Mapping[str, str | int]) -> bool:
     """Have a running supervisor write into its audit log what was done to the cache; False where none runs."""
+    return order_supervisor(run_dir, {"do": "record", **fields})
+
+
+def order_supervisor(run_dir: Path, order: Mapping[str, str | int]) -> bool:
+    """Have a running supervisor carry out an order; False where none runs, or it refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(END_S)
         try:
             connection.connect(str(run_dir / OPERATOR_SOCKET))
-            connection.sendall(json.dumps({"do": "record", **fields}).encode() + b"\n")
+            connection.sendall(json.dumps(order).encode() + b"\n")
             return b'"ok": true' in connection.recv(MAX_LINE_BYTES)
         except OSError:
             return False

@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -66,6 +66,8 @@ class Addresses:
     sandbox: str
     metrics: str = ""
     """Empty: metrics are on the admin listener alone."""
+    own: dict[str, str] = field(default_factory=dict)
+    """Addresses of listeners of single tenants, by ``FRONT_END-TENANT``."""
 
 
 class Launcher:

@@ -144,6 +144,22 @@ def _order(values: Values) -> _Event:
     return _Event(3004, activity, message, SUCCESS if good else FAILURE, LOW, attributes)
 
 
+def _operator(values: Values) -> _Event:
+    good = values["outcome"] in (SERVED, "BEGUN")
+    attributes = {
+        "entity": {
+            "name": str(values["subject"] or values["tenant"]) or "the appliance",
+            "type": "call of the operator",
+        },
+        "actor": {"user": {"uid": str(values["user"])}},
+        "status_code": values["outcome"],
+    }
+    message = f"operator: {values['method']}"
+    name = str(values["method"]).rpartition("/")[2]
+    activity = READ if name.startswith(_READS) else UPDATE
+    return _Event(3004, activity, message, SUCCESS if good else FAILURE, INFORMATIONAL if good else LOW, attributes)
+
+
 def _model(values: Values) -> _Event:
     good = str(values["outcome"]).upper() == SERVED
     attributes = {
@@ -213,6 +229,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "sandbox": _sandbox,
     "keys": _keys,
     "order": _order,
+    "call": _operator,
     "model": _model,
     "file": _file,
     "batch": _batch,
@@ -221,6 +238,9 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "log": _log,
 }
 """Kind of entry to its event; a test compares the kinds."""
+
+_READS = ("Get", "List", "Check", "Diff", "Explain", "History", "Schema")
+"""Beginnings of the names of the operator's methods that change nothing."""
 
 _KEPT = {"created": CREATE, "kept": CREATE, "read": READ, "deleted": DELETE}
 """What happened to something that is kept to its activity."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, Value, from_line
+from appliance.common.audit.names import shown_by
 from appliance.common.errors import ConfigError, os_errors_as
 from appliance.common.usage.periods import period_of
 from policy.replay import AllowedEntry, DeniedEntry
@@ -26,6 +27,7 @@ class LoggedRequests:
             ConfigError: the folder cannot be read, or a segment is damaged.
         """
         self._since_ms = since_ms
+        self._shown = shown_by(directory)
         self._paths: list[Path] = []
         self.lost = 0
         """Entries that were lost for want of room, among those read so far."""
@@ -52,7 +54,7 @@ class LoggedRequests:
                 if one.kind == "gap":
                     self.lost += int(one.fields["dropped"])
                 elif one.kind in _READERS:
-                    yield _READERS[one.kind](time_ms, one.fields)
+                    yield _READERS[one.kind](time_ms, self._shown(one).fields)
 
 
 def _allowed(time_ms: int, values: Mapping[str, Value]) -> AllowedEntry:

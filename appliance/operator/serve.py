@@ -20,7 +20,7 @@ from isolation.gvisor.environment import WIPING, WIPING_LATER
 LOCK = "launcher.lock"
 """Name of the lock in the run directory."""
 
-ROLES = ("both", "supervisor", "gateway", "fetch")
+ROLES = ("both", "supervisor", "gateway", "fetch", "operator")
 
 
 def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> int:
@@ -34,7 +34,8 @@ def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> i
     config_path = config_path.resolve()
     if role != "both":
         reread = partial(resolve, config_path, options)
-        return child.run_role(role, lambda: load_config(config_path, options), reread=reread)
+        load = partial(load_config, config_path, options)
+        return child.run_role(role, load, reread=reread, config_path=config_path)
     return launch(config_path, _say_ready, options)
 
 
@@ -48,6 +49,8 @@ def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Se
         from appliance.operator.fetch_client import own_environment
 
         environments["fetch"] = tuple(own_environment().items())
+    if config.operator_api is not None:
+        beside = (*beside, "operator")
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"), sealed(handed) as resolved:

@@ -12,6 +12,7 @@ from pathlib import Path
 from appliance.common.audit import files
 from appliance.common.audit.checkpoint import Checkpoint, CheckpointError, Verifier
 from appliance.common.audit.entry import Value
+from appliance.common.audit.names import PSEUDONYM
 from appliance.common.audit.statement import Head, Statement, differences, sign_statement, stated
 from appliance.common.audit.verify import Report, read_verifier, verify
 from appliance.common.errors import ConfigError, os_errors_as
@@ -118,7 +119,41 @@ def compare(statement: Statement, directory: Path) -> list[str]:
     wanted = Stated(head.tenant, head.since, head.until)
     _verified(directory, verifier, wanted.since_ms)
     size = _size_of(directory, verifier, head.root)
-    return differences(statement, _requests(directory, wanted, size))
+    unlinked = _unlinked(directory, statement, size)
+    logged = list(_chosen(directory, wanted.since_ms, wanted.until_ms, size, (wanted.tenant, *unlinked)))
+    return differences(statement, _renamed(statement, logged, unlinked))
+
+
+def _unlinked(directory: Path, statement: Statement, size: int) -> frozenset[str]:
+    """Return the pseudonyms, without a key, under which the log has requests that are stated."""
+    stated_ids = {one["request"] for one in statement.requests}
+    head = statement.head
+    return frozenset(
+        str(one.entry.fields["tenant"])
+        for one in _chosen(directory, head.since, head.until, size)
+        if one.entry.fields["request"] in stated_ids and PSEUDONYM.fullmatch(str(one.entry.fields["tenant"]))
+    )
+
+
+def _renamed(
+    statement: Statement, logged: Sequence[LoggedEntry], unlinked: frozenset[str]
+) -> Iterator[Mapping[str, Value]]:
+    """Return logged requests as a statement has them. Those of an unlinked tenant have its name, and in place of each
+    pseudonym of a credential the one credential that is stated for it."""
+    names = {one["request"]: str(one["principal"]) for one in statement.requests}
+    credentials: dict[tuple[str, str], str] = {}
+    taken: set[tuple[str, str]] = set()
+    for one in logged:
+        values = stated(one.entry, one.time_ms)
+        tenant = str(one.entry.fields["tenant"])
+        if tenant in unlinked:
+            place, name = (tenant, str(values["principal"])), names.get(values["request"], "")
+            if place not in credentials and name and (tenant, name) not in taken:
+                credentials[place] = name
+                taken.add((tenant, name))
+            values["principal"] = credentials.get(place, values["principal"])
+            values["rule"] = str(values["rule"]).replace(f"tenants.{tenant}", f"tenants.{statement.head.tenant}", 1)
+        yield values
 
 
 def _requests(directory: Path, wanted: Stated, size: int) -> Iterator[Mapping[str, Value]]:

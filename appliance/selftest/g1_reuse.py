@@ -1,4 +1,4 @@
-"""G1, in the memory tier: no KV block made for one namespace ever serves another.
+"""G1, in the memory tier: no KV block made for one namespace, a tenant's or an end user's, ever serves another.
 
 Adversarial pairs share one pool: one request leaves a prompt's blocks, another asks for these ids, for a common prefix,
 or under keys that differ in a bit or in the framing of their parts. An *attach* is a cached block that was found. The
@@ -11,6 +11,7 @@ import random
 from array import array
 
 from appliance.common.figures import counted
+from appliance.gateway.request.user_keys import user_key_of
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
 from appliance.selftest.spread import spread
@@ -23,7 +24,12 @@ from isolation.ipc.messages import NAMESPACE_KEY_BYTES
 SHORT, FULL = 20_000, 1_000_000
 POOL = 256
 COMMAND = "athanor selftest"
-KINDS = ("same ids", "same beginning", "one bit of the key", "group and member", "member and group", "deterministic")
+KINDS = (
+    *("same ids", "same beginning", "one bit of the key", "group and member", "member and group", "deterministic"),
+    *("another end user", "end user and tenant", "tenant and end user"),
+)
+OF_USERS = frozenset({"another end user", "end user and tenant"})
+"""Kinds whose blocks an end user's request left."""
 
 
 def run(full: bool) -> list[Result]:
@@ -62,16 +68,17 @@ def _attach(pairs: int, seed: int) -> tuple[int, int, int]:
         length = BLOCK * rng.randint(1, 6) + rng.randrange(BLOCK)
         prompt = array("I", [rng.randrange(50)]) * (length + 1)
         owner, group = rng.randbytes(NAMESPACE_KEY_BYTES), rng.randbytes(NAMESPACE_KEY_BYTES)
-        made = request_of(owner, prompt, group=group if kind == "group and member" else b"")
+        user = user_key_of(owner, "one").key if kind in OF_USERS else b""
+        made = request_of(owner, prompt, group=group if kind == "group and member" else b"", user=user)
         leave(pool, cache, made)
         attached += cache.match(other_request(kind, made, group, rng)).num_tokens > 0
-        same = request_of(owner, prompt, group=group_of(made))
+        same = request_of(owner, prompt, group=group_of(made), user=made.spec.user)
         controls += cache.match(same).num_tokens == length // BLOCK * BLOCK
     return attached, controls, pairs
 
 
 def other_request(kind: str, made: Request, group: bytes, rng: random.Random) -> Request:
-    """Build another tenant's request for the blocks that ``made`` has left."""
+    """Build another tenant's or end user's request for the blocks that ``made`` has left."""
     namespace, prompt = made.spec.namespace, made.token_ids
     other = rng.randbytes(NAMESPACE_KEY_BYTES)
     if kind == "same beginning":
@@ -84,14 +91,20 @@ def other_request(kind: str, made: Request, group: bytes, rng: random.Random) ->
         return request_of(namespace, prompt)
     if kind == "member and group":
         return request_of(namespace, prompt, group=group)
+    if kind == "end user and tenant":
+        return request_of(namespace, prompt)
+    if kind in ("another end user", "tenant and end user"):
+        return request_of(namespace, prompt, user=user_key_of(namespace, "two").key)
     if kind == "deterministic":
         return request_of(namespace, prompt, deterministic=True)
     return request_of(other, prompt)
 
 
-def request_of(namespace: bytes, prompt: array[int], *, group: bytes = b"", deterministic: bool = False) -> Request:
+def request_of(
+    namespace: bytes, prompt: array[int], *, group: bytes = b"", deterministic: bool = False, user: bytes = b""
+) -> Request:
     """Build a request as the scheduler represents it."""
-    submit = Submit(1, namespace, prompt, 1, GREEDY, group=group, deterministic=deterministic)
+    submit = Submit(1, namespace, prompt, 1, GREEDY, group=group, deterministic=deterministic, user=user)
     return Request.of(submit, order=0, limit=len(prompt) + 1, stop_ids=frozenset(), arrival_ns=0)
 
 

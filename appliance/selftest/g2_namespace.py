@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,9 @@ COMMAND = "athanor selftest --only G2"
 RANDOM_REQUESTS = (300, 20_000)
 SPLITS = (20_000, 1_000_000)
 SEED = 20_261_122
+
+VARYING_ROWS = (b"date:", b"x-request-id:", b"openai-processing-ms:")
+"""Beginnings of the headers that differ between any two answers."""
 
 
 @dataclass(slots=True)
@@ -87,7 +91,7 @@ async def _over_the_apis(full: bool) -> list[Result]:
         await walk_grpc(gateway, found, owners)
         control = Count()
         await other_key(gateway, control)
-        doors = [await strangers(gateway), await known(gateway)]
+        doors = [await strangers(gateway), await known(gateway), *await own_listeners(gateway)]
         lost = list(gateway.links_lost)
     apart = len(set(owners.values())) == len(owners)
     figure = f"{counted(found.changed, 'change')} in {counted(found.sent, 'request')}, {found.reached} at an engine"
@@ -253,11 +257,12 @@ def grpc_methods(gateway: ScriptedGateway) -> dict[str, Auth]:
     return {**front.methods(), f"/{SERVICE}/Unknown": Auth.TENANT}
 
 
-async def _stranger(channel: grpc.aio.Channel, method: str) -> bool:
-    """Return whether the method answers a caller without a credential."""
+async def _stranger(channel: grpc.aio.Channel, method: str, key: str = "") -> bool:
+    """Return whether the method answers a caller without a credential, or with a key."""
     call = channel.unary_stream(method)
+    proof = (("authorization", f"Bearer {key}"),) if key else ()
     try:
-        async for _ in call(b"", timeout=10):
+        async for _ in call(b"", metadata=proof, timeout=10):
             return True
     except grpc.aio.AioRpcError as error:
         return error.code() is not grpc.StatusCode.UNAUTHENTICATED
@@ -275,6 +280,60 @@ async def known(gateway: ScriptedGateway) -> Result:
     gateway.heard.clear()
     figure = f"{len(ROUTES) - len(closed)} of {len(ROUTES)} routes answer somebody with a key"
     return judged("G2.doors.control", not closed, figure=figure, bar="all", command=COMMAND)
+
+
+async def own_listeners(gateway: ScriptedGateway) -> list[Result]:
+    """Call every route and method at the first tenant's own listeners with the second one's key: none takes it, and the
+    answer is that to a key that nobody has. The control: the tenant's own key is taken there."""
+    owner, other = TENANTS
+    ports = {name: int(gateway.ends.own[f"{name}-{owner}"].rpartition(":")[2]) for name in ("http", "grpc")}
+    nobody = gateway.keys[other][:-64] + "0" * 64
+    open_ones: list[str] = []
+    taken = asked = 0
+    for route in ROUTES:
+        if route.auth is Auth.PUBLIC:
+            continue
+        target = route.path.replace("{model:path}", MODEL)
+        body = json.dumps(BODIES.get(route.path, {})).encode()
+        answers = []
+        for key in (gateway.keys[other], nobody, gateway.keys[owner]):
+            proof = ("authorization", f"Bearer {key}")
+            data = await talk(ports["http"], request_bytes(route.method, target, body, proof))
+            answers.append((status_of(data), _without_request(data)))
+        asked += 1
+        taken += answers[2][0] not in (0, 401)
+        if answers[0][0] != 401 or answers[0] != answers[1]:
+            open_ones.append(f"{route.method} {target}: {answers[0][0]}")
+    reached = list(gateway.heard.namespaces)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
+        for name, auth in grpc_methods(gateway).items():
+            if auth is Auth.PUBLIC or "Reflection" in name or name.endswith("/Watch"):
+                continue
+            asked += 1
+            if await _stranger(channel, name, gateway.keys[other]):
+                open_ones.append(name)
+            taken += await _stranger(channel, name, gateway.keys[owner])
+    foreign = sum(one != NAMESPACES[owner] for one in (*reached, *gateway.heard.namespaces))
+    gateway.heard.clear()
+    figure = f"{len(open_ones)} of {asked} routes and methods take another tenant's key"
+    figure += f", {counted(foreign, 'request')} of it at an engine"
+    figure += "".join(f"; {one}" for one in open_ones[:5])
+    return [
+        judged("G2.own_listener", not open_ones and not foreign, figure=figure, bar="0; 0", command=COMMAND),
+        judged(
+            "G2.own_listener.control",
+            taken == asked and bool(reached),
+            figure=f"{taken} of {asked} take the tenant's own key, {counted(len(reached), 'request')} at an engine",
+            bar="all; some",
+            command=COMMAND,
+        ),
+    ]
+
+
+def _without_request(data: bytes) -> bytes:
+    """Return an answer without what differs between any two: date, request id and time."""
+    rows = [row for row in data.split(b"\r\n") if not row.lower().startswith(VARYING_ROWS)]
+    return re.sub(rb"req_[0-9A-Za-z]+", b"req_", b"\r\n".join(rows))
 
 
 def framing(splits: int) -> list[Result]:

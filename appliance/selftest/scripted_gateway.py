@@ -12,12 +12,14 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Literal
 
 import structlog
 
 from appliance.common.keys import KeyRecord, KeyTable, issue
 from appliance.common.kv_shares import public_account
 from appliance.gateway.front.auth import Resolver
+from appliance.gateway.front.own_listeners import OwnAddress
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -172,6 +174,10 @@ def _all_allowed(requests: list[int], positions: list[int]) -> Masks:
     return Masks(array("Q", requests), array("I", positions), states, row * len(requests))
 
 
+OWN_LISTENERS: tuple[Literal["http", "grpc"], ...] = ("http", "grpc")
+"""APIs for which the first tenant has a listener of its own."""
+
+
 @contextlib.asynccontextmanager
 async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
     """Serve on free loopback ports for the duration of the block."""
@@ -205,7 +211,8 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
         keys[tenant], digest = issue(f"{tenant}-1", PEPPER)
         records[f"{tenant}-1"] = KeyRecord(digest, datetime(2026, 1, 1, tzinfo=UTC))
     resolver = Resolver(service, lambda: KeyTable(PEPPER, records))
-    settings = FrontEndSettings(http_port=0, grpc_port=0)
+    own = tuple(OwnAddress(TENANTS[0], name, "127.0.0.1:0") for name in OWN_LISTENERS)
+    settings = FrontEndSettings(http_port=0, grpc_port=0, own=own)
     spoken = structlog.get_config()
     # One log line for each request would hide the self-test's own output.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

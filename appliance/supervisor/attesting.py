@@ -31,6 +31,8 @@ class ServedFacts:
 
     models: Mapping[str, str]
     """Digest of each served model's files."""
+    signers: Mapping[str, str]
+    """Id of the key that has signed each, empty where none must have."""
     image: str
     """Digest of the sandboxes' image; empty where there is none."""
 
@@ -79,6 +81,7 @@ class Attesting:
             tenant=tenant.id,
             model=message.model,
             model_digest=digest,
+            model_signer=self._facts.signers[message.model],
             isolation_class=tenant.isolation_class.value,
             policy=policy.digest,
             image=self._facts.image,

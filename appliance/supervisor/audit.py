@@ -20,7 +20,8 @@ import structlog
 from appliance.common.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError
 from appliance.common.control import REFUSED, Audited, AuditState, Control, Frozen, SandboxDown, SandboxUp
-from appliance.common.errors import ControlError
+from appliance.common.errors import AuditNamesError, ControlError
+from appliance.common.usage.book import UsageAccessError
 from appliance.supervisor.metering import Metering
 from appliance.supervisor.sandbox_output import MARK
 
@@ -68,6 +69,8 @@ class Recorder:
         """Takes each entry that the gateway reports; set by the owner."""
         self.problem = ""
         """Why the log is not written now."""
+        self.witness = ""
+        """What is wrong with the witnesses of its checkpoints."""
         for one in audit.opening if audit is not None else ():
             self.record(one)
 
@@ -106,8 +109,19 @@ class Recorder:
 
     def greet(self) -> None:
         """Tell a gateway that has attached about a problem of the log."""
-        if self.problem:
+        if self.problem or self.witness:
             self._tell(self._state())
+
+    def note_witnesses(self, problem: str) -> None:
+        """Take what is wrong with the witnesses, and tell the gateway what is new of it."""
+        if problem == self.witness:
+            return
+        self.witness = problem
+        if problem:
+            log.warning("a witness of the audit log does not cosign", problem=problem)
+        else:
+            log.info("all witnesses of the audit log cosign")
+        self._tell(self._state())
 
     async def run(self) -> None:
         """Write what comes until cancelled. A write that is on its way then goes on in its thread, and ``close`` waits
@@ -134,6 +148,7 @@ class Recorder:
             audit = self._audit
             if audit is None or self.problem:
                 return None
+            entries = await self._disguised(entries)
             try:
                 first = await asyncio.to_thread(audit.append, entries)
             except AuditWriteError as error:
@@ -142,6 +157,31 @@ class Recorder:
             if self._metering is not None:
                 await asyncio.to_thread(self._metering.count, audit.name, first, entries)
             return audit.size
+
+    async def unlink(self, tenant: str) -> str:
+        """Destroy what leads from pseudonyms to a tenant, once what waits is written; returns its pseudonym until now,
+        or nothing where it had none.
+
+        Raises:
+            AuditNamesError: the disk does not take it; asking again goes on.
+        """
+        audit = self._audit
+        if audit is None:
+            return ""
+        async with self._turn:
+            await self._flush()
+            try:
+                return await asyncio.to_thread(self._unlink, audit, tenant)
+            except (OSError, UsageAccessError) as error:
+                raise AuditNamesError(f"the pseudonyms of {tenant} cannot be unlinked: {error}") from error
+
+    def _unlink(self, audit: AuditLog, tenant: str) -> str:
+        pseudonym = audit.names.pseudonym(tenant)
+        if pseudonym and self._metering is not None:
+            # First the book: while the key lives, a second attempt finds the same pseudonym.
+            self._metering.rename(tenant, pseudonym)
+        audit.names.forget(tenant)
+        return pseudonym
 
     async def flush(self) -> None:
         """Write what waits, once who writes already is done. A failure leaves it waiting."""
@@ -156,6 +196,7 @@ class Recorder:
             return
         self._more.clear()
         taken = len(self._pending)
+        batch = await self._disguised(batch)
         try:
             first = await asyncio.to_thread(audit.append, batch)
         except AuditWriteError as error:
@@ -173,6 +214,13 @@ class Recorder:
         if time.monotonic() - self._announced >= ANNOUNCE_S:
             self._announce(audit)
 
+    async def _disguised(self, batch: list[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
+        """Return entries without what leads to end users; where there is no book, without end users."""
+        if self._metering is not None:
+            return await asyncio.to_thread(self._metering.disguised, batch)
+        named = [(time_ms, one) for time_ms, one in batch if one.fields.get("end_user")]
+        return batch if not named else [(at, _without_user(one)) for at, one in batch]
+
     def _become(self, problem: str) -> None:
         if problem == self.problem:
             return
@@ -184,17 +232,22 @@ class Recorder:
         self._tell(self._state())
 
     def _state(self) -> AuditState:
-        return AuditState(self.problem, int(self._refuses and bool(self.problem)))
+        return AuditState(self.problem, int(self._refuses and bool(self.problem)), self.witness)
 
     def _announce(self, audit: AuditLog) -> None:
         self._announced = time.monotonic()
         log.info("audit checkpoint", note=audit.checkpoint())
 
 
+def _without_user(one: Entry) -> Entry:
+    return Entry(one.kind, one.fields | {"end_user": ""}) if "end_user" in one.fields else one
+
+
 def watching(
     publish: Callable[[Control, tuple[int, ...]], bool],
     record: Callable[[Entry], None],
     model_digests: dict[str, str],
+    model_signers: dict[str, str],
     image: str,
 ) -> Callable[[Control, tuple[int, ...]], bool]:
     """``publish`` that also records what keepers publish: which sandboxes came up, once each, which were frozen or
@@ -204,6 +257,7 @@ def watching(
         publish: sends to the gateway.
         record: takes entries.
         model_digests: of every served model.
+        model_signers: ids of the keys that have signed them, empty where none must have.
         image: digest of the sandboxes' image, empty where there is none.
     """
     seen: dict[tuple[str, str, str], int] = {}
@@ -226,6 +280,7 @@ def watching(
                         cause=cause,
                         image=image,
                         model_digest=model_digests.get(message.model, ""),
+                        model_signer=model_signers.get(message.model, ""),
                     )
                 )
             if up:

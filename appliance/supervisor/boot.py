@@ -24,6 +24,8 @@ from appliance.common.catalog import ModelFiles, check_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import ConfigError, StartError
+from appliance.common.model_memory import model_need
+from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
@@ -106,6 +108,8 @@ class BootPlan:
     """Number of the engine's threads with its reason, for people; empty for a text sandbox."""
     card: CardUse | None = None
     """What the engine may hold of a GPU; None without one."""
+    ahead_bytes: int = 0
+    """Memory that the engine takes with its model, where a checkpoint may hold both (``warm.ahead``); 0: none may."""
 
     @property
     def digest(self) -> str:
@@ -169,6 +173,8 @@ class Booted:
     """Last line of its output when it became ready."""
     computes: str = ""
     """What an engine says that it computes with; a claim, for people."""
+    ahead: bool = False
+    """Whether it began with its model loaded."""
 
     def describe_end(self) -> str:
         """Cause of its end, for people."""
@@ -235,7 +241,15 @@ def plan_boot(
         model.digest,
         threads.reason,
         on_card.use,
+        0 if tenant or spills or on_card.use is not None else _ahead_bytes(model, files, role),
     )
+
+
+def _ahead_bytes(model: ModelConfig, files: ModelFiles, role: Role) -> int:
+    """Memory of an engine whose model may sleep, which a checkpoint may hold; 0 for others: what is always there is
+    loaded once, and ranks have shared memory with their host's help."""
+    wanted = role is Role.ENGINE and model.keep != ALWAYS and model.runner != "null" and model.tensor_parallel == 1
+    return model_need(model, files.engine).about if wanted else 0
 
 
 def _engine_configuration(

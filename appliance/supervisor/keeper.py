@@ -78,6 +78,8 @@ class Keeper:
         self._vault = vault
         self._warm = warm
         self._forms = forms
+        self._told = plan
+        """Plan with the form in which the engine computes, once it has tried some."""
         self.life = Life()
         self._runtime = runtime
         self._publish = publish
@@ -143,8 +145,8 @@ class Keeper:
             start=booted.start,
             **self._place(),
         )
-        if self._warm is not None and booted.start != RESTORED:
-            self._warm.ask(self.plan, booted.boot_s)
+        if self._warm is not None and (booted.start != RESTORED or (self.plan.ahead_bytes and not booted.ahead)):
+            self._warm.ask(self._told, booted.boot_s)
         self._report_first(None)
         self._hand_over = HandOver()
         self.offer()
@@ -174,6 +176,7 @@ class Keeper:
             booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, self._abandon)
         if self._forms is not None:
             self._forms.note(self.plan, booted)
+            self._told = self._forms.told(self.plan)
         return booted
 
     def _place(self) -> dict[str, str]:

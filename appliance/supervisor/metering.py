@@ -20,8 +20,9 @@ from appliance.common.audit.entry import Entry
 from appliance.common.control import SPEND_CONFIRM_S, Control, ReserveSpend, SpendQuery, SpendReserved, Spent
 from appliance.common.errors import ControlError, UsageError
 from appliance.common.figures import counted
-from appliance.common.usage.book import MOST, Reserved, UsageAccessError, UsageBook, open_book
-from appliance.common.usage.periods import period_of
+from appliance.common.usage.book import Reserved, UsageAccessError, UsageBook, open_book
+from appliance.common.usage.periods import MOST, period_of
+from appliance.common.usage.pseudonyms import pseudonym
 from appliance.common.usage.replay import replay
 
 log = structlog.get_logger()
@@ -76,6 +77,23 @@ class Metering:
         else:
             self._become("counting", "")
 
+    def disguised(self, batch: Sequence[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
+        """Return entries with pseudonyms of end users in place of the digests that the gateway told; blocks. Where the
+        book gives no key they name none."""
+        keys: dict[str, bytes] = {}
+        return [(time_ms, self._disguised(one, keys)) for time_ms, one in batch]
+
+    def _disguised(self, one: Entry, keys: dict[str, bytes]) -> Entry:
+        digest, tenant = str(one.fields.get("end_user", "")), str(one.fields.get("tenant", ""))
+        if not digest:
+            return one
+        try:
+            key = keys.get(tenant) or keys.setdefault(tenant, self._book.user_key(tenant))
+        except UsageAccessError as error:
+            self._become("end users", str(error))
+            return Entry(one.kind, one.fields | {"end_user": ""})
+        return Entry(one.kind, one.fields | {"end_user": pseudonym(key, digest)})
+
     def take(self, message: SpendQuery | ReserveSpend) -> None:
         """Take a reservation, which is confirmed once it is on disk, or a question, which is answered then. Of far more
         than can be waited for nothing is kept: the gateway asks again, or refuses the request.
@@ -95,6 +113,14 @@ class Metering:
                 one = Reserved(message.request, message.tenant, message.cost)
                 self._waiting.append((time.monotonic(), one))
         self._more.set()
+
+    def rename(self, tenant: str, pseudonym: str) -> None:
+        """Put what a tenant used under a pseudonym. Blocks.
+
+        Raises:
+            UsageAccessError: the book does not take it.
+        """
+        self._book.rename(self._clock(), tenant, pseudonym)
 
     def gateway_left(self) -> None:
         """Forget what a gateway that is gone waited for."""

@@ -9,7 +9,7 @@ memory, GPUs. What shall go is drained by the gateway, for a bounded time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +31,18 @@ from appliance.common.control_models import (
     SleepModel,
     WakeModel,
 )
-from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, os_errors_as
+from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, ModelSignatureError, os_errors_as
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, no_room
+from appliance.common.model_signature import with_signer
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
+from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
 from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.gpu import Cards
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
-from appliance.supervisor.rest_orders import RestOrders
+from appliance.supervisor.sleep_orders import SleepOrders
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
 from isolation.gvisor.runtime import Runtime
@@ -56,6 +58,22 @@ MAX_ID_CHARS = 64
 
 Reread = Callable[[], Resolved]
 """Reads file, models.d, variables and options as at the start; raises ``ConfigError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedNow:
+    """Models that are served and stay, and which of them take memory now."""
+
+    models: dict[str, PlannedModel]
+    awake: frozenset[str]
+
+    def about(self, names: Iterable[str]) -> int:
+        """Memory of those models, as far as their files are there: those of a model that goes may be gone already."""
+        total = 0
+        for name in names:
+            with suppress(OSError):
+                total += self.models[name].need.about
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,7 @@ class ModelChanges:
         self._publish = publish
         self._record = record
         self._reread = reread
-        self._rests = RestOrders(models, publish, record)
+        self._sleep_orders = SleepOrders(models, publish, record)
         self.residents: Residents | None = None
         self.warm: WarmStarts | None = None
         """Set by the owner: what else belongs to a model."""
@@ -104,7 +122,7 @@ class ModelChanges:
             ControlError: no gateway says it.
         """
         if isinstance(message, SleepModel | WakeModel):
-            self._rests.take(message)
+            self._sleep_orders.take(message)
         elif isinstance(message, ModelDrained):
             self._models.drained(message.model)
         elif isinstance(message, ApplyModels):
@@ -117,7 +135,7 @@ class ModelChanges:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        await self._rests.close()
+        await self._sleep_orders.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -137,9 +155,9 @@ class ModelChanges:
         if not self._changing:
             self._models.coming = ()
         entries, leaving = self._models.entries, self._models.leaving
-        going = {name: self._models.planned(name) for name in entries}
+        served = ServedNow({name: self._models.planned(name) for name in entries}, self._models.awake)
         try:
-            found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, going)
+            found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, served)
             self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
             self._models.coming = tuple(plan for planned in coming for plan in planned.plans)
         except ApplianceError as error:
@@ -157,7 +175,7 @@ class ModelChanges:
         self._publish(ModelsReviewed(request[:MAX_ID_CHARS], lines), ())
 
     def _plan(
-        self, digest: str, entries: dict[str, str], leaving: frozenset[str], served: dict[str, PlannedModel]
+        self, digest: str, entries: dict[str, str], leaving: frozenset[str], served: ServedNow
     ) -> tuple[ModelDifference, tuple[PlannedModel, ...]]:
         """Find what comes and goes, and check what comes. Blocks: weights that are not known are read.
 
@@ -175,7 +193,7 @@ class ModelChanges:
         found = difference(entries, wanted.config.models)
         config = self._config.model_copy(update={"models": wanted.config.models})
         cache = DigestCache.load(config.digest_cache)
-        for one in served.values():
+        for one in served.models.values():
             cache.remember(one.files.hashed)
         problems, coming = list[str](), list[PlannedModel]()
         cards = self._cards({*found.removed, *(model.name for model in found.changed)})
@@ -186,12 +204,7 @@ class ModelChanges:
                 coming.append(_planned(config, model, cache, self._runtime, cards))
             except ApplianceError as error:
                 problems.append(f"{_place(wanted, model, error)}: {error.message}")
-        free = machine_memory().available
-        for name in (*found.removed, *(model.name for model in found.changed)):
-            with suppress(OSError):  # Files of a model that goes may be gone already.
-                free += served[name].need.about
-        needs = [one.need for one in coming]
-        for name, problem in no_room(needs, config.sandbox.memory_bytes, free).items():
+        for name, problem in lacking(config, coming, found, served).items():
             model = next(one for one in found.coming if one.name == name)
             problems.append(f"{_place(wanted, model)}: model {name}: {problem}")
         if problems:
@@ -248,10 +261,16 @@ class ModelChanges:
     def _add(self, planned: PlannedModel) -> None:
         name = planned.entry.name
         self._models.add(planned)
-        log.info("a model comes", model=name, digest=planned.files.digest, folder=str(planned.files.folder))
+        log.info(
+            "a model comes",
+            model=name,
+            digest=planned.files.digest,
+            signer=planned.files.signer,
+            folder=str(planned.files.folder),
+        )
         self._record(_entry("serve", planned))
         self._publish(self._models.word(name), ())
-        self._publish(self._models.rest_word(name), ())
+        self._publish(self._models.sleep_word(name), ())
 
     async def _end(self, name: str, *, again: bool) -> PlannedModel:
         log.info("a model goes", model=name, again=again)
@@ -270,12 +289,32 @@ def _planned(
 ) -> PlannedModel:
     with os_errors_as(f"model {model.name}: cannot read its files"):
         files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
+        files = with_signer(files, config.keys_for(model))
         check_files(files, model.digest)
     return PlannedModel(config, model, files, plan_boots(config, model, files, runtime, cards))
 
 
+def lacking(
+    config: ApplianceConfig, coming: Iterable[PlannedModel], found: ModelDifference, served: ServedNow
+) -> dict[str, str]:
+    """Why models that come find no memory, by name. What sleeps takes none; one that begins asleep gets it at its wake,
+    from the models that may sleep then."""
+    going = {*found.removed, *(model.name for model in found.changed)}
+    staying = served.models.keys() - going
+    kept = {name for name in staying if served.models[name].entry.keep == ALWAYS}
+    free = machine_memory().available + served.about(going & served.awake)
+    needs = {one.entry.name: one.need for one in coming}
+    asleep = {one.entry.name for one in coming if one.entry.keep != ALWAYS}
+    always = sum(need.about for name, need in needs.items() if name not in asleep)
+    most = free - always + served.about((staying - kept) & served.awake)
+    if budget := config.sandbox.models_memory_bytes:
+        most = min(most, budget - always - served.about(kept))
+    return no_room(needs.values(), config.sandbox.memory_bytes, free, asleep=asleep, most=most)
+
+
 def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedModel]:
-    """Plan every model of a configuration, in its order; the pinned digest is compared at each boot. Blocks.
+    """Plan every model of a configuration, in its order; the pinned digest is compared, and a signature demanded, at
+    each boot. Blocks.
 
     Raises:
         ConfigError: a needed file is missing or unreadable.
@@ -285,7 +324,7 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
     files = {}
     for model in config.models:
         with os_errors_as(f"model {model.name}: cannot read its files"):
-            found = read_model(model.name, model.folder, cache)
+            found = with_signer(read_model(model.name, model.folder, cache), config.keys_for(model))
         files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
     cards = Cards()
@@ -294,10 +333,14 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
         yield PlannedModel(config, model, files[model.name], plans)
 
 
+_KEYS = {ModelDigestError: "digest", ModelSignatureError: "signed_by", ConfigError: "path"}
+"""Key of an entry that is at fault, by the error; the first that fits counts."""
+
+
 def _place(wanted: Resolved, model: ModelConfig, error: ApplianceError | None = None) -> str:
-    """Place of what is at fault in an entry: its digest, else its folder where it names one, else its name."""
+    """Place of what is at fault in an entry: digest, keys, else the folder where it names one, else the name."""
     index = [one.name for one in wanted.config.models].index(model.name)
-    key = "digest" if isinstance(error, ModelDigestError) else "path" if isinstance(error, ConfigError) else "name"
+    key = next((key for kind, key in _KEYS.items() if isinstance(error, kind)), "name")
     origin = wanted.origins.get(f"models[{index}].{key}", "")
     return origin if ":" in origin else wanted.origins[f"models[{index}].name"]
 
@@ -309,6 +352,7 @@ def _entry(what: str, planned: PlannedModel) -> Entry:
         what=what,
         model=planned.entry.name,
         model_digest=planned.files.digest,
+        model_signer=planned.files.signer,
         source=str(planned.files.folder),
         user=0,
         outcome="OK",

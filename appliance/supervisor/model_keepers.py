@@ -13,8 +13,8 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import Fault, Freeze, HandedOver
 from appliance.common.control_models import ModelRest, ModelServed
 from appliance.common.model_memory import ModelNeed, model_need
-from appliance.common.model_rest import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.common.served_models import LEAVING, SERVED, entry_digest
+from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life
@@ -49,7 +49,7 @@ class _Served:
     keepers: tuple[Keeper, ...]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     state: str = SERVED
-    rest: str = AWAKE
+    sleep_state: str = AWAKE
     cause: str = ""
     """Why the last wake failed."""
     boot_s: float = 0.0
@@ -72,10 +72,12 @@ class ModelKeepers:
         """Highest generation of a sandbox that is gone."""
         self.digests: dict[str, str] = {}
         """Digest of each served model's files; read by others and changed here alone."""
+        self.signers: dict[str, str] = {}
+        """Id of the key that has signed each served model, empty where none must have; changed with ``digests``."""
         self.coming: tuple[BootPlan, ...] = ()
         """Boots that were reviewed and are not carried out yet: what they hold of a card is taken; also for other
         threads."""
-        self._resting: set[asyncio.Task[None]] = set()
+        self._falling_asleep: set[asyncio.Task[None]] = set()
         """Tasks of keepers that are ended because their model falls asleep."""
         self.ended: list[asyncio.Task[None]] = []
         """Tasks of keepers that ended by themselves."""
@@ -103,7 +105,12 @@ class ModelKeepers:
     @property
     def starting(self) -> list[Keeper]:
         """Keepers of the models that do not begin asleep."""
-        return [keeper for one in self._models.values() if one.rest != ASLEEP for keeper in one.keepers]
+        return [keeper for one in self._models.values() if one.sleep_state != ASLEEP for keeper in one.keepers]
+
+    @property
+    def awake(self) -> frozenset[str]:
+        """Models whose sandboxes are there or boot: the others take no memory."""
+        return frozenset(name for name, one in self._models.items() if one.sleep_state != ASLEEP)
 
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.
@@ -120,9 +127,9 @@ class ModelKeepers:
         """Every model, as the gateway is told."""
         for name in self._models:
             yield self.word(name)
-            yield self.rest_word(name)
+            yield self.sleep_word(name)
 
-    def rest_word(self, name: str) -> ModelRest:
+    def sleep_word(self, name: str) -> ModelRest:
         """Whether a model's sandboxes are there, as the gateway is told."""
         one = self._models[name]
         try:
@@ -131,7 +138,7 @@ class ModelKeepers:
             need = 0
         boot_ms = round(1e3 * max(one.boot_s, *(keeper.boot_s for keeper in one.keepers)))
         entry = one.planned.entry
-        return ModelRest(name, one.rest, one.cause, need, boot_ms, entry.keep, round(1e3 * entry.idle_s))
+        return ModelRest(name, one.sleep_state, one.cause, need, boot_ms, entry.keep, round(1e3 * entry.idle_s))
 
     def word(self, name: str) -> ModelServed:
         """One model, as the gateway is told."""
@@ -147,9 +154,9 @@ class ModelKeepers:
         """Take a model; its sandboxes are not booted before ``start``. One that is not always kept begins asleep."""
         name = planned.entry.name
         assert name not in self._models, "an earlier model of this name has ended"
-        rest = AWAKE if planned.entry.keep == ALWAYS else ASLEEP
-        self._models[name] = _Served(planned, self._keepers(planned), rest=rest)
-        self.digests[name] = planned.files.digest
+        sleep_state = AWAKE if planned.entry.keep == ALWAYS else ASLEEP
+        self._models[name] = _Served(planned, self._keepers(planned), sleep_state=sleep_state)
+        self.digests[name], self.signers[name] = planned.files.digest, planned.files.signer
 
     def _keepers(self, planned: PlannedModel) -> tuple[Keeper, ...]:
         keepers = tuple(self._make(plan) for plan in planned.plans)
@@ -162,7 +169,7 @@ class ModelKeepers:
     def start(self, name: str) -> None:
         """Boot a model's sandboxes and keep them alive, unless it sleeps or has left meanwhile. Idempotent."""
         one = self._models.get(name)
-        if one is None or one.tasks or one.state != SERVED or one.rest == ASLEEP:
+        if one is None or one.tasks or one.state != SERVED or one.sleep_state == ASLEEP:
             return
         for keeper in one.keepers:
             task = asyncio.create_task(keeper.run(), name=f"keeper of {keeper.plan.name}")
@@ -176,13 +183,13 @@ class ModelKeepers:
         if one is None:
             return False
         async with one.turn:
-            if one.state != SERVED or one.rest != AWAKE:
+            if one.state != SERVED or one.sleep_state != AWAKE:
                 return False
-            await self._rest(one)
+            await self._end_for_sleep(one)
             return True
 
-    async def _rest(self, one: _Served) -> None:
-        self._resting.update(one.tasks)
+    async def _end_for_sleep(self, one: _Served) -> None:
+        self._falling_asleep.update(one.tasks)
         for keeper in one.keepers:
             keeper.stop()
         await asyncio.gather(*one.tasks, return_exceptions=True)
@@ -191,7 +198,7 @@ class ModelKeepers:
         self._boots = max(self._boots, *(keeper.life.generation for keeper in one.keepers))
         one.boot_s = max((keeper.boot_s for keeper in one.keepers if keeper.boot_s), default=one.boot_s)
         one.tasks.clear()
-        one.keepers, one.rest = self._keepers(one.planned), ASLEEP
+        one.keepers, one.sleep_state = self._keepers(one.planned), ASLEEP
 
     async def wake(self, name: str, waking: Callable[[], None]) -> bool:
         """Boot the sandboxes of a sleeping model; returns whether that was to be done, once both are ready or it sleeps
@@ -200,16 +207,16 @@ class ModelKeepers:
         if one is None:
             return False
         async with one.turn:
-            if one.state != SERVED or one.rest != ASLEEP:
+            if one.state != SERVED or one.sleep_state != ASLEEP:
                 return False
-            one.rest, one.cause = WAKING, ""
+            one.sleep_state, one.cause = WAKING, ""
             waking()
             self.start(name)
             one.cause = await _came_up(one.keepers, one.tasks)
             if one.cause:
-                await self._rest(one)
+                await self._end_for_sleep(one)
             else:
-                one.rest = AWAKE
+                one.sleep_state = AWAKE
             return True
 
     def leave(self, name: str, *, again: bool) -> None:
@@ -236,7 +243,7 @@ class ModelKeepers:
             keeper.stop()
         await asyncio.gather(*one.tasks, return_exceptions=True)
         self._boots = max(self._boots, *(keeper.life.generation for keeper in one.keepers))
-        del self._models[name], self.digests[name]
+        del self._models[name], self.digests[name], self.signers[name]
         return one.planned
 
     def offer(self) -> None:
@@ -271,10 +278,10 @@ class ModelKeepers:
         await asyncio.gather(*(task for one in self._models.values() for task in one.tasks), return_exceptions=True)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        asked = task in self._resting or any(
+        asked = task in self._falling_asleep or any(
             one.state == LEAVING and task in one.tasks for one in self._models.values()
         )
-        self._resting.discard(task)
+        self._falling_asleep.discard(task)
         if asked and not task.cancelled() and task.exception() is None:
             return
         self.fail(task)

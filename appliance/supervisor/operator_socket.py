@@ -7,7 +7,8 @@ own user. (In a demo both host processes have one user, and there this wall is n
 A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``, ``{"do": "rotate", "tenant": "alpha"}`` or
 ``{"do": "rewrap", "root": HEX}``; the answer is one line, with ``ok`` and either what was done or ``problem``. Whatever
 was understood is in the audit log, whether it could be done or not. ``{"do": "record", "what": "pull", ...}`` makes an
-entry and nothing else: the command tells what it had the downloader do.
+entry and nothing else: the command tells what it had the downloader do. So does ``{"do": "called", ...}``, by which the
+operator's API tells of its calls.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import structlog
 
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.control import Control, Namespaces
+from appliance.common.errors import AuditNamesError
 from appliance.common.paths import identity
 from appliance.supervisor.spill_service import Vault
 from isolation.keys.errors import KeyringError, KeysError
@@ -45,9 +47,17 @@ _FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
 _RECORDED = {"what": str, "model": str, "model_digest": str, "source": str, "outcome": str, "count": int}
 """Fields of an order of which only an entry is made, and their types."""
 
+_CALLED = {"method": str, "user": int, "roles": str, "subject": str, "request": str, "outcome": str, "tenant": str}
+"""Fields of what the operator's API tells of a call, and their types; ``user`` is who called it."""
 
 RECORDED = ("pull", "remove", "add", "stop")
 """Commands about models of which an entry is made."""
+
+
+NOTHING_KEPT = (
+    "this appliance keeps nothing of tenants: athanor.yaml has no `sandbox: spill` and no `batches`, "
+    "and so no tenant has a key"
+)
 
 
 class OperatorSocket:
@@ -60,14 +70,17 @@ class OperatorSocket:
         publish: Callable[[Control, tuple[int, ...]], bool],
         record: Callable[[Entry], None],
         accounts: Callable[[str], list[str]] = lambda tenant: [tenant],
+        unlink: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         """``record``: takes entries for the audit log; ``accounts``: the names under whose keys engines have what a
-        tenant sent, may block."""
+        tenant sent, may block; ``unlink``: makes the audit log's pseudonyms of a tenant lead to it no more, and returns
+        the tenant's."""
         self._path = path
         self._vault = vault
         self._publish = publish
         self._record = record
         self._accounts = accounts
+        self._unlink = unlink
         self._server: asyncio.AbstractServer | None = None
         self._turn = asyncio.Lock()
         self._identity: tuple[int, int] | None = None
@@ -129,25 +142,26 @@ class OperatorSocket:
         what = wish.get("do") if isinstance(wish, dict) else None
         if isinstance(wish, dict) and what == "record":
             return self._record_model(wish, user)
+        if isinstance(wish, dict) and what == "called":
+            return self._record_call(wish)
         if not isinstance(what, str) or what not in _FIELDS or wish.keys() != {"do", _FIELDS[what]}:
             return {"ok": False, "problem": "not a command of this release"}
         value = wish[_FIELDS[what]]
         if not isinstance(value, str):
             return {"ok": False, "problem": "not a command of this release"}
-        if self._vault is None:
-            problem = "this appliance keeps nothing of tenants: athanor.yaml has no `sandbox: spill` and no `batches`"
-            return {"ok": False, "problem": f"{problem}, and so no tenant has a key"}
         tenant = value if _FIELDS[what] == "tenant" else ""
         async with self._turn:
             try:
-                answer = await self._do(self._vault, what, value)
-            except KeysError as error:
+                answer = await self._do(what, value)
+            except (KeysError, AuditNamesError) as error:
                 log.error("an order about keys failed", what=what, tenant=tenant[:64], problem=str(error))
                 self._record(entry("order", what=what, tenant=tenant, user=user, outcome="FAILED", count=0))
                 return {"ok": False, "problem": str(error)}
+        pseudonym = answer.pop("pseudonym", "")
         count = answer["keys"] if what == "rewrap" else answer["objects"]
-        log.warning("an order about keys was carried out", what=what, tenant=tenant, count=count)
-        self._record(entry("order", what=what, tenant=tenant, user=user, outcome="OK", count=count))
+        # Neither the log nor the journal may say whose pseudonym it was.
+        log.warning("an order about keys was carried out", what=what, tenant=pseudonym or tenant, count=count)
+        self._record(entry("order", what=what, tenant=pseudonym or tenant, user=user, outcome="OK", count=count))
         return {"ok": True, **answer}
 
     def _record_model(self, wish: dict[str, Any], user: int) -> dict[str, Any]:
@@ -157,31 +171,54 @@ class OperatorSocket:
             return {"ok": False, "problem": "not a command of this release"}
         if fields["what"] not in RECORDED:
             return {"ok": False, "problem": "not a command of this release"}
-        self._record(entry("model", user=user, reason="", tenant="", **fields))
+        self._record(entry("model", user=user, reason="", tenant="", model_signer="", **fields))
         return {"ok": True}
 
-    async def _do(self, vault: Vault, what: str, value: str) -> dict[str, Any]:
+    def _record_call(self, wish: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: value for name, value in wish.items() if name != "do"}
+        kinds = _CALLED.items()
+        if fields.keys() != _CALLED.keys() or not all(type(fields[name]) is kind for name, kind in kinds):
+            return {"ok": False, "problem": "not a command of this release"}
+        self._record(entry("call", **fields))
+        return {"ok": True}
+
+    async def _do(self, what: str, value: str) -> dict[str, Any]:
         """Carry out an order.
 
         Raises:
-            KeysError: it cannot be.
+            KeysError, AuditNamesError: it cannot be.
         """
-        if what == "rewrap":
+        vault = self._vault
+        if vault is None and what != "shred":
+            raise KeyringError(NOTHING_KEPT)
+        if vault is not None and what == "rewrap":
             try:
                 root = bytes.fromhex(value)
             except ValueError:
                 raise KeyringError("the new root key is no number in hexadecimal digits") from None
             return {"keys": await asyncio.to_thread(vault.rewrap, root)}
+        done = await self._destroy(vault, what, value) if vault is not None else {"objects": 0, "had_key": False}
+        pseudonym = await self._unlink(value) if what == "shred" and self._unlink is not None else ""
+        if vault is None and not pseudonym:
+            raise KeyringError(NOTHING_KEPT)
+        unlinked = {"unlinked": True, "pseudonym": pseudonym} if pseudonym else {}
+        return {"tenant": value, **done, **unlinked}
+
+    async def _destroy(self, vault: Vault, what: str, tenant: str) -> dict[str, Any]:
+        """Destroy a tenant's key, and draw another where it is to be renewed.
+
+        Raises:
+            KeysError: it cannot be.
+        """
         # First the names of what is to come, so that nothing new joins what is being destroyed.
-        accounts = await asyncio.to_thread(self._accounts, value)
+        accounts = await asyncio.to_thread(self._accounts, tenant)
         renewed = {name: key for name in accounts if (key := vault.renew(name)) is not None}
         if renewed:
             self._publish(Namespaces(renewed), ())
         # What the tenant sent as a member of a sharing group was sealed under the group's key.
         destroy = vault.shred if what == "shred" else vault.rotate
         done = [await asyncio.to_thread(destroy, name) for name in accounts]
-        objects, had_key = sum(one.objects for one in done), any(one.had_key for one in done)
-        return {"tenant": value, "objects": objects, "had_key": had_key}
+        return {"objects": sum(one.objects for one in done), "had_key": any(one.had_key for one in done)}
 
 
 def _user(peer: socket.socket) -> int:

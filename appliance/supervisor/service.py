@@ -62,6 +62,7 @@ from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
+from appliance.supervisor.witness_watch import watch_witnesses
 from isolation.gvisor.runtime import Runtime
 from isolation.ipc.messages import Role
 
@@ -104,9 +105,9 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms), stop.set)
     image = config.sandbox.image_digest
-    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, image))
+    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish)
-    publish = cards.explaining(watching(server.publish, recorder.record, models.digests, image))
+    publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     for one in planned:
         models.add(one)
     residents = _residents(config, models, runtime, publish, forms)
@@ -226,6 +227,7 @@ def _operator_socket(
         server.publish,
         recorder.record,
         lambda tenant: accounts_of(policy.read(), tenant),
+        recorder.unlink,
     )
 
 
@@ -248,8 +250,9 @@ async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Reco
     if config.audit is None:
         log.warning("no audit log is kept; name a folder for it in the configuration: audit.directory")
         return Recorder(None, lambda state: publish(state, ())), None
-    folder = config.audit.directory
-    audit = await asyncio.to_thread(open_log, folder, config.audit.key)
+    folder, key = config.audit.directory, config.audit.key
+    hides = config.audit.names == "pseudonyms"
+    audit = await asyncio.to_thread(lambda: open_log(folder, key, pseudonyms=hides))
     log.info("audit log", folder=str(folder), key=audit.verifier.line(), entries=audit.size)
     metering = await asyncio.to_thread(open_metering, folder, audit.name, audit.size, publish)
     refuses = config.audit.on_failure == "refuse"
@@ -289,8 +292,9 @@ async def _keep_account(
     server.on_spend = metering.take
     uses = KeyUseKeeper(config.audit.directory)
     server.on_keys_used = uses.take
+    witnesses = watch_witnesses(config.audit, recorder.note_witnesses)
     try:
-        await asyncio.gather(metering.run(), keeper.run(), uses.run())
+        await asyncio.gather(metering.run(), keeper.run(), uses.run(), witnesses)
     finally:
         await asyncio.to_thread(uses.close)
 

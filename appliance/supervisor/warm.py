@@ -1,9 +1,11 @@
 """Warm starts: sandboxes that begin as copies of one that had imported everything and had served no tenant.
 
 A *template* is a sandbox of the same spec whose socket directory is empty. Its program imports, finds no host, says so
-and waits: there its memory is saved. It has had no configuration, key, weight, request or descriptor of ours, and it
-has served nobody. A copy of it connects, is told everything, seeds its generators anew and locks itself down as a
-program does that was started. Templates are started when everything serves, one at a time, with half a core.
+and waits: there its memory is saved. It has had no key, request or descriptor of ours, and it has served nobody. That
+of a model that may sleep has loaded the model before, so that a wake need not prepare its weights again: its
+configuration is an argument of its program then, and part of the checkpoint's name. A copy of a template connects, is
+told everything, seeds its generators anew and locks itself down as a program does that was started. Templates are
+started when everything serves, one at a time, with half a core.
 
 Nothing depends on a checkpoint. What cannot be found, read or restored is dropped, and the sandbox starts cold.
 """
@@ -25,10 +27,11 @@ import structlog
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import FALLEN_BACK
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
+from appliance.common.model_memory import machine_memory
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
-from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, contents, open_store
+from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.runtime import Runtime
 from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
@@ -46,8 +49,15 @@ BEGIN_AFTER_S = 1.0
 MOST_TEMPLATES = 3
 """Most templates of one sandbox in a supervisor's life: where no checkpoint ever serves, no more are made."""
 
+MOST_AHEAD_BYTES = 3 << 30
+"""Most memory of an engine that is saved with its model: a restore reads all of it, and the store holds 8 GiB."""
+
 SOCKET_TARGET = "/ipc"
 """Mount point of the socket directory: the one mount in which a template differs."""
+
+AHEAD_FREE = 1.25
+"""Memory that must be available for a template with a model, as a multiple of what it takes: it loads the model beside
+the engine that serves, and is written to the disk through the page cache."""
 
 _NOWHERE = Path("/")
 """Stands for the socket directory in what a checkpoint's name is made of."""
@@ -71,17 +81,26 @@ class WarmStarts:
         """Held while a checkpoint is made or removed."""
         self._stop = threading.Event()
         self._readers = ThreadPoolExecutor(2, "checkpoint")
+        self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
+        """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
+        self._listed = ListedFolders()
+        self._ahead: dict[str, str] = {}
+        """Name of the checkpoint with the model, by sandbox."""
 
     def boot(self, plan: BootPlan, stop: threading.Event) -> Booted:
-        """Boot from a checkpoint where there is one; without one where there is none or that fails.
+        """Boot from a checkpoint where there is one, of those with the model first; without one where there is none or
+        that fails.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        saved = self._find(plan)
-        if saved is not None:
+        fallen = False
+        for start in starts(plan):
+            saved = self._find(start)
+            if saved is None:
+                continue
             try:
-                return boot(plan, self._runtime, stop, saved)
+                booted = boot(start, self._runtime, stop, saved)
             except (IsolationError, ProtocolError, OSError) as error:
                 if stop.is_set():
                     raise
@@ -95,8 +114,12 @@ class WarmStarts:
                     problem=str(error),
                 )
                 self.store.drop(saved.checkpoint.key)
+                fallen = True
+            else:
+                booted.ahead = start is not plan
+                return booted
         booted = boot(plan, self._runtime, stop)
-        if saved is not None:
+        if fallen:
             booted.start = FALLEN_BACK
         return booted
 
@@ -107,9 +130,8 @@ class WarmStarts:
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        with suppress(OSError):
-            if key := self.key(plan.spec):
-                self.store.drop(key)
+        for key in {self._key_of(plan), self._ahead.pop(plan.name, "")} - {""}:
+            self.store.drop(key)
         return boot(plan, self._runtime, stop)
 
     def _find(self, plan: BootPlan) -> SavedStart | None:
@@ -125,7 +147,21 @@ class WarmStarts:
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None:
             return None
-        return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
+        if start_is_ahead(plan):
+            self._ahead[plan.name] = key
+        return SavedStart(checkpoint, self._readers.submit(self._verify, checkpoint))
+
+    def _verify(self, checkpoint: Checkpoint) -> None:
+        """Read a checkpoint and compare its digests, once for each state of its files in this life.
+
+        Raises:
+            CheckpointError: it is damaged or missing.
+        """
+        stamp = _stamp(checkpoint)
+        if stamp is None or self._sound.get(checkpoint.key) != stamp:
+            checkpoint.verify()
+            if stamp is not None:
+                self._sound[checkpoint.key] = stamp
 
     def key(self, spec: SandboxSpec) -> str:
         """Name of the checkpoint of such sandboxes; empty where none can be made, as with a GPU, whose driver state
@@ -141,7 +177,7 @@ class WarmStarts:
         if not identity:
             return ""
         mounts = tuple(mount for mount in spec.mounts if mount.target != SOCKET_TARGET)
-        seen = contents(replace(spec, mounts=mounts))
+        seen = contents(replace(spec, mounts=mounts), self._listed)
         return hashlib.sha256(f"{identity}\0{seen}".encode()).hexdigest()
 
     def ask(self, plan: BootPlan, cold_s: float) -> None:
@@ -162,8 +198,9 @@ class WarmStarts:
             await asyncio.to_thread(self._drop, plans, tuple(staying))
 
     def _drop(self, plans: tuple[BootPlan, ...], staying: tuple[BootPlan, ...]) -> None:
-        kept = {self._key_of(plan) for plan in staying}
-        for key in {self._key_of(plan) for plan in plans} - kept - {""}:
+        kept = {self._key_of(plan) for plan in staying} | {self._ahead.get(plan.name, "") for plan in staying}
+        gone = {self._key_of(plan) for plan in plans} | {self._ahead.pop(plan.name, "") for plan in plans}
+        for key in gone - kept - {""}:
             self.store.drop(key)
 
     def _key_of(self, plan: BootPlan) -> str:
@@ -179,8 +216,9 @@ class WarmStarts:
             plan, cold_s = wanted
             try:
                 async with self._making:
-                    if plan.name not in self._forgotten:
-                        await asyncio.to_thread(self.take, plan, cold_s)
+                    for start in reversed(starts(plan)):
+                        if plan.name not in self._forgotten:
+                            await asyncio.to_thread(self.take, start, cold_s)
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else
@@ -197,6 +235,9 @@ class WarmStarts:
         key = self.key(plan.spec)
         if not key or self.store.find(key) is not None:
             return None
+        if start_is_ahead(plan) and (free := machine_memory().available) < AHEAD_FREE * plan.ahead_bytes:
+            log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
+            return None
         folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
         with self.store.draft() as draft:
             try:
@@ -209,7 +250,7 @@ class WarmStarts:
                     spec,
                     draft,
                     waits_line=WAITS_LINE,
-                    timeout_s=CONNECT_TIMEOUT_S,
+                    timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
                     stop=self._stop,
                     on_line=line_logger(spec.name),
                 )
@@ -218,6 +259,9 @@ class WarmStarts:
             if self.key(plan.spec) != key:
                 raise CheckpointError("files of the sandbox have changed while its template started")
             made = self.store.keep(draft, key, cold_s)
+            stamp = _stamp(made)
+            if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
+                self._sound[key] = stamp
         log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
         return made
 
@@ -238,6 +282,28 @@ def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | 
     except (CheckpointError, OSError) as error:
         log.error("checkpoints are off", directory=str(directory), problem=str(error))
         return None
+
+
+def starts(plan: BootPlan) -> tuple[BootPlan, ...]:
+    """Ways to start a sandbox from a checkpoint, the fastest first: with the model, and with what it imports alone."""
+    if not 0 < plan.ahead_bytes <= MOST_AHEAD_BYTES:
+        return (plan,)
+    argv = (*plan.spec.argv, plan.configuration.decode())
+    return replace(plan, spec=replace(plan.spec, argv=argv)), plan
+
+
+def start_is_ahead(plan: BootPlan) -> bool:
+    """Return whether a plan is one of ``starts`` that loads the model before it meets its host."""
+    return plan.ahead_bytes > 0 and plan.spec.argv[-1] == plan.configuration.decode()
+
+
+def _stamp(checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...] | None:
+    """What changes where a file of a checkpoint is written again; None where one is gone."""
+    try:
+        found = [(checkpoint.folder / name).stat() for name, _, _ in checkpoint.files]
+    except OSError:
+        return None
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found)
 
 
 def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:

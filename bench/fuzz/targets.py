@@ -177,12 +177,15 @@ _EMBED = {"model": "m", "input": ["a", "b"], "encoding_format": "float", "dimens
 _POLICY = b"""version: 1
 tenants:
   alpha: {credentials: ["key:a"], models: ["m-*"], weight: 7, limits: {concurrency: 3, tokens_per_minute: 5}}
+  beta: {credentials: ["key:b"], models: ["*"], namespace: user, regions: [eu], limits: {kv_tokens: {at_once: 9}}}
 """
 _MACHINE = b"""models: [{name: m, path: m, kv_bytes: 1048576}]
 policy: p.yaml
 credentials: c.json
 pepper: pepper
 run_dir: run
+region: eu
+host: {price_per_hour: 2.5, currency: EUR}
 listen: {http: "127.0.0.1:1", admin: "unix:a"}
 """
 _KEYS = {"keys": {"a": {"hmac_sha256": "00" * 32, "created": "2026-01-01T00:00:00+00:00", "revoked": False}}}

@@ -13,6 +13,7 @@ from docs.monitoring import runbooks
 from docs.monitoring.grafana import Dashboard, render
 from docs.monitoring.health import SANDBOXES, SLO
 from docs.monitoring.tenants import TENANT_PAGE
+from docs.monitoring.traces import JAEGER, TEMPO
 from docs.monitoring.use import KV, OVERVIEW
 
 HERE = Path(__file__).resolve().parent
@@ -22,6 +23,8 @@ PAGES: dict[str, Dashboard] = {
     "kv.json": KV,
     "sandboxes.json": SANDBOXES,
     "slo.json": SLO,
+    "traces.json": TEMPO,
+    "traces-jaeger.json": JAEGER,
 }
 
 

@@ -1,17 +1,28 @@
 """Panels and dashboards for Grafana as values, and their JSON (schema 39), with one look for all.
 
-A dashboard is rows of panels; a row has a title and its panels share its width, so no position is written by hand.
+A dashboard is rows of panels; a row has a title and its panels share its width, so no position is written by hand. A
+panel asks Prometheus (PromQL), Tempo (TraceQL) or Jaeger (a search), each by a data source that the page lets choose.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 COLUMNS = 24
 """Columns of Grafana's grid."""
 
-HEIGHTS = {"stat": 4, "timeseries": 8, "table": 8, "bargauge": 8}
+HEIGHTS = {"stat": 4, "timeseries": 8, "table": 8, "bargauge": 8, "traces": 16}
+
+SHOWN_TRACES = 20
+"""Traces or spans that a table asks for."""
+
+WITH_EXEMPLARS = ("gen_ai_server_time_to_first_token_seconds", "gen_ai_server_request_duration_seconds")
+"""Histograms whose buckets lead to traces, in panels of lines."""
+
+Source = Literal["prometheus", "tempo", "jaeger"]
+VARIABLES: dict[Source, str] = {"prometheus": "datasource", "tempo": "tempo", "jaeger": "jaeger"}
+"""Kind of a data source -> the variable that names one."""
 
 GREEN, YELLOW, ORANGE, RED, BLUE, PURPLE, GREY = (
     "#56A64B",
@@ -55,18 +66,31 @@ PLAIN: Steps = ((None, BLUE),)
 
 
 @dataclass(frozen=True)
+class Search:
+    """A search of Jaeger: traces with a span of an operation, of these tags and no shorter than a duration."""
+
+    operation: str = ""
+    tags: str = ""
+    """Pairs ``name=value`` with blanks between them; all hold for one span."""
+    at_least: str = ""
+
+
+@dataclass(frozen=True)
 class Panel:
     """One panel. ``queries`` are pairs of legend and expression; ``why`` is shown at a panel's corner."""
 
     title: str
     why: str
-    queries: tuple[tuple[str, str], ...]
+    queries: tuple[tuple[str, str | Search], ...]
     unit: str = "short"
     kind: str = "timeseries"
     stacked: bool = False
     steps: Steps = PLAIN
     top: float | None = None
     """The axis ends here; None: where the data do."""
+    source: Source = "prometheus"
+    trace_page: str = ""
+    """Page that shows a trace which a table names; empty: Grafana's own."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +111,9 @@ class Dashboard:
     rows: tuple[Row, ...]
     choices: tuple[tuple[str, str], ...] = ()
     range: str = "now-1h"
+    sources: tuple[Source, ...] = ("prometheus",)
+    texts: tuple[tuple[str, str, str], ...] = ()
+    """Fields to type in: variable, label and first value."""
 
 
 def render(page: Dashboard) -> dict[str, Any]:
@@ -136,8 +163,12 @@ def render(page: Dashboard) -> dict[str, Any]:
         ],
         "templating": {
             "list": [
-                {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
+                *(
+                    {"name": VARIABLES[one], "type": "datasource", "query": one, "label": one.capitalize()}
+                    for one in page.sources
+                ),
                 *(_choice(name, query) for name, query in page.choices),
+                *(_text(*one) for one in page.texts),
             ]
         },
         "panels": panels,
@@ -160,8 +191,12 @@ def _choice(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _source() -> dict[str, str]:
-    return {"type": "prometheus", "uid": "${datasource}"}
+def _text(name: str, label: str, first: str) -> dict[str, Any]:
+    return {"name": name, "type": "textbox", "label": label, "query": first, "current": {"text": first, "value": first}}
+
+
+def _source(kind: Source = "prometheus") -> dict[str, str]:
+    return {"type": kind, "uid": f"${{{VARIABLES[kind]}}}"}
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -189,21 +224,49 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "type": panel.kind,
         "title": panel.title,
         "description": panel.why,
-        "datasource": _source(),
-        "fieldConfig": {"defaults": defaults, "overrides": [_override(word, MEANINGS[word]) for word in _words(panel)]},
+        "datasource": _source(panel.source),
+        "fieldConfig": {"defaults": defaults, "overrides": _overrides(panel)},
         "options": _options(panel),
         "targets": [
-            {
-                "refId": chr(65 + place),
-                "expr": query,
-                "legendFormat": legend,
-                "instant": not series,
-                "range": series,
-                **({"format": "table"} if panel.kind == "table" else {}),
-            }
+            {"refId": chr(65 + place), **_target(panel, legend, query)}
             for place, (legend, query) in enumerate(panel.queries)
         ],
     }
+
+
+def _target(panel: Panel, legend: str, query: str | Search) -> dict[str, Any]:
+    """A query as its data source takes it."""
+    if isinstance(query, Search):
+        return {
+            "queryType": "search",
+            "service": "$service",
+            "operation": query.operation,
+            "tags": query.tags,
+            "minDuration": query.at_least,
+            "limit": SHOWN_TRACES,
+        }
+    if panel.source == "jaeger":
+        return {"query": query}
+    series = panel.kind == "timeseries"
+    if panel.source == "tempo":
+        return {"queryType": "traceql", "query": query, "limit": SHOWN_TRACES, "tableType": "spans"}
+    return {
+        "expr": query,
+        "legendFormat": legend,
+        "instant": not series,
+        "range": series,
+        **({"format": "table"} if panel.kind == "table" else {}),
+        **({"exemplar": True} if series and any(name in query for name in WITH_EXEMPLARS) else {}),
+    }
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    words = [_override(word, MEANINGS[word]) for word in _words(panel)]
+    if not panel.trace_page:
+        return words
+    link = {"title": "Waterfall", "url": f"/d/{panel.trace_page}?${{__url_time_range}}&var-trace=${{__value.raw}}"}
+    shown = {"matcher": {"id": "byRegexp", "options": "/^(traceID|Trace ID|traceIdHidden)$/"}}
+    return [*words, {**shown, "properties": [{"id": "links", "value": [link]}]}]
 
 
 def _words(panel: Panel) -> list[str]:
@@ -232,6 +295,10 @@ def _options(panel: Panel) -> dict[str, Any]:
             "legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["mean", "max"]},
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
+    if panel.kind == "traces":
+        return {}
+    if panel.kind == "table" and panel.source != "prometheus":
+        return {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": "Duration", "desc": True}]}
     if panel.kind == "stat":
         return {"colorMode": "value", "graphMode": "none", "textMode": "auto", "reduceOptions": reduce}
     if panel.kind == "bargauge":

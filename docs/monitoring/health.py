@@ -44,8 +44,8 @@ SANDBOXES = Dashboard(
                 ),
                 Panel(
                     "Audit log",
-                    "1 while it cannot be written.",
-                    (("failing", "max(athanor_audit_failing)"),),
+                    "1 while it cannot be written, or a witness does not cosign it.",
+                    (("failing", "max(athanor_audit_failing)"), ("unwitnessed", "max(athanor_audit_unwitnessed)")),
                     kind="stat",
                     steps=GOOD_ZERO,
                 ),

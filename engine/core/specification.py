@@ -22,7 +22,8 @@ class Specification(NamedTuple):
     namespace: bytes
     """Key of the tenant that is charged for the service."""
     kv_key: bytes
-    """Key of its blocks: it names their account, keys their ids and seals them when they are spilled."""
+    """Key of its blocks: it names their account, keys their ids unless ``user`` does, and seals them when they are
+    spilled."""
     public: bytes
     """Key of the public prefix that the prompt may begin with, or nothing."""
     num_prompt: int
@@ -48,6 +49,8 @@ class Specification(NamedTuple):
     """Numbers added to the scores of some ids."""
     origin: bytes = b""
     """Digest of that adapter, which is part of its blocks' ids; nothing for the model alone."""
+    user: bytes = b""
+    """Key of its block ids in place of ``kv_key``, where they are one end user's; nothing where they are not."""
 
     @classmethod
     def of(
@@ -82,6 +85,7 @@ class Specification(NamedTuple):
             adapter=adapter,
             logit_bias=submit.logit_bias,
             origin=submit.adapter,
+            user=submit.user,
         )
 
     @property

@@ -10,8 +10,8 @@ Payloads (``n`` items each where marked):
 
 * Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8, choices u8,
   prompt_logprobs i8, biases u16, deadline_us u64, sampling (``WIRE_CODES``), namespace 32 bytes, group 32 bytes,
-  public 32 bytes, adapter 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32, then the logit
-  bias as ``isolation.ipc.logit_bias`` has it.
+  public 32 bytes, adapter 32 bytes, user 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32,
+  then the logit bias as ``isolation.ipc.logit_bias`` has it.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
   waiting, free_blocks, defects, prompts, their positions, their alternatives (u32 each); columns requests n x u64,
   token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64); failures n x (u64, u8); then logprobs and prompts as
@@ -71,6 +71,7 @@ MAX_WEIGHT = 1_000
 
 _SUBMIT = struct.Struct(
     f"<IIHBBbBBbHQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{DIGEST_BYTES}s"
+    f"{NAMESPACE_KEY_BYTES}s"
 )
 _STEP = struct.Struct("<12I")
 _START = struct.Struct("<QIQ")
@@ -129,6 +130,9 @@ class Submit:
     """Numbers added to the scores of some ids; of every choice, and of no prompt's log-probabilities."""
     adapter: bytes = b""
     """Digest of the adapter that changes the model for it, or nothing. No public prefix is used with one."""
+    user: bytes = b""
+    """Key of the end user's namespace within the tenant's, or nothing: it keys the block hashes in place of the
+    namespace's, which still names their account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,7 @@ def _check_submit(message: Submit) -> None:
     require(len(message.group) in (0, NAMESPACE_KEY_BYTES), "the group's key has another length")
     require(len(message.public) in (0, NAMESPACE_KEY_BYTES), "the public prefix's key has another length")
     require(len(message.adapter) in (0, DIGEST_BYTES), "the adapter's digest has another length")
+    require(len(message.user) in (0, NAMESPACE_KEY_BYTES), "the end user's key has another length")
     require_length("stop_ids", len(message.stop_ids), MAX_STOP_IDS)
     require_range("logprobs", message.logprobs, -1, MAX_TOP_LOGPROBS)
     require_range("weight", message.weight, 1, MAX_WEIGHT)
@@ -218,7 +223,8 @@ def _pack_submit(message: Submit) -> bytes:
         | message.deterministic << 3
         | bool(message.group) << 4
         | bool(message.public) << 5
-        | bool(message.adapter) << 6,
+        | bool(message.adapter) << 6
+        | bool(message.user) << 7,
         message.logprobs,
         message.priority,
         message.choices,
@@ -230,6 +236,7 @@ def _pack_submit(message: Submit) -> bytes:
         message.group or _NO_KEY,
         message.public or _NO_KEY,
         message.adapter or _NO_DIGEST,
+        message.user or _NO_KEY,
     )
     parts = (fixed, message.token_ids.tobytes(), array("I", message.stop_ids).tobytes())
     return b"".join(parts if bias is None else (*parts, *pack_logit_bias(bias)))
@@ -253,11 +260,12 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         group,
         public,
         adapter,
+        user,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)
-    require(flags < 128, f"unknown flags {flags:#x}")
     require(bool(flags & 16) or group == _NO_KEY, "a group's key where there is no group")
     require(bool(flags & 32) or public == _NO_KEY, "a public prefix's key where there is none")
     require(bool(flags & 64) or adapter == _NO_DIGEST, "an adapter's digest where there is none")
+    require(bool(flags & 128) or user == _NO_KEY, "an end user's key where there is none")
     prompt = HEADER_BYTES + _SUBMIT.size
     stops = prompt + 4 * num_tokens
     biases = stops + 4 * num_stop_ids
@@ -283,6 +291,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         group=group if flags & 16 else b"",
         public=public if flags & 32 else b"",
         adapter=adapter if flags & 64 else b"",
+        user=user if flags & 128 else b"",
         logit_bias=unpack_logit_bias(frame, biases, num_biases) if num_biases else None,
     )
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import uvicorn
 
+from appliance.common.live_requests import DrainStatus, LiveRequest, LiveRequests
+from appliance.common.operator_calls import OperatorCall
 from appliance.common.status import (
     ApplianceLoad,
     ApplianceStatus,
@@ -30,6 +32,7 @@ from appliance.common.status import (
 )
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
+from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
 from appliance.gateway.telemetry.store import TraceStore
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from tests.appliance.gateway.telemetry import samples
@@ -86,6 +89,17 @@ STATUS = ApplianceStatus(
     policy=PolicyStatus(digest="9f86d081884c7d659a2feaa0c55ad015", loaded_at=1_795_263_000.0, file="policy.yaml"),
 )
 
+
+LIVE = LiveRequest(
+    id="req_1",
+    tenant="alpha",
+    model="athanor-mini",
+    credential="key:alpha-1",
+    state="running",
+    age_s=1.5,
+    input_tokens=7,
+    output_tokens=3,
+)
 
 TENANTS = TenantTable(
     started_at=STATUS.started_at,
@@ -151,6 +165,9 @@ class FakeAppliance:
         self.reloads = 0
         self.shadow = ShadowStatus(file="/etc/athanor/policy.shadow.yaml")
         self.outcome = ReloadOutcome(ok=True, digest="9f86d081884c7d65", message="2 tenants")
+        self.live = [LIVE]
+        self.draining = False
+        self.called: list[OperatorCall] = []
 
     def parts(self) -> AdminParts:
         """For ``admin_app``."""
@@ -171,6 +188,24 @@ class FakeAppliance:
         policy = replace(self.status.policy, last_error=message)
         self.status = replace(self.status, policy=policy)
 
+    def operator_parts(self) -> OperatorParts:
+        """For ``operator_routes``."""
+        return OperatorParts(
+            requests=self._requests, cancel=self._cancel, drain=self._drain, called=lambda one: self.called.append(one)
+        )
+
+    def _requests(self, tenant: str) -> LiveRequests:
+        return LiveRequests(requests=tuple(one for one in self.live if tenant in ("", one.tenant)))
+
+    def _cancel(self, wanted: str) -> LiveRequests | None:
+        found = tuple(one for one in self.live if one.id == wanted)
+        self.live = [one for one in self.live if one.id != wanted]
+        return LiveRequests(requests=found) if found else None
+
+    def _drain(self, draining: bool | None) -> DrainStatus:
+        self.draining = self.draining if draining is None else draining
+        return DrainStatus(draining=self.draining, running=len(self.live))
+
     async def _reload(self) -> ReloadOutcome:
         self.reloads += 1
         return self.outcome
@@ -187,7 +222,8 @@ def serve_admin(fake: FakeAppliance, path: Path | None = None) -> Iterator[str]:
         listener.bind(str(path))
         listener.listen()
         address = f"unix:{path}"
-    config = uvicorn.Config(admin_app(fake.parts()), log_config=None, access_log=False, lifespan="off", loop="asyncio")
+    app = admin_app(fake.parts(), operator_routes(fake.operator_parts()))
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", loop="asyncio")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -114,7 +114,7 @@ def go_client(folder: Path) -> Program:
     generated = folder / "src"
     generated.mkdir()
     proto = "athanor/inference/v1/inference.proto"
-    arguments = [f"-I{generate_code.PROTO_ROOT}", proto]
+    arguments = [f"-I{generate_code.TENANTS.root}", proto]
     for name in ("go", "go-grpc"):
         arguments.append(f"--plugin=protoc-gen-{name}={go.plugins / f'protoc-gen-{name}'}")
         arguments += [f"--{name}_out={generated}", f"--{name}_opt=M{proto}=athanor/inference/v1"]

@@ -30,6 +30,9 @@ def valid_policy(drawn: random.Random) -> list[str]:
         else:
             lines += [f"  {name}:", f'    credentials: ["key:{name}", "spiffe://example.org/{name}"]']
             lines += ['    models: ["m", "n-*"]   # two', f"    weight: {weight}", "    limits: {concurrency: 3}"]
+            lines += ["    namespace: user", "    regions: [eu-central, us-east]   # by athanor.yaml"]
+            lines += ["    end_users: {requests_per_minute: 9}", "    hours: [mon 08:00-18:00]"]
+            lines[-5] = "    limits: {concurrency: 3, kv_tokens: {at_once: 9000, exceeded: queue}}"
     return lines
 
 
@@ -81,6 +84,14 @@ MUTATIONS: dict[str, Callable[[list[str], int, random.Random], bool]] = {
     "an unknown escape": _put(r'"key:t', r'"key:\\qt'),
     "half a character": _put(r'"key:t', r'"key:\\ud800t'),
     "a key beside a value": _put(r"weight: (\d+)$", r"weight: \1: 2"),
+    "an unknown namespace": _put(r"namespace: user", "namespace: users"),
+    "a region in capitals": _put(r"eu-central", "EU-Central"),
+    "a region that is a number": _put(r"us-east", "7"),
+    "no tokens of KV": _put(r"at_once: 9000", "at_once: 0"),
+    "an unknown treatment": _put(r"exceeded: queue", "exceeded: wait"),
+    "a misspelt limit": _put(r"kv_tokens", "kv_token"),
+    "a limit of end users as text": _put(r"requests_per_minute: 9", "requests_per_minute: nine"),
+    "hours that are none": _put(r"08:00-18:00", "08:00-25:00"),
     "nesting": _deep,
     "a second document": _put(r"^  t\d\d:", "---\n  t00:"),
 }

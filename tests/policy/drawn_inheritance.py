@@ -28,6 +28,8 @@ _settings: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.sampled_from(["high", "normal", "low"]),
     "deterministic": st.sampled_from(["never", "allowed", "always"]),
     "freeze_idle": st.booleans(),
+    "regions": st.sampled_from([[], ["eu"], ["us-east", "eu"]]),
+    "namespace": st.sampled_from(["tenant", "user"]),
 }
 _defaults = st.fixed_dictionaries({}, optional=_settings)
 _layer = st.fixed_dictionaries({}, optional=_settings | {"models": _models})

@@ -28,6 +28,8 @@ limits = st.fixed_dictionaries(
         "output_tokens_per_minute": st.sampled_from([50, 6_000, {"rate": 50, "burst": 100, "exceeded": "downgrade"}]),
         "concurrency": st.sampled_from([1, 4, 64])
         | st.fixed_dictionaries({"at_once": st.just(4), "exceeded": exceeded}),
+        "kv_tokens": st.sampled_from([60, 5_000])
+        | st.fixed_dictionaries({"at_once": st.just(500), "exceeded": exceeded}),
         "max_queued_requests": st.sampled_from([1, 64]),
         "max_queue_s": st.sampled_from([1, 30]),
         "max_context_tokens": st.sampled_from([50, 400, 4_096]),
@@ -70,6 +72,8 @@ tenant = st.fixed_dictionaries(
         "priority": st.sampled_from(["high", "normal", "low"]),
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
         "freeze_idle": st.booleans(),
+        "regions": st.sampled_from([[], ["eu"], ["eu", "us-east"]]),
+        "namespace": st.sampled_from(["tenant", "user"]),
     },
 )
 
@@ -164,6 +168,7 @@ questions = st.fixed_dictionaries(
             roles=st.frozensets(st.sampled_from(ROLES)),
         ),
         "draw": st.sampled_from([0.0, 0.5, 0.99]),
+        "region": st.sampled_from(["", "eu", "asia"]),
     },
 )
 """Keyword arguments of ``policy.simulate.Question``."""
@@ -177,6 +182,7 @@ loads = st.fixed_dictionaries(
         "input_tokens_left": st.integers(-100, 100),
         "output_tokens_left": st.integers(-100, 100),
         "queued": st.integers(0, 2),
+        "kv_tokens_held": st.sampled_from([0, 40, 450, 6_000]),
         "end_user_running": st.integers(0, 5),
         "end_user_requests_left": st.integers(-1, 1),
         "end_user_output_tokens_left": st.integers(-50, 50),

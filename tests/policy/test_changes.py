@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import changes as module
-from policy.change_wording import IDENTITIES, WORDINGS, Direction, listed
+from policy.change_wording import IDENTITIES, WORDINGS
 from policy.changes import DERIVED, PRICED, SECTIONS, changes
 from policy.match import glob_matches
 from policy.model import (
@@ -31,6 +31,7 @@ from policy.model import (
 )
 from policy.rates import BURSTS, TREATMENTS, effective
 from policy.simulate import Load, Question, decide
+from policy.told import Direction, listed
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
 W, N, X = Direction.WIDER, Direction.NARROWER, Direction.OTHER
@@ -151,6 +152,12 @@ SINGLE = [
         "limits.concurrency.exceeded",
     ),
     (
+        {"limits": {"kv_tokens": 9_000}},
+        N,
+        "may need KV of 9,000 tokens at once instead of any number",
+        "limits.kv_tokens",
+    ),
+    (
         {"limits": {"max_queued_requests": 1}},
         N,
         "may have 1 request waiting at once instead of 64",
@@ -160,6 +167,7 @@ SINGLE = [
     ({"features": {"tools": False}}, N, "may no longer use tools", "features.tools"),
     ({"features": {"tokenize": False}}, N, "may no longer use the tokenizer alone", "features.tokenize"),
     ({"features": {"rerank": False}}, N, "may no longer rerank and classify", "features.rerank"),
+    ({"features": {"wake": False}}, N, "may no longer wake models", "features.wake"),
     (
         {"features": {"structured_output": False}},
         N,
@@ -205,6 +213,13 @@ SINGLE = [
         "end_users.concurrency",
     ),
     ({"retention": "none"}, N, "has retention none instead of standard: nothing is kept for it", "retention"),
+    (
+        {"namespace": "user"},
+        N,
+        "has namespace user instead of tenant: its cached prefixes are found by each end user's own requests",
+        "namespace",
+    ),
+    ({"regions": ["eu"]}, N, "is served in eu alone, where it was any region", "regions"),
     ({"weight": 3}, W, "has a weight of 3 parts in fair service instead of 1", "weight"),
     ({"priority": "high"}, W, "is served with high priority instead of normal", "priority"),
     ({"priority": "low"}, N, "is served with low priority instead of normal", "priority"),

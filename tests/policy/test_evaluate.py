@@ -49,7 +49,8 @@ def usage(*, concurrency=0, requests=60, tokens=6000) -> Usage:
 def test_table(case) -> None:
     """Each row of cases/evaluate.yaml gives its decision, and no number that the row does not name."""
     decision = decide(POLICY, question(case.ask), load(case.use))
-    assert found(decision) == {key: getattr(case.expect, key) for key in found(decision)}
+    told = {key: value for key, value in found(decision).items() if key != "namespace"}  # a word, of every allowance
+    assert told == {key: getattr(case.expect, key) for key in told}
     assert decision.allowed == (case.expect.effect is Effect.ALLOW)
     assert decision.policy_digest == POLICY.digest
 

@@ -20,6 +20,9 @@ EVALUATOR = (
     "simulate",
     "changes",
     "change_wording",
+    "told",
+    "route_wording",
+    "outside",
     "replay",
 )
 FORBIDDEN = {"os", "time", "socket", "random", "logging", "asyncio", "subprocess", "datetime"}

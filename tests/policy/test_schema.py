@@ -166,6 +166,12 @@ def test_the_published_json_schema_is_current(root: Path) -> None:
             "tenants.a.limits.tokens_per_minute.exceeded: must be 'refuse', 'queue' or 'downgrade', found 'wait'",
         ),
         ('{"concurrency": {"rate": 4}}', "tenants.a.limits.concurrency.at_once: this key is required"),
+        ('{"kv_tokens": 0}', "tenants.a.limits.kv_tokens: must be at least 1, found 0"),
+        ('{"kv_tokens": {"rate": 4}}', "tenants.a.limits.kv_tokens.at_once: this key is required"),
+        (
+            '{"kv_tokens": {"at_once": 4, "exceed": "queue"}}',
+            "tenants.a.limits.kv_tokens.exceed: unknown key; did you mean 'exceeded'?",
+        ),
         ('{"max_queue_s": 601}', "tenants.a.limits.max_queue_s: must be at most 600, found 601"),
     ],
 )

@@ -33,6 +33,7 @@ LIMITS = {
     "max_output_tokens": 100,
     "input_tokens_per_minute": 500,
     "output_tokens_per_minute": 300,
+    "kv_tokens": 450,
     "max_queued_requests": 1,
     "max_queue_s": 2,
 }
@@ -101,6 +102,7 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
         input_bucket=Bucket(float(used["input_tokens_left"]), 0.0) if "input_tokens_left" in used else None,
         output_bucket=Bucket(float(used["output_tokens_left"]), 0.0) if "output_tokens_left" in used else None,
         queued=used.get("queued", 0),
+        kv_tokens=used.get("kv_tokens_held", 0),
         end_user=EndUserUsage(
             concurrency=used.get("end_user_running", 0),
             request_bucket=left(used, "end_user_requests_left"),
@@ -126,6 +128,7 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
             choices=asked.get("choices", 1),
             feature=asked.get("feature"),
             content=asked.get("content"),
+            region=asked.get("region"),
         )
         found = evaluate(policy, access, usage, 0.0)
         if not found.allowed:
@@ -153,14 +156,14 @@ treatments = st.fixed_dictionaries({name: st.sampled_from(list(Exceeded)) for na
 def test_widening_a_limit_never_denies_more(asked: dict, used: dict, name: str, more: int, treated: dict) -> None:
     """A request that named its output tokens and was allowed is allowed under any larger limit or burst, and one that
     waited waits or is allowed, whatever becomes of requests beyond each limit. One that named none may need more tokens
-    of its rates then, since more are granted: that alone can refuse it, or make it wait."""
+    of its rates or of KV then, since more are granted: that alone can refuse it, or make it wait."""
     question, load = one_decision(asked), Load(**used)
     wider = with_limits(**treated, **{name: (LIMITS | BURSTS)[name] + more})
     before, after = decide(with_limits(**treated), question, load), decide(wider, question, load)
     if RANKS.index(after.effect) < RANKS.index(before.effect):
         assert question.max_tokens is None
         assert name in ("max_context_tokens", "max_output_tokens")
-        assert after.reason is Reason.TOKEN_RATE
+        assert after.reason in (Reason.TOKEN_RATE, Reason.KV_TOKENS)
 
 
 def test_a_wider_output_cap_can_refuse_a_request_that_names_none() -> None:

@@ -58,7 +58,7 @@ def test_nothing_that_serves_can_fetch(root: Path) -> None:
     serving = ("appliance/gateway", "appliance/supervisor", "engine", "isolation")
     found = [path.relative_to(root).as_posix() for path, text in sources(root, *serving) if fetches.search(text)]
     # The keys of token issuers, from the address in the operator's configuration; and the operator's own collector.
-    assert found == ["appliance/gateway/front/issuer_keys.py", "appliance/gateway/telemetry/otlp.py"]
+    assert found == ["appliance/gateway/front/issuer_keys.py", "appliance/gateway/telemetry/otlp_http.py"]
     assert any(fetches.search(text) for _, text in sources(root, "appliance/operator/cli"))
 
 

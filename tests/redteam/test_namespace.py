@@ -12,8 +12,9 @@ from appliance.selftest.scripted_gateway import scripted_gateway
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.timeout(900)
 def test_no_field_header_or_metadata_changes_the_namespace(full: bool) -> None:
-    """Every route and method with every word that could name a tenant: 0 changes, no door open to strangers, and the
-    controls beside them (another key changes it, a key opens every door, names without lengths meet)."""
+    """Every route and method with every word that could name a tenant: 0 changes, no door open to strangers, no
+    tenant's own listener open to another, and the controls beside them (another key changes it, a key opens every door,
+    names without lengths meet)."""
     rows = {row.id: row for row in g2_namespace.run(full)}
     assert rows.keys() == {
         "G2.namespace",
@@ -22,6 +23,8 @@ def test_no_field_header_or_metadata_changes_the_namespace(full: bool) -> None:
         "G2.public.control",
         "G2.doors",
         "G2.doors.control",
+        "G2.own_listener",
+        "G2.own_listener.control",
         "G2.framing",
         "G2.framing.control",
     }

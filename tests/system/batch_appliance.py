@@ -21,6 +21,7 @@ from appliance.common.catalog import embedded_model
 from appliance.operator.demo import choose_ports, prepare_keys, run_directory
 from isolation.host.reaper import command_line, descendants
 from isolation.keys.root import create_root
+from tests.system.audit_files import written
 from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S, PlainClient
 
 LIMITS = "{requests_per_minute: 600000, tokens_per_minute: 100000000, concurrency: 256}"
@@ -117,12 +118,7 @@ class Kept:
 
     def entries(self) -> list[dict[str, Any]]:
         """All entries of the audit log."""
-        found = []
-        for path in sorted((self.state / "audit").glob("*.log")):
-            for line in path.read_bytes().splitlines():
-                if line.startswith(b'{"n"'):
-                    found.append(json.loads(line))
-        return found
+        return written(self.state / "audit")
 
 
 def requests_file(count: int, url: str = "/v1/chat/completions", **body: Any) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
@@ -26,6 +27,7 @@ import torch
 import transformers
 
 from appliance.common.catalog import embedded_model
+from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
 from appliance.operator.compression import CODED, compress
 from appliance.operator.conversion import convert
 from appliance.operator.demo import choose_ports, prepare_keys, prepare_policy, run_directory
@@ -55,6 +57,9 @@ class Served:
     classes: transformers.PreTrainedModel
     """Reference of the classifier with one label."""
     state: Path
+    grpc: str
+    admin: str
+    """Base URL of the admin listener."""
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """Send one request."""
@@ -175,7 +180,8 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
         assert line, (state / "log").read_text()[-3_000:]
         ready = json.loads(line)
         tokenizer = tokenizers.Tokenizer.from_file(str(models / "vectors" / "tokenizer.json"))
-        yield Served(ready["http"], keys["alpha"], reference, tokenizer, classes, state)
+        addresses = ready["grpc"], ready["admin"]
+        yield Served(ready["http"], keys["alpha"], reference, tokenizer, classes, state, *addresses)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_TIMEOUT_S)
@@ -329,3 +335,79 @@ def test_a_converted_model_serves_the_answers_of_its_origin(served: Served) -> N
         ]
         assert answers[0].choices[0].message.content == answers[1].choices[0].message.content != ""
         assert answers[0].usage == answers[1].usage
+
+
+CHAT = {"model": "athanor-mini", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": CHAT,
+    "/v1/completions": {"model": "athanor-mini", "prompt": ["hi", "ho"], "max_tokens": 1},
+    "/v1/responses": {"model": "athanor-mini", "input": "hi", "max_output_tokens": 1},
+    "/v1/embeddings": {"model": "vectors", "input": "hi"},
+    "/v1/rerank": {"model": "classes", "query": "hi", "documents": ["ho"]},
+}
+"""Requests by route; that of completions has two prompts, which are two requests with one answer."""
+
+RATE_WAIT_S = 61.0
+"""Longest wait for the rate of the tenant of these tests."""
+
+
+def asked_over_http(served: Served, client: httpx.Client, path: str) -> str:
+    """Send a request; give the id in its answer, or of its header, where the API's answers have none."""
+    answer = client.post(served.http + path, json=BODIES[path], headers={"authorization": f"Bearer {served.key}"})
+    while answer.status_code == 429:
+        time.sleep(min(RATE_WAIT_S, float(answer.headers["retry-after"])))
+        answer = client.post(served.http + path, json=BODIES[path], headers={"authorization": f"Bearer {served.key}"})
+    assert answer.status_code == 200, answer.text
+    assert ("id" in answer.json()) is (path != "/v1/embeddings")
+    return str(answer.json().get("id") or answer.headers["x-request-id"])
+
+
+def asked_over_grpc(stub: inference_pb2_grpc.InferenceServiceStub, method: str, key: str) -> str:
+    """Send a request; give the id in its answer, of a stream that in its first event."""
+    call = {"metadata": [("authorization", f"Bearer {key}")], "timeout": 60}
+    if method == "Embed":
+        text = inference_pb2.EmbedInput(text="hi")
+        return str(stub.Embed(inference_pb2.EmbedRequest(model="vectors", inputs=[text]), **call).request_id)
+    if method == "Rerank":
+        pairs = inference_pb2.RerankRequest(model="classes", query="hi", documents=["ho"])
+        return str(stub.Rerank(pairs, **call).request_id)
+    request = inference_pb2.GenerateRequest(model="athanor-mini", text="hi", max_output_tokens=1)
+    return str(next(iter(stub.Generate(request, **call))).started.request_id)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [30, pytest.param(1_000, marks=pytest.mark.full)])
+def test_the_span_of_each_answer_has_the_id_that_its_client_saw(served: Served, count: int) -> None:
+    """Over HTTP and gRPC, of every operation: the trace that the client's id finds is one whose generation has exactly
+    this id, under a server span with scheme and path of HTTP or with the method of gRPC."""
+    right = 0
+    with grpc.insecure_channel(served.grpc) as channel, httpx.Client(timeout=60) as client:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        kinds = [*BODIES, "Generate", "Embed", "Rerank"]
+        for number in range(count):
+            kind = kinds[number % len(kinds)]
+            over_http = kind in BODIES
+            seen = asked_over_http(served, client, kind) if over_http else asked_over_grpc(stub, kind, served.key)
+            traces = [seen, f"{seen}.1"] if kind == "/v1/completions" else [seen]
+            right += all(shown_as(served, client, trace, seen, kind) for trace in traces)
+    print(f"{right} of {count} ids are those that clients saw")
+    assert right == count
+
+
+def shown_as(served: Served, client: httpx.Client, trace: str, seen: str, kind: str) -> bool:
+    """Whether a trace has the id that the client saw, and the attributes of its protocol."""
+    found = client.get(f"{served.admin}/traces/{trace}").json()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "spans" not in found:  # a stream's trace ends after its last event
+        assert time.monotonic() < deadline, found
+        found = client.get(f"{served.admin}/traces/{trace}").json()
+    server, generation = (span["attributes"] for span in found["spans"][:2])
+    if kind in BODIES:
+        told = server["url.scheme"], server["url.path"], server["http.route"], server["http.request.method"]
+        wanted: tuple[str, ...] = ("http", kind, kind, "POST")
+    else:
+        told = server["rpc.system.name"], server["rpc.method"]
+        wanted = ("grpc", f"athanor.inference.v1.InferenceService/{kind}")
+    model = generation["gen_ai.response.model"] == generation["gen_ai.request.model"]
+    return told == wanted and model and generation["gen_ai.response.id"] == seen

@@ -54,7 +54,7 @@ class Reader:
             **os.environ,
             "PATH": os.pathsep.join((*map(str, places), os.environ.get("PATH", ""))),
             "ATHANOR_KEY": self.key,
-            "PROTO": str(generate_code.PROTO_ROOT),
+            "PROTO": str(generate_code.TENANTS.root),
         }
         done = subprocess.run(
             ["bash", "-euc", commands],

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from appliance.common.catalog import embedded_model
 from appliance.common.served_models import DRAIN_S
+from appliance.common.sleep_rules import STAY_S
 from appliance.operator.cli.app import app
 from tests.system.conftest import PLAIN, Appliance
 from tests.system.test_deaths import host_pid
@@ -322,3 +323,45 @@ def test_a_death_while_a_model_comes(battered: Appliance, role: str) -> None:
             assert time.monotonic() < deadline, battered.tail()
         changing.wait(None)
     assert changing.ask(MODEL) == 200
+
+
+def _came_anew(appliance: Appliance, before: int) -> bool:
+    """Whether there is another supervisor than this one."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        return host_pid(appliance, "supervisor") != before
+    return False
+
+
+@pytest.mark.full
+def test_a_model_falls_asleep_by_idleness_and_sleeps_on_under_a_new_supervisor(battered: Appliance) -> None:
+    """A model with ``keep: while_used`` begins asleep, wakes for a request, and sleeps again once nobody has used it
+    for its ``idle_s``, with nothing left of its sandboxes. A supervisor that is killed then and comes anew leaves it
+    asleep, boots the model that is always kept, and the next request wakes the sleeper."""
+    changing = Changing(battered)
+    try:
+        changing.entry(keep="while_used", idle_s=1)
+        assert changing.reload().status_code == 200
+        changing.wait("asleep")
+        assert _processes(NEW) == []
+        assert changing.ask() == 200
+        assert changing.states()[NEW] == "ready"
+        assert _processes(NEW), "the control"
+        changing.wait("asleep", STAY_S + WAIT_S)
+        metrics = httpx.get(battered.ready["admin"] + "/metrics", verify=PLAIN).text
+        counts = [line for line in metrics.splitlines() if line.startswith("athanor_model_sleeps_total{")]
+        slept = [line for line in counts if NEW in line]
+        assert any('"idle"' in line and line.endswith(" 1.0") for line in slept), slept
+        supervisor = host_pid(battered, "supervisor")
+        os.kill(supervisor, signal.SIGKILL)
+        deadline = time.monotonic() + 2 * WAIT_S
+        while not _came_anew(battered, supervisor) or changing.states() != {MODEL: "ready", NEW: "asleep"}:
+            assert time.monotonic() < deadline, battered.tail()
+            time.sleep(0.1)
+        assert _processes(NEW) == []
+        assert changing.ask() == changing.ask(MODEL) == 200
+    finally:
+        changing.clear()
+        deadline = time.monotonic() + WAIT_S
+        while changing.reload().status_code != 200:
+            assert time.monotonic() < deadline, battered.tail()
+        changing.wait(None)

@@ -51,6 +51,7 @@ LATE = "athanor_refusals_total|athanor:slow_burn:3d|athanor_sandbox_memory_bytes
 """What comes last: once each of these has samples, everything has."""
 
 PAGES = ("overview", "tenants", "kv", "sandboxes", "slo")
+"""Pages whose queries all go to Prometheus; tests/system/test_traces.py has those of traces."""
 
 
 def queries(root: Path, page: str) -> dict[str, str]:

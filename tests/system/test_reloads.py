@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from ruamel.yaml import YAML
 
 from policy.files import read_sources
 from policy.loader import load_policy
+from tests.system.audit_files import written
 from tests.system.conftest import PLAIN, Appliance
 from tests.system.test_audit import LOOK_S
 
@@ -119,7 +119,4 @@ def requests_in(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def all_entries(appliance: Appliance) -> list[dict[str, Any]]:
     """All entries of the audit log, as they are in its files."""
-    lines = [
-        line for path in sorted((appliance.state / "audit").glob("*.log")) for line in path.read_text().splitlines()[1:]
-    ]
-    return list(map(json.loads, lines))
+    return written(appliance.state / "audit")

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from appliance.common.audit.entry import from_line
+from tests.system.audit_files import written
 from tests.system.conftest import PLAIN, Appliance
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
@@ -79,11 +79,8 @@ def wakes(appliance: Appliance) -> int:
 
 def entries(appliance: Appliance) -> list[dict[str, Any]]:
     """Entries of the audit log about sleep and wake."""
-    lines = [
-        line for path in sorted((appliance.state / "audit").glob("*.log")) for line in path.read_bytes().split(b"\n")
-    ]
-    found = [from_line(line)[2] for line in lines if line.startswith(b'{"n"')]
-    return [one.fields for one in found if one.kind == "model" and one.fields["what"] in ("sleep", "wake")]
+    found = written(appliance.state / "audit")
+    return [one for one in found if one["kind"] == "model" and one["what"] in ("sleep", "wake")]
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -328,3 +330,27 @@ def test_grpc_has_the_same_calls(tooled: Appliance) -> None:
     assert (pieces[0].name, pieces[0].id[:5], {piece.index for piece in pieces}) == ("search", "call_", {0})
     jsonschema.validate(json.loads("".join(piece.arguments for piece in pieces)), SEARCH)
     assert events[-1].finished.reason == pb.FINISH_REASON_TOOL_CALLS
+
+
+def test_the_example_s_agent_asks_the_appliance_about_itself(root: Path, tooled: Appliance) -> None:
+    """examples/agent.py, run as a program: the model's call names a tool and its arguments by strict grammar, the tool
+    is answered by this appliance, and an answer follows. The state and the reason are those of the admin listener."""
+    alpha = {"OPENAI_BASE_URL": tooled.ready["http"] + "/v1", "OPENAI_API_KEY": tooled.key("alpha")}
+
+    def ask_agent(tool: str, question: str) -> tuple[Any, str]:
+        argv = [sys.executable, str(root / "examples/agent.py"), question, "--model", "hermes", "--look", tool]
+        argv += ["--admin", tooled.ready["admin"]]
+        done = subprocess.run(
+            argv, env={**os.environ, **alpha}, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2_000:]
+        called, _, answer = done.stdout.partition("\n")
+        assert called.startswith(f"{tool}: ")
+        return json.loads(called.removeprefix(f"{tool}: ")), answer.strip()
+
+    found, answer = ask_agent("get_status", "Is everything up?")
+    assert {"name": "hermes", "state": "ready"} in found["models"] and answer
+    with pytest.raises(openai.AuthenticationError):
+        tooled.openai().with_options(api_key="ath_nobody_" + "0" * 64).models.list()
+    found, answer = ask_agent("explain_denial", "Why was the last request refused?")
+    assert found["request_id"].startswith("req_") and found["reason"] and answer

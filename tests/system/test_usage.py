@@ -23,6 +23,7 @@ from openai.types import CompletionUsage
 from ruamel.yaml import YAML
 
 from appliance.common.usage.book import FOLDER, NAME
+from tests.system.audit_files import written
 from tests.system.conftest import ATHANOR, PLAIN, Appliance, Batterable
 from tests.system.test_deaths import host_pid
 
@@ -80,8 +81,7 @@ def usage(appliance: Appliance, *arguments: str) -> list[dict[str, Any]]:
 
 def logged(appliance: Appliance) -> list[dict[str, Any]]:
     """All entries of requests in the audit log."""
-    lines = [line for path in (appliance.state / "audit").glob("*.log") for line in path.read_text().splitlines()[1:]]
-    return [one for one in map(json.loads, lines) if one["kind"] == "request"]
+    return [one for one in written(appliance.state / "audit") if one["kind"] == "request"]
 
 
 def cost_of(used: Any) -> int:

@@ -2,7 +2,7 @@
 
 ::
 
-    athanor.attestation/1
+    athanor.attestation/2
     {"log":"athanor.audit/3f2a...","time":1793491260001,"nonce":"9f...","tenant":"alpha",...}
     - athanor.audit/3f2a9c01 Az3grlgtzPICa5OS8npVmf1Myq...
 
@@ -26,7 +26,7 @@ from appliance.common.audit.checkpoint import Verifier
 from appliance.common.audit.signed_text import SignedTextError, json_line, json_object, read_lines, sign_lines
 from isolation.keys.signing import SigningKey
 
-FIRST_LINE = "athanor.attestation/1"
+FIRST_LINE = "athanor.attestation/2"
 
 MIN_NONCE, MAX_NONCE = 16, 128
 """Characters of a nonce: 64 bits at least, so that none comes twice by chance, and a SHA-512 at most."""
@@ -52,6 +52,8 @@ class Attestation:
     model: str
     model_digest: str
     """Digest of the model's files, as ``athanor model digest`` prints it."""
+    model_signer: str
+    """Id of the key that has signed these files, of those that the operator demands; empty: none is demanded."""
     isolation_class: str
     """Degree of isolation that the policy gives the tenant."""
     policy: str

@@ -44,6 +44,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "batch": _T,
         "adapter": _T,
         "adapter_digest": _T,
+        "end_user": _T,
     },
     "denied": {
         "tenant": _T,
@@ -79,9 +80,11 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "cause": _T,
         "image": _T,
         "model_digest": _T,
+        "model_signer": _T,
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
+    "call": {"method": _T, "user": _N, "roles": _T, "subject": _T, "request": _T, "outcome": _T, "tenant": _T},
     "model": {
         "what": _T,
         "model": _T,
@@ -92,6 +95,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "count": _N,
         "reason": _T,
         "tenant": _T,
+        "model_signer": _T,
     },
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
@@ -102,7 +106,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
   which it was served with low priority, empty for none; ``alias`` is the route or the adapter by which its model was
   asked for, ``batch`` the batch of which it is a line, and ``adapter`` the whole name of the adapter with which the
-  model served it, with the digest of its files, or empty;
+  model served it, with the digest of its files, or empty; ``end_user`` is a pseudonym (``common.usage.pseudonyms``), or
+  empty where the request named none or nothing of the tenant is kept;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise, by the reason for which it was refused;
 * ``file``: a tenant's file was created or deleted, or has expired;
@@ -111,29 +116,33 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``response``: a tenant's response was kept or deleted, has expired, or was read, which is told once a day;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
-* ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, and the digests of its image and
-  model;
+* ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, the digests of its image and
+  model, and the id of the key that has signed the model, empty where no signature is asked for;
 * ``keys``: keys were made, or given to the gateway;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;
+* ``call``: a call of the operator's API, when it has ended, with the user id that called and its roles, what it was
+  about, its id and the status of its end; one that changes something has another entry before, ``BEGUN``;
 * ``model``: what the operator had done to the cache of models (pull, remove) or to what is served (add, stop), as which
   user id, with the model's name, digest and source, and the bytes that came; told by the command, after it was done or
   failed. And each model that came (serve) or went (end) by a reload, fell asleep (sleep, by the operator, idle, or for
   the memory of another) or woke (wake, by the operator or for the request of a tenant), told by the supervisor with the
-  user 0;
+  user 0 and the id of the key that has signed it;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_NEWEST = frozenset({"adapter", "adapter_digest"})
+_LATEST = frozenset({"end_user"})
+_NEWEST = _LATEST | {"adapter", "adapter_digest"}
 _NEW = _NEWEST | {"batch"}
 _NEWER = _NEW | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
+    "request": (_LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
-    "model": (frozenset({"reason", "tenant"}),),
+    "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
+    "sandbox": (frozenset({"model_signer"}),),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""

@@ -23,6 +23,7 @@ from appliance.common.audit import files
 from appliance.common.audit.checkpoint import Checkpoint, CheckpointError, Verifier, read_checkpoint, sign_checkpoint
 from appliance.common.audit.entry import Entry, entry, to_line
 from appliance.common.audit.merkle import Tree, leaf_hash
+from appliance.common.audit.names import NameBook
 from appliance.common.errors import AuditError
 from appliance.common.figures import counted
 from isolation.keys.signing import SigningKey, SigningKeyError, load_or_make
@@ -54,13 +55,16 @@ class _Open:
 class AuditLog:
     """Open log. ``name`` is its name in checkpoints."""
 
-    def __init__(self, directory: Path, key: SigningKey, lock: int) -> None:
+    def __init__(self, directory: Path, key: SigningKey, lock: int, *, pseudonyms: bool = False) -> None:
         """Use ``open_log``."""
         self._directory = directory
         self._key = key
         self._lock = lock
         self._tree = Tree()
         self._files: _Open | None = None
+        self._pseudonyms = pseudonyms
+        self.names = NameBook(directory)
+        """Keys of the pseudonyms in its entries."""
         self.name = ""
         self.opening: list[Entry] = []
         """Entries about the opening itself; the owner appends them first."""
@@ -96,12 +100,12 @@ class AuditLog:
         """
         tree = Tree(self._tree.size, self._tree.peaks)
         lines = []
-        for time_ms, one in batch:
-            line = to_line(one, tree.size, time_ms)
-            tree.append(leaf_hash(line))
-            lines.append(line + b"\n")
         before = self._tree
         try:
+            for time_ms, one in batch:
+                line = to_line(self.names.hidden(one) if self._pseudonyms else one, tree.size, time_ms)
+                tree.append(leaf_hash(line))
+                lines.append(line + b"\n")
             self._undo()  # What an attempt left that could not be undone.
             if self._files is None or self._files.log_bytes >= SEGMENT_BYTES:
                 self._begin_segment()
@@ -230,8 +234,9 @@ class AuditLog:
             os.ftruncate(self._files.checkpoints, self._files.checkpoint_bytes)
 
 
-def open_log(directory: Path, key_file: Path | None = None) -> AuditLog:
-    """Open the log of a folder, or begin one; a missing ``key_file`` is made.
+def open_log(directory: Path, key_file: Path | None = None, *, pseudonyms: bool = False) -> AuditLog:
+    """Open the log of a folder, or begin one; a missing ``key_file`` is made. With ``pseudonyms`` what is written from
+    now on names no tenant and no credential (``names``).
 
     Raises:
         AuditError: another process writes there, or folder or key cannot be used.
@@ -244,7 +249,7 @@ def open_log(directory: Path, key_file: Path | None = None) -> AuditLog:
         raise AuditError(str(error)) from error
     except OSError as error:
         raise AuditError(f"cannot use the audit folder {directory}: {error.strerror}") from error
-    log = AuditLog(directory, key, lock)
+    log = AuditLog(directory, key, lock, pseudonyms=pseudonyms)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _resume(log, directory)

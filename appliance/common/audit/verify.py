@@ -32,6 +32,8 @@ class Report:
     entries: int = 0
     checkpoints: int = 0
     witnesses: int = 0
+    cosigned: list[str] = field(default_factory=list)
+    """Witnesses whose cosignatures of the last checkpoint hold."""
     unsigned: int = 0
     """Entries behind the last checkpoint."""
     live: bool = False
@@ -50,7 +52,7 @@ class Report:
             self.problems.append(problem)
 
 
-class _Roots:
+class Roots:
     """A growing tree as (height, hash) pairs: two of one height become one of the next."""
 
     def __init__(self, size: int, peaks: list[bytes]) -> None:
@@ -59,6 +61,7 @@ class _Roots:
         self.size = size
 
     def take(self, line: bytes) -> None:
+        """Add an entry."""
         height, value = 0, sha256(b"\x00" + line).digest()
         while self._parts and self._parts[-1][0] == height:
             value = sha256(b"\x01" + self._parts.pop()[1] + value).digest()
@@ -68,9 +71,11 @@ class _Roots:
 
     @property
     def peaks(self) -> list[bytes]:
+        """Hashes of its perfect subtrees, the largest first."""
         return [value for _, value in self._parts]
 
     def root(self) -> bytes:
+        """Return the hash of the whole tree."""
         parts = [value for _, value in self._parts]
         if not parts:
             return sha256().digest()
@@ -137,7 +142,7 @@ def _walk(segments: list[files.Segment], verifier: Verifier, expected: dict[int,
     """Grow the tree entry by entry, and remove from ``expected`` each root that it reaches."""
     first = segments[0]
     report.first = first.start
-    tree = _Roots(first.start, first.tree().peaks)
+    tree = Roots(first.start, first.tree().peaks)
     if first.start and tree.root() not in expected.get(first.start, ()):
         report.blame(f"{first.path.name}: no checkpoint signs what was before it")
     for segment in segments:
@@ -153,7 +158,7 @@ def _walk(segments: list[files.Segment], verifier: Verifier, expected: dict[int,
             report.blame(f"{segment.path.name} ends in half a line")
         for line in segment.lines:
             _meet(tree, expected, report)
-            number = _number(line)
+            number = entry_number(line)
             if number != tree.size:
                 report.blame(f"entry {tree.size} is not one, or has another number")
             tree.take(line)
@@ -164,13 +169,14 @@ def _walk(segments: list[files.Segment], verifier: Verifier, expected: dict[int,
         del expected[size]
 
 
-def _meet(tree: _Roots, expected: dict[int, set[bytes]], report: Report) -> None:
+def _meet(tree: Roots, expected: dict[int, set[bytes]], report: Report) -> None:
     roots = expected.pop(tree.size, None)
     if roots is not None and roots != {tree.root()}:
         report.blame(f"not what was signed, at the beginning: {counted(tree.size, 'entry', 'entries')}")
 
 
-def _number(line: bytes) -> int | None:
+def entry_number(line: bytes) -> int | None:
+    """Return the number that an entry says it has; None for what is none."""
     try:
         return from_line(line)[0]
     except EntryError:

@@ -138,12 +138,21 @@ def add(store: Path, image: Path, keys: tuple[str, ...] = ()) -> Manifest:
 def _drafts_removed(store: Path) -> Iterator[None]:
     """Without what an earlier run left half done; and without what this one leaves."""
     for draft in store.glob(f"{DRAFT}*"):
-        shutil.rmtree(draft)
+        _delete(draft)
     try:
         yield
     finally:
         for draft in store.glob(f"{DRAFT}*"):
-            shutil.rmtree(draft, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                _delete(draft)
+
+
+def _delete(draft: Path) -> None:
+    """Delete an image; of one that a package brought, the link alone."""
+    if draft.is_symlink():
+        draft.unlink()
+    else:
+        shutil.rmtree(draft)
 
 
 def _replace_signatures(draft: Path, target: Path) -> None:

@@ -1,6 +1,6 @@
 """Cache of models on disk: a folder for each model, named by its digest, whole or not there.
 
-    models/DIGEST/     files as sandboxes get them, and the manifest
+    models/DIGEST/     files as sandboxes get them, the manifest, and a signature where there is one
     notes/DIGEST.json  name, source, pin, last use: what changes
     partial/KEY/       what a pull has so far, seen by pulls alone
     locks/KEY          held by the pull of KEY, by flock(2)
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from appliance.common.catalog import SIGNATURE
 from appliance.common.errors import ModelCacheError, ModelDigestError, ModelSourceError, os_errors_as
 from appliance.common.model_cache.eviction import Occupant, choose_evictions
 from appliance.common.model_cache.manifest import MANIFEST, MAX_MANIFEST_BYTES, ModelManifest, read_manifest
@@ -227,8 +228,8 @@ class ModelCache:
         self.empty_trash()
         return chosen
 
-    def commit(self, key: str, manifest: ModelManifest, notes: Notes) -> CachedModel:
-        """Put a model whose files below ``partial`` are whole and compared into its place.
+    def commit(self, key: str, manifest: ModelManifest, notes: Notes, signature: bytes | None = None) -> CachedModel:
+        """Put a model whose files below ``partial`` are whole and compared into its place, with its signature.
 
         Raises:
             ModelCacheError: it cannot be moved.
@@ -237,6 +238,8 @@ class ModelCache:
         target = self.model_folder(manifest.digest)
         with _cache_errors(f"cannot put a model into {self.folder}"):
             write_whole(draft / MANIFEST, manifest.text(), FILE_MODE)
+            if signature is not None:
+                write_whole(draft / SIGNATURE, signature, FILE_MODE)
             _publish(draft)
         with self.changing():
             self._note(manifest.digest, notes)
@@ -246,6 +249,15 @@ class ModelCache:
             self._discard(key, ("partial",))
         self.empty_trash()
         return self._look(manifest.digest)
+
+    def sign(self, digest: str, signature: bytes) -> None:
+        """Put a signature beside a model that is there, in place of an older one. Whose it is, is not looked at.
+
+        Raises:
+            ModelCacheError: it cannot be written.
+        """
+        with self.changing():
+            write_whole(self.model_folder(digest) / SIGNATURE, signature, FILE_MODE)
 
     def note(self, digest: str, change: Callable[[Notes], Notes]) -> Notes:
         """Change what is noted of a model.
@@ -284,8 +296,8 @@ class ModelCache:
         known = {file.name for file in model.manifest.files} | {MANIFEST}
         with os_errors_as(f"cannot read {model.folder}"):
             there = {str(path.relative_to(model.folder)) for path in model.folder.rglob("*") if not _is_folder(path)}
-            if there != known:
-                odd = ", ".join(sorted(there ^ known)[:3])
+            if there - {SIGNATURE} != known:
+                odd = ", ".join(sorted((there - {SIGNATURE}) ^ known)[:3])
                 raise ModelDigestError(f"{model.folder} has a file more or less than was pulled: {odd}; {mend}")
             for file in model.manifest.files:
                 check_file(model.folder / file.name, file.sha256, on_read, mend)

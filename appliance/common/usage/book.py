@@ -23,14 +23,15 @@ from pathlib import Path
 
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import UsageError
-from appliance.common.usage.periods import HOURS_PER_DAY, MS_PER_HOUR, first_day, period_of
+from appliance.common.usage import runs, users
+from appliance.common.usage.periods import HOURS_PER_DAY, MOST, MS_PER_HOUR, first_day, period_of
 
 NAME = "usage.db"
 """Name of the book's file, in the folder ``FOLDER`` of the audit log."""
 
 FOLDER = "usage"
 
-SCHEMA = 1
+SCHEMA = 2
 """Form of the tables; a book of a newer form is refused."""
 
 FOLDER_MODE = 0o750
@@ -53,12 +54,15 @@ CREATE TABLE IF NOT EXISTS spent (
 CREATE TABLE IF NOT EXISTS reserved (
     request TEXT PRIMARY KEY, tenant TEXT NOT NULL, day INTEGER NOT NULL, cost INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS used_by_user (
+    day INTEGER NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, requests INTEGER NOT NULL,
+    input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, cost INTEGER NOT NULL,
+    PRIMARY KEY (day, tenant, user)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS user_keys (tenant TEXT PRIMARY KEY, key BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS runs (began INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
 """
-
-MOST = 1 << 53
-"""Bound of every sum: what a gateway that was taken over reports overflows nothing, and JSON has it exactly. In
-billionths it is nine million units of the currency."""
 
 ADD_USED = f"""
 INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, model) DO UPDATE SET
@@ -78,6 +82,15 @@ recorded. It is behind by a second at most, for both wait for one lock."""
 
 SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
 RESERVED = "SELECT cost FROM reserved WHERE tenant = ? AND day = ?"
+
+
+RENAME_USED = f"""
+INSERT INTO used SELECT hour, ?, model, requests, input, cached, output, cost FROM used WHERE tenant = ?
+    ON CONFLICT (hour, tenant, model) DO UPDATE SET
+    requests = requests + excluded.requests, input = MIN(input + excluded.input, {MOST}),
+    cached = MIN(cached + excluded.cached, {MOST}), output = MIN(output + excluded.output, {MOST}),
+    cost = MIN(cost + excluded.cost, {MOST})
+"""  # noqa: S608 - a constant
 
 
 class UsageAccessError(Exception):
@@ -130,13 +143,19 @@ class UsageBook:
         Raises:
             UsageAccessError: the disk does not take it.
         """
+        destroyed = False
         with self._change() as connection:
             for time_ms, one in batch:
                 if one.kind == "request":
                     _count(connection, time_ms, one)
                     self._released[str(one.fields["request"])] = None
+                elif one.kind == "order":
+                    destroyed |= users.carry_out(connection, one)
+            runs.follow(connection, batch)
             connection.execute("DELETE FROM position")
             connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
+        if destroyed:
+            self._overwrite()
         while len(self._released) > MAX_RELEASED:
             del self._released[next(iter(self._released))]
 
@@ -180,10 +199,50 @@ class UsageBook:
                     found[tenant] = SpentNow(*(min(amount, MOST) for amount in (today, month, reserved)))
         return found
 
+    def user_key(self, tenant: str) -> bytes:
+        """Return the key of the pseudonyms of a tenant's end users, drawn at first need.
+
+        Raises:
+            UsageAccessError: the book cannot be read, or the disk does not take it.
+        """
+        with self._change() as connection:
+            return users.key_of(connection, tenant)
+
+    def forget_users(self, tenant: str) -> None:
+        """Destroy what a tenant's end users used, and the key of their pseudonyms.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        with self._change() as connection:
+            users.forget(connection, tenant)
+        self._overwrite()
+
+    def rename(self, now_s: float, tenant: str, pseudonym: str) -> None:
+        """Put what a tenant used under a pseudonym, and forget what its end users used, with the key of their
+        pseudonyms. What it spent stays for the month that runs, whose limit needs it. Removed rows are overwritten in
+        the file.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        month = first_day(period_of(now_s).month)
+        with self._change() as connection:
+            connection.execute(RENAME_USED, (pseudonym, tenant))
+            connection.execute("DELETE FROM used WHERE tenant = ?", (tenant,))
+            connection.execute("DELETE FROM spent WHERE tenant = ? AND day < ?", (tenant, month))
+            users.forget(connection, tenant)
+        self._overwrite()
+
     def close(self) -> None:
         """Close the book."""
         with self._access() as connection:
             connection.close()
+
+    def _overwrite(self) -> None:
+        """Take what was removed out of the write-ahead log as well."""
+        with self._access() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def _access(self) -> Iterator[sqlite3.Connection]:
@@ -209,6 +268,8 @@ def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
         price = min(price, int(row[0]))
     numbers = (int(fields.get(name, 0)) for name in ("input_tokens", "cached_tokens", "output_tokens"))
     connection.execute(ADD_USED, (hour, tenant, fields["model"], *numbers, price))
+    if fields.get("end_user"):
+        users.count(connection, hour // HOURS_PER_DAY, one, price)
     if price:
         connection.execute(ADD_SPENT, (tenant, hour // HOURS_PER_DAY, price))
 
@@ -254,6 +315,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")  # keys of pseudonyms, and what a shred takes, are overwritten
         if path.stat().st_size <= MAX_CHECKED_BYTES:
             problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":

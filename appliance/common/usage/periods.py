@@ -11,6 +11,10 @@ from datetime import UTC, datetime, timedelta
 MS_PER_HOUR = 3_600_000
 HOURS_PER_DAY = 24
 SECONDS_PER_DAY = 86_400
+MOST = 1 << 53
+"""Bound of every sum: what a gateway that was taken over reports overflows nothing, and JSON has it exactly. In
+billionths it is nine million units of the currency."""
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

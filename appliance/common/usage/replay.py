@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, from_line
+from appliance.common.audit.names import shown_by
 from appliance.common.usage.book import UsageBook
 
 NO_ENTRY = (0, Entry("", {}))
@@ -25,6 +27,8 @@ class LogReplay:
 def replay(book: UsageBook, folder: Path, log: str) -> LogReplay:
     """Count what the log has and the book has not.
 
+    Tenants are counted by their names, and one whose key of pseudonyms was destroyed by its pseudonym.
+
     Segments that were moved away before the book had them are missing from it: their statements are with the archive.
     What cannot be read is told and passed over, since nothing behind it would ever be counted otherwise.
 
@@ -32,7 +36,7 @@ def replay(book: UsageBook, folder: Path, log: str) -> LogReplay:
         OSError: a segment cannot be read now.
         UsageAccessError: the book cannot be read or written.
     """
-    done = LogReplay()
+    done, shown = LogReplay(), shown_by(folder)
     paths = files.segment_paths(folder)
     starts = [int(path.stem) for path in paths]
     for number, path in enumerate(paths):
@@ -49,7 +53,7 @@ def replay(book: UsageBook, folder: Path, log: str) -> LogReplay:
         if segment.name != log:
             continue
         skipped = max(0, position - segment.start)
-        batch = [_entry(line) for line in segment.lines[skipped:]]
+        batch = [_entry(line, shown) for line in segment.lines[skipped:]]
         if NO_ENTRY in batch:
             done.unreadable.append(f"{path.name} has lines that are no entries")
         if batch:
@@ -58,9 +62,9 @@ def replay(book: UsageBook, folder: Path, log: str) -> LogReplay:
     return done
 
 
-def _entry(line: bytes) -> tuple[int, Entry]:
+def _entry(line: bytes, shown: Callable[[Entry], Entry]) -> tuple[int, Entry]:
     try:
         _, time_ms, one = from_line(line)
     except EntryError:
         return NO_ENTRY
-    return time_ms, one
+    return time_ms, shown(one)

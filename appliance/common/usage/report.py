@@ -12,7 +12,9 @@ from pathlib import Path
 
 from appliance.common.errors import ConfigError
 from appliance.common.usage.book import BUSY_S, FOLDER, NAME, SCHEMA
-from appliance.common.usage.periods import EPOCH, MS_PER_HOUR
+from appliance.common.usage.periods import EPOCH, HOURS_PER_DAY, MS_PER_HOUR
+from appliance.common.usage.runs import awake_ms
+from appliance.common.usage.users import pseudonyms
 
 SECONDS_PER_HOUR = MS_PER_HOUR // 1_000
 
@@ -25,6 +27,8 @@ class By(StrEnum):
     MONTH = "month"
     DAY = "day"
     HOUR = "hour"
+    USER = "user"
+    """End user, by pseudonym; in days, and not beside model or hour."""
 
 
 COLUMNS = {
@@ -35,6 +39,17 @@ COLUMNS = {
     By.HOUR: "strftime('%Y-%m-%dT%H:00Z', hour * 3600, 'unixepoch')",
 }
 """SQL of what is summed by; all times are UTC."""
+
+COLUMNS_OF_USERS = {
+    By.TENANT: "tenant",
+    By.USER: "user",
+    By.MONTH: "strftime('%Y-%m', day * 86400, 'unixepoch')",
+    By.DAY: "strftime('%Y-%m-%d', day * 86400, 'unixepoch')",
+}
+"""SQL of what usage of end users is summed by."""
+
+FIRST_WITH_USERS = 2
+"""First form of the book that has end users and runs."""
 
 TIMES = (By.MONTH, By.DAY, By.HOUR)
 """Sums by time are in the order of time, all others by cost and tokens, the most first."""
@@ -67,16 +82,45 @@ class Filter:
     until: datetime
     tenants: Sequence[str] = ()
     models: Sequence[str] = ()
+    users: Sequence[str] = ()
+    """Names of end users, as requests name them."""
+
+    @property
+    def days(self) -> tuple[int, int]:
+        """The whole days that hold the time: the first one, and the one after the last."""
+        first, behind = _hour(self.since) // HOURS_PER_DAY, -(-_hour(self.until) // HOURS_PER_DAY)
+        return first, behind
 
 
 def sums(folder: Path, by: Sequence[By], chosen: Filter) -> list[Sum]:
     """Return the sums of the book in the audit folder.
 
     Raises:
-        ConfigError: there is no book, it is of a newer version, or it cannot be read.
+        ConfigError: there is no book, it is of a newer version, it cannot be read, or it is not summed so.
     """
+    of_users = By.USER in by or chosen.users
+    if of_users and (chosen.models or not {*by} <= COLUMNS_OF_USERS.keys()):
+        raise ConfigError("end users are summed by tenant, day and month, and not by model or hour")
     with open_to_read(folder) as book:
-        return _sums(book, by, chosen)
+        if not of_users:
+            return _sums(book, by, chosen)
+        if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
+            raise ConfigError("the usage book has no end users yet; the supervisor of this version adds them")
+        return _sums_of_users(book, by, chosen)
+
+
+def hours_awake(folder: Path, chosen: Filter, now: datetime | None) -> float:
+    """Return the hours of the time in which the appliance ran; ``now`` where it runs now, None where it does not.
+
+    Raises:
+        ConfigError: there is no book, it is of another version, or it cannot be read.
+    """
+    since, until = (round(one.timestamp() * 1_000) for one in (chosen.since, chosen.until))
+    today = None if now is None else round(now.timestamp() * 1_000)
+    with open_to_read(folder) as book:
+        if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
+            raise ConfigError("the usage book has no hours yet; the supervisor of this version adds them")
+        return awake_ms(book, since, until, today) / MS_PER_HOUR
 
 
 @contextmanager
@@ -118,6 +162,24 @@ def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> l
     query = (  # Columns and names are constants; values are bound.
         f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost "  # noqa: S608
         f"FROM used WHERE {where}{f' GROUP BY {places}' if by else ''} HAVING SUM(requests) ORDER BY {order}"
+    )
+    return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
+
+
+def _sums_of_users(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> list[Sum]:
+    columns = "".join(f"{COLUMNS_OF_USERS[one]}, " for one in by)
+    places = ", ".join(str(number + 1) for number in range(len(by)))
+    where, values = "day >= ? AND day < ?", [*chosen.days]
+    wanted_users = pseudonyms(connection, chosen.users, chosen.tenants)
+    for name, wanted, given in (("tenant", chosen.tenants, chosen.tenants), ("user", wanted_users, chosen.users)):
+        if given:
+            where += f" AND {name} IN ({', '.join('?' * len(wanted))})"
+            values += wanted  # type: ignore[arg-type]
+    times = [str(number + 1) for number, one in enumerate(by) if one in TIMES]
+    order = ", ".join([*times, "cost DESC", "input + output DESC", places])
+    query = (  # Columns and names are constants; values are bound.
+        f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost "  # noqa: S608
+        f"FROM used_by_user WHERE {where} GROUP BY {places} HAVING SUM(requests) ORDER BY {order}"
     )
     return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
 

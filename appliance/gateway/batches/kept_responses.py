@@ -27,8 +27,11 @@ Counted = Callable[..., None]
 class KeptResponses:
     """Responses of tenants, kept by the supervisor."""
 
-    def __init__(self, store: StoreLink, policy: Callable[[], PolicySet], count: Counted) -> None:
-        """``policy`` gives the one in force."""
+    def __init__(
+        self, store: StoreLink, policy: Callable[[], PolicySet], count: Counted, epoch: Callable[[str], bytes]
+    ) -> None:
+        """``policy`` gives the one in force, ``epoch`` a tenant's namespace key."""
+        self.epoch = epoch
         self._store = store
         self._policy = policy
         self._count = count

@@ -36,10 +36,11 @@ class KeptWork:
         policy: Callable[[], PolicySet],
         changed: Callable[[StoredBatch], None],
         count: Counted = lambda *_args, **_labels: None,
+        epoch: Callable[[str], bytes] = lambda _tenant: b"",
     ) -> None:
         """``policy`` gives the one in force; ``changed`` is called with each batch that is made or cancelled; ``count``
-        adds to a counter of ``names``."""
-        self.responses = KeptResponses(store, policy, count)
+        adds to a counter of ``names``; ``epoch`` gives a tenant's namespace key."""
+        self.responses = KeptResponses(store, policy, count, epoch)
         self._store = store
         self._policy = policy
         self._changed = changed

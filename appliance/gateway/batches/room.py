@@ -8,7 +8,7 @@ half is there for a request that comes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from appliance.gateway.request.ledger import Ledger
@@ -36,6 +36,8 @@ class Room:
     models: Mapping[str, ModelSandboxes]
     """Shared sandboxes by model."""
     tenant_sandboxes: TenantSandboxes
+    asleep: Callable[[ModelSandboxes, str], ModelState] = lambda _model, _tenant: ModelState.READY
+    """State of a model that sleeps, as in ``Routing``."""
 
     def may_begin(self, tenant: str, model: str, running: int) -> bool:
         """Return whether a line of a tenant may begin now, beside so many that run; ``model`` is the model or route of
@@ -61,7 +63,8 @@ class Room:
 
     def _is_free(self, tenant: Tenant, model: ModelSandboxes) -> bool:
         own = self.tenant_sandboxes.find(model.name, tenant.id)
-        if model_state(model, own, tenant.isolation_class) is not ModelState.READY:
+        asleep = ModelState.READY if model.sleep_state.awake else self.asleep(model, tenant.id)
+        if model_state(model, own, tenant.isolation_class, asleep) is not ModelState.READY:
             return False
         sandboxes = own if tenant.isolation_class.own_engine else model
         engine = None if sandboxes is None else sandboxes.engine

@@ -37,9 +37,14 @@ class Batches:
             in_force = holds(principal, keys(), datetime.now(UTC))
             return caller_withdrawn(principal, ledger.policy, credential_holds=in_force)
 
-        room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes)
+        room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes, service.routing.asleep)
         self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, service.count)
-        self._work = KeptWork(self.link, lambda: ledger.policy, self._runner.changed, service.count)
+        policy, changed = (lambda: ledger.policy), self._runner.changed
+
+        def epoch(tenant: str) -> bytes:
+            return ledger.namespaces.get(tenant, b"")
+
+        self._work = KeptWork(self.link, policy, changed, service.count, epoch)
 
     @property
     def work(self) -> KeptWork | None:

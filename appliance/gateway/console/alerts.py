@@ -87,6 +87,7 @@ class Facts:
     policy: PolicyStatus
     audit_problem: str
     audit_refuses: bool
+    audit_witness: str
     integrity_failures: int
     """Since the start."""
     silence_s: dict[str, float]
@@ -246,6 +247,15 @@ def _promises(facts: Facts) -> Iterator[Alert]:
             who="All requests are refused." if facts.audit_refuses else "Requests go on without entries.",
             do="Make room on its disk, or mend its directory.",
             command="athanor doctor",
+        )
+    if facts.audit_witness:
+        yield Alert(
+            key="witness",
+            level="degraded",
+            what=f"The audit log is not cosigned: {facts.audit_witness}",
+            who="Requests go on; what the log says is not confirmed elsewhere.",
+            do="A refusal may be a sign that the log was changed: keep a copy, and compare it with the witness.",
+            command="athanor audit witness",
         )
     null = [model.name for model in facts.models if model.runner == "null"]
     if null:

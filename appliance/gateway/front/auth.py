@@ -3,14 +3,15 @@
 Three proofs are taken: in ``authorization: Bearer`` an API key or a token of a configured issuer, and over mTLS a
 client certificate with exactly one URI among its names, a SPIFFE id. Where a certificate is beside one of the others
 they must name the same tenant; the other one then counts. Why a proof was refused is never said: unknown, wrong,
-expired, revoked, and from outside of the tenant's networks look alike. Metrics and the audit log count the reasons.
+expired, revoked, of another tenant than the
+listener's, and from outside of the tenant's networks look alike. Metrics and the audit log count the reasons.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum, auto
 
@@ -43,6 +44,15 @@ class Auth(Enum):
     TENANT = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """From where a caller comes."""
+
+    address: str
+    only: str
+    """The one tenant whose listener was called; empty where it takes all tenants."""
+
+
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -67,60 +77,64 @@ class Resolver:
         self._used = used
 
     def resolve(
-        self, authorization: Sequence[str], peer_uris: Sequence[str] | None = None, *, address: str
+        self, authorization: Sequence[str], peer_uris: Sequence[str] | None = None, *, address: str, only: str = ""
     ) -> Principal:
         """Return the caller's principal.
 
         ``authorization`` holds the values of every such header; ``peer_uris`` the URI names of a verified client
-        certificate, None where there is none; ``address`` is the caller's.
+        certificate, None where there is none; ``address`` is the caller's; ``only`` the one tenant whose listener was
+        called, if it takes one alone.
 
         Raises:
             UnauthenticatedError: no proof, a proof that does not hold, two that disagree.
         """
-        by_certificate = self._by_certificate(peer_uris, address) if peer_uris else None
+        caller = _Caller(address, only)
+        by_certificate = self._by_certificate(peer_uris, caller) if peer_uris else None
         if not authorization:
             if by_certificate is None:
                 raise _refusal(CredentialRefusal.ABSENT)
             return by_certificate
-        by_text = self._by_text(authorization, address)
+        by_text = self._by_text(authorization, caller)
         if by_certificate is not None and by_certificate.tenant != by_text.tenant:
             raise _refusal(CredentialRefusal.DISAGREE)
         return by_text
 
-    def _by_text(self, authorization: Sequence[str], address: str) -> Principal:
+    def _by_text(self, authorization: Sequence[str], caller: _Caller) -> Principal:
         value = authorization[0] if len(authorization) == 1 else ""
         scheme, _, plain = value.partition(" ") if len(value) <= MAX_AUTHORIZATION_CHARS else ("", "", "")
         now = self._now()
         if self._tokens is not None and scheme.lower() == "bearer" and looks_like_token(plain):
-            return self._by_token(self._tokens, plain, now, address)
-        return self._by_key(scheme, plain, now, address)
+            return self._by_token(self._tokens, plain, now, caller)
+        return self._by_key(scheme, plain, now, caller)
 
-    def _by_token(self, tokens: TokenVerifier, plain: str, now: datetime, address: str) -> Principal:
+    def _by_token(self, tokens: TokenVerifier, plain: str, now: datetime, caller: _Caller) -> Principal:
         try:
             found = tokens.check(plain, now.timestamp())
         except TokenError as error:
             raise _refusal(error.refusal) from None
-        principal = self._principal(found.claims.credential, address)
+        principal = self._principal(found.claims.credential, caller)
         return replace(principal, scopes=found.claims.scopes, secret=found.secret, ends=found.claims.ends)
 
-    def _by_key(self, scheme: str, plain: str, now: datetime, address: str) -> Principal:
+    def _by_key(self, scheme: str, plain: str, now: datetime, caller: _Caller) -> Principal:
         found = self._keys().check(plain, now)
         if found.refusal is not None or scheme.lower() != "bearer":
             raise _refusal(found.refusal or CredentialRefusal.MALFORMED)
-        principal = self._principal(f"{KEY_CREDENTIAL}{found.key_id}", address)
+        principal = self._principal(f"{KEY_CREDENTIAL}{found.key_id}", caller)
         self._used(found.secret, now.timestamp())
         return replace(principal, scopes=found.scopes, secret=found.secret)
 
-    def _by_certificate(self, uris: Sequence[str], address: str) -> Principal:
+    def _by_certificate(self, uris: Sequence[str], caller: _Caller) -> Principal:
         uri = uris[0] if len(uris) == 1 else ""
         if len(uri) > MAX_SPIFFE_CHARS or not _SPIFFE.fullmatch(uri):
             raise _refusal(CredentialRefusal.CERTIFICATE)
-        return self._principal(uri, address)
+        return self._principal(uri, caller)
 
-    def _principal(self, credential: str, address: str) -> Principal:
-        principal = self._service.authenticate(credential, address)
+    def _principal(self, credential: str, caller: _Caller) -> Principal:
+        principal = self._service.authenticate(credential, caller.address)
         if principal is None:
             raise _refusal(CredentialRefusal.NO_TENANT)
+        if caller.only and principal.tenant != caller.only:
+            raise _refusal(CredentialRefusal.LISTENER)
         return principal
 
 

@@ -26,6 +26,7 @@ from appliance.common.lines import RefusedLines
 from appliance.gateway.front.client_address import ProxyHeader, ProxyHeaderError, TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.handshakes import Handshakes
+from appliance.gateway.front.own_listeners import LOCAL_ADDRESS, Stalls
 from appliance.gateway.front.starts import Begin, Starts
 from appliance.gateway.front.stranger_time import StrangerTime
 
@@ -111,8 +112,11 @@ class Listener:
         bound: socket.socket,
         handshake_s: float = HANDSHAKE_S,
         proxies: TrustedProxies | None = None,
+        stalls: Stalls | None = None,
     ) -> None:
+        """``stalls`` ends connections whose peers take nothing, at a Unix socket."""
         self._opened = opened
+        self._stalls = stalls
         self._make = make
         self._context = context
         self._bound = bound
@@ -128,8 +132,9 @@ class Listener:
         return self._opened.tasks
 
     def secure(self, context: ssl.SSLContext) -> None:
-        """Use this TLS for the connections that come from now on."""
-        self._context = context
+        """Use this TLS for the connections that come from now on; a Unix socket has none."""
+        if self._stalls is None:
+            self._context = context
 
     def accept(self) -> None:
         """Take the connections that wait at the socket, and those that come. Idempotent; nothing after the end."""
@@ -165,6 +170,8 @@ class Listener:
         now = asyncio.get_running_loop().time()
         for connection in list(self._opened.connections):
             connection.look(now)
+        if self._stalls is not None:
+            self._stalls.look(now)
 
     def abort(self) -> None:
         """Close every connection at once: handlers see that their client has gone, and return."""
@@ -191,7 +198,8 @@ class Listener:
                 loop.remove_reader(self._bound.fileno())
                 loop.call_later(REST_S, self.accept)
                 return
-            slot = self._opened.places.admit(peer[0], proxy=self._proxies.trusts(peer[0]))
+            address = peer[0] if self._stalls is None else LOCAL_ADDRESS
+            slot = self._opened.places.admit(address, proxy=self._proxies.trusts(address))
             if slot is None:
                 accepted.close()
                 continue
@@ -214,9 +222,11 @@ class Listener:
                     if not slot.proxy:
                         await self._opened.handshakes.turn(slot.network)
                 handed = True
-                await asyncio.get_running_loop().connect_accepted_socket(
+                transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: self._make(slot), accepted, ssl=self._context, ssl_shutdown_timeout=self._farewell_s()
                 )
+                if self._stalls is not None:
+                    self._stalls.watch(transport)
             made = True
         except ProxyHeaderError as error:
             self._report(slot.address, error)

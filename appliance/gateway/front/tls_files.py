@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 
 from appliance.common.certificate_dates import read_validity
-from appliance.common.config import ClientCertificates, TlsConfig
 from appliance.common.errors import StartError
+from appliance.common.listen_config import ClientCertificates, TlsConfig
 from appliance.gateway.front.key_file import Stamp, stamp_of
 
 log = structlog.get_logger()

@@ -1,4 +1,5 @@
-"""Regenerates ``appliance/gateway/grpc/generated``: ``python -m appliance.gateway.grpc.generate_code``.
+"""Regenerates the code of all .proto files: ``python -m appliance.gateway.grpc.generate_code``. With the argument
+``released`` it writes the descriptor sets with which later versions must agree, once for each release.
 
 A tool of development; it needs grpcio-tools and mypy-protobuf. The modules are generated under a flat folder and their
 imports rewritten, because the package paths of the .proto files (``athanor.inference.v1``, right for every other
@@ -11,21 +12,59 @@ import re
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc_tools  # type: ignore[import-untyped]
 from grpc_tools import protoc
 
-API = Path(__file__).resolve().parent
-PROTO_ROOT = API / "proto"
-PROTOS = tuple(PROTO_ROOT / "athanor" / name / "v1" / f"{name}.proto" for name in ("inference", "usage"))
-GENERATED = API / "generated"
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    """Proto files of one package, and where their code is."""
+
+    folder: Path
+    """Has ``proto`` and ``generated``."""
+    names: tuple[str, ...]
+    package: str
+    """Python package of the code."""
+
+    @property
+    def root(self) -> Path:
+        """Folder that imports of proto files are taken from."""
+        return self.folder / "proto"
+
+    @property
+    def protos(self) -> tuple[Path, ...]:
+        """The proto files."""
+        return tuple(self.root / "athanor" / name / "v1" / f"{name}.proto" for name in self.names)
+
+    @property
+    def released(self) -> Path:
+        """Descriptor set of the last release, for tests and for ``buf breaking``."""
+        return self.folder / "proto" / "released.binpb"
+
+    @property
+    def generated(self) -> Path:
+        """Folder of the code."""
+        return self.folder / "generated"
+
+
+_APPLIANCE = Path(__file__).resolve().parents[2]
+
+TENANTS = Schemas(_APPLIANCE / "gateway" / "grpc", ("inference", "usage"), "appliance.gateway.grpc.generated")
+"""What tenants call."""
+
+OPERATOR = Schemas(_APPLIANCE / "operator" / "api", ("admin", "policy"), "appliance.operator.api.generated")
+"""What the operator calls; the gateway imports none of it."""
+
+SCHEMAS = (TENANTS, OPERATOR)
 
 _IMPORT = re.compile(r"^from athanor\.\w+\.v1 import", re.MULTILINE)
-_REWRITTEN = "from appliance.gateway.grpc.generated import"
 
 
-def generate() -> dict[str, str]:
+def generate(schemas: Schemas) -> dict[str, str]:
     """Run protoc; gives file name -> text of each generated module and stub, imports rewritten.
 
     Raises:
@@ -38,27 +77,48 @@ def generate() -> dict[str, str]:
                 "protoc",
                 f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
                 f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
-                f"--proto_path={PROTO_ROOT}",
+                f"--proto_path={schemas.root}",
                 f"--proto_path={Path(grpc_tools.__file__).parent / '_proto'}",
                 f"--python_out={folder}",
                 f"--grpc_python_out={folder}",
                 f"--mypy_out=quiet:{folder}",
                 f"--mypy_grpc_out=quiet:{folder}",
-                *map(str, PROTOS),
+                *map(str, schemas.protos),
             ]
         )
         if status != 0:
             raise RuntimeError(f"protoc ended with status {status}; its message is above")
         written = sorted(Path(folder).rglob("*.py*"))
-        return {file.name: _IMPORT.sub(_REWRITTEN, file.read_text(encoding="utf-8")) for file in written}
+        package = f"from {schemas.package} import"
+        return {file.name: _IMPORT.sub(package, file.read_text(encoding="utf-8")) for file in written}
 
 
-def main() -> int:
-    """Write what ``generate`` gives."""
-    for name, text in generate().items():
-        (GENERATED / name).write_text(text, encoding="utf-8")
+def descriptors(schemas: Schemas) -> bytes:
+    """Return the descriptor set of the proto files.
+
+    Raises:
+        RuntimeError: protoc refused a file; its own message is on stderr.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "set"
+        included = Path(grpc_tools.__file__).parent / "_proto"
+        paths = [f"--proto_path={schemas.root}", f"--proto_path={included}"]
+        options = ["--include_imports", f"--descriptor_set_out={out}"]
+        if protoc.main(["protoc", *paths, *options, *map(str, schemas.protos)]) != 0:
+            raise RuntimeError("protoc refused a file; its message is above")
+        return out.read_bytes()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write what ``generate`` gives, or ``descriptors``."""
+    for schemas in SCHEMAS:
+        if list(arguments) == ["released"]:
+            schemas.released.write_bytes(descriptors(schemas))
+            continue
+        for name, text in generate(schemas).items():
+            (schemas.generated / name).write_text(text, encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -36,6 +36,7 @@ from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.connections import Connections, network_of
 from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
+from appliance.gateway.front.own_listeners import OF_ALL, Entrance
 from appliance.gateway.front.padding import Padding, Ticks
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Event, GenerateRequest, Principal, TokenPrompt
@@ -91,7 +92,7 @@ _Q = TypeVar("_Q")
 class _Call:
     """What one call is known by."""
 
-    def __init__(self, method: str, wire: GrpcCall, proxies: TrustedProxies) -> None:
+    def __init__(self, method: str, wire: GrpcCall, proxies: TrustedProxies, only: str) -> None:
         self.wire = wire
         named = [value for name, value in wire.metadata if name == proxies.header]
         self.address = proxies.client_of(wire.address, named)
@@ -101,11 +102,20 @@ class _Call:
             route=method,
             front_end="grpc",
             traceparent=traceparent([value for name, value in wire.metadata if name == "traceparent"]),
-            attributes={"rpc.system": "grpc", "client.address": self.address},
+            attributes={"client.address": self.address},
+            listener=only,
         )
         self.principal: Principal | None = None
         self.request_id: str | None = None
         """Set when a session begins: from then on the session traces its own errors."""
+
+    def caller(self, resolver: Resolver) -> Principal:
+        """Return whose call it is, by the credentials in force now.
+
+        Raises:
+            UnauthenticatedError: no proof that holds, or one of another tenant than the listener's.
+        """
+        return resolver.resolve(self.authorization, self.wire.peer_uris, address=self.address, only=self.facts.listener)
 
 
 Behaviour = Callable[[_Call], Awaitable[Message | None]]
@@ -171,11 +181,11 @@ class GrpcFrontEnd:
         """Every method there is and what it asks of its caller."""
         return {name: method.auth for name, method in self._table.items()}
 
-    async def serve(self, wire: GrpcCall) -> Status:
-        """Answer one call and return its end. An unknown method too is authenticated first."""
+    async def serve(self, wire: GrpcCall, *, entrance: Entrance = OF_ALL) -> Status:
+        """Answer one call, by this listener, and return its end. An unknown method too is authenticated first."""
         method = self._table.get(wire.method, _Method(Auth.TENANT, self._unknown))
-        call = _Call(wire.method if wire.method in self._table else "*", wire, self._proxies)
-        return await self._answer(method, call)
+        known = wire.method if wire.method in self._table else "*"
+        return await self._answer(method, _Call(known, wire, self._proxies, entrance.tenant))
 
     async def _answer(self, method: _Method, call: _Call) -> Status:
         try:
@@ -199,9 +209,6 @@ class GrpcFrontEnd:
             status = replace(status, metadata=(self._padding.trailer(status.message, status.details),))
         return status
 
-    def _resolved(self, call: _Call) -> Principal:
-        return self._resolver.resolve(call.authorization, call.wire.peer_uris, address=call.address)
-
     def _authenticate(self, method: _Method, call: _Call) -> None:
         """Find out whose call it is.
 
@@ -214,7 +221,7 @@ class GrpcFrontEnd:
             call.wire.unproved()
             return
         try:
-            call.principal = self._resolved(call)
+            call.principal = call.caller(self._resolver)
         except UnauthenticatedError:
             call.wire.unproved()
             raise
@@ -364,7 +371,7 @@ class GrpcFrontEnd:
 
     async def _watch_usage(self, call: _Call) -> None:
         asked = await self._only(usage_pb2.WatchUsageRequest, call)
-        await self._usage.watch(asked, lambda: self._resolved(call), call.wire.write)
+        await self._usage.watch(asked, lambda: call.caller(self._resolver), call.wire.write)
 
     async def _check(self, call: _Call) -> Message:
         asked = await self._only(health_pb2.HealthCheckRequest, call)

@@ -28,6 +28,7 @@ from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, req
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
+from appliance.gateway.front.own_listeners import OF_ALL, Entrance
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Operation, Principal
 from appliance.gateway.http import (
@@ -108,7 +109,6 @@ class HttpFrontEnd:
         """``stored`` keeps files, batches and responses; None where the appliance keeps none."""
         self.stored = StoredRoutes(stored, settings)
         self._kept = stored.responses if stored is not None else None
-        self.responses = ResponseRoutes(self._kept)
         self._proxies = proxies or TrustedProxies()
         self._service = service
         self._resolver = resolver
@@ -116,6 +116,9 @@ class HttpFrontEnd:
         self._ready = ready
         self._draining = self._over = False
         self._generation = Generation(service, settings, self._kept)
+        self.background = self._generation.background
+        """Responses that go on without their client."""
+        self.responses = ResponseRoutes(self._kept, self.background)
         self._document = DOCUMENT.read_bytes()
 
     def begin_drain(self) -> None:
@@ -128,11 +131,13 @@ class HttpFrontEnd:
         self._over = True
         self._generation.cut_all(shutting_down())
 
-    async def serve(self, connection: HttpConnection, head: RequestHead, body: Body) -> None:
-        """One exchange, start to end; never raises an Exception."""
+    async def serve(
+        self, connection: HttpConnection, head: RequestHead, body: Body, *, entrance: Entrance = OF_ALL
+    ) -> None:
+        """One exchange, start to end, that came by this listener; never raises an Exception."""
         exchange = Exchange(connection, head, body, self._settings.cross_origin.rows(head))
         try:
-            await self._serve(exchange)
+            await self._serve(exchange, entrance)
         except ClientGoneError:
             return
         except ApplianceError as error:
@@ -144,22 +149,22 @@ class HttpFrontEnd:
         finally:
             exchange.close()
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: Exchange, entrance: Entrance) -> None:
         found = _match(exchange.head.path)
         # HEAD is a GET whose answer's body is left out (RFC 9110, section 9.3.2).
         route = found.get("GET" if exchange.head.method == "HEAD" else exchange.head.method)
-        exchange.context = self._context(exchange, route)
+        exchange.context = self._context(exchange, route, entrance)
         exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
         if self._settings.cross_origin.asks(exchange.head):
             await self._preflight(exchange)
             return
         if route is None or route.auth is not Auth.PUBLIC:
-            if self._settings.demands_certificate and not exchange.connection.certified:
+            if self._settings.demands_certificate and not exchange.connection.certified and not entrance.local:
                 raise certificate_wanted()
             address = str(exchange.context.attributes["client.address"])
             exchange.principal = self._resolver.resolve(
-                _proofs(exchange), exchange.connection.peer_uris, address=address
+                _proofs(exchange), exchange.connection.peer_uris, address=address, only=entrance.tenant
             )
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding
@@ -176,16 +181,16 @@ class HttpFrontEnd:
             raise RouteNotFoundError(_no_route(exchange.head.path))
 
     async def _preflight(self, exchange: Exchange) -> None:
-        """Answer a browser that asks whether a page may call: the same for every path, with or without a credential,
-        and kept nowhere, as health checks are not. A page that may not gets an answer in place of the 401 that a
-        credential would mend."""
+        """Answer a browser that asks whether a page may call: the same for every path, with or without a credential.
+        Leave is kept nowhere, as health checks are not; a page that may not call is counted as any refused caller, and
+        gets an answer in place of the 401 that a credential would mend."""
         if self._settings.cross_origin.allows(exchange.head):
             await exchange.answer_empty(self._settings.cross_origin.leave(), new_request_id())
             return
         error = OriginNotAllowedError("pages of this origin may not call; the operator lists those that may")
-        await exchange.fail(error, new_request_id(), [])
+        await exchange.fail(error, self._record(exchange, error), [])
 
-    def _context(self, exchange: Exchange, route: Route | None) -> CallContext:
+    def _context(self, exchange: Exchange, route: Route | None, entrance: Entrance) -> CallContext:
         head = exchange.head
         client = self._proxies.client_of(exchange.connection.address, head.values(self._proxies.header))
         known = {"url.path": head.path} if route else {}
@@ -193,6 +198,7 @@ class HttpFrontEnd:
             # An unknown path is the client's text: it becomes no span's name and is not kept.
             route=f"{head.method} {route.path if route else '*'}",
             front_end="http",
+            listener=entrance.tenant,
             traceparent=traceparent(head.values("traceparent")),
             attributes={
                 "http.request.method": head.method,

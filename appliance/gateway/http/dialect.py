@@ -61,6 +61,8 @@ class Parsed:
     """Requests for the prompts behind the first, where there are several; they differ in prompt and id alone."""
     items: bytes | None = None
     """JSON of the items that the answer follows, where it is to be kept."""
+    background: bool = False
+    """Whether the request goes on without its client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,16 +31,17 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
 )
 from appliance.gateway.http import attest_route, header_fields, openai_embeddings, tokenizer_routes
+from appliance.gateway.http.background import Background
 from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
 from appliance.gateway.http.collecting import Events, Several, checked, collect, started
 from appliance.gateway.http.dialect import AnswerWriter, Parsed
 from appliance.gateway.http.exchange import Exchange
+from appliance.gateway.http.keeping import Keeping, KeptWriter
 from appliance.gateway.http.openai_embeddings import ParsedEmbed
 from appliance.gateway.http.openai_objects import joined, pieces_of
 from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.response_items import EarlierNeededError
-from appliance.gateway.http.response_routes import Keeping, KeptWriter
 from appliance.gateway.http.scoring import ParsedScore
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
@@ -97,6 +98,8 @@ class Generation:
         self._service = service
         self._settings = settings
         self._stored = stored
+        self.background = Background(service, stored, settings.sse_keepalive_s)
+        """Responses that go on without their client."""
         self._budget = BodyBudget()
         self._parser = Parser()
         self._live: set[Cut] = set()
@@ -113,6 +116,7 @@ class Generation:
         """End every session that runs with ``reason``."""
         for cut in list(self._live):
             cut.end(reason)
+        self.background.cut_all(reason)
 
     async def serve(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], Parsed]) -> None:
         """Answer one request, from its body to the last byte; ``parse`` is its API's.
@@ -129,6 +133,10 @@ class Generation:
         writer = parsed.make_writer(request, int(time.time()))
         keeping = self._keeping(exchange, principal, writer, parsed.items)
         notes = header_fields.ignored(parsed.ignored)
+        if parsed.background and keeping is not None:
+            del parsed  # with the prompt, as ``serve`` does
+            await self.background.serve(exchange, principal, request, writer, keeping, notes)
+            return
         streamed = request.stream
         async with self._guarded(exchange, request.request_id, streamed=streamed) as cut:
             padded = PacedSink(writer) if exchange.padding is not None else None

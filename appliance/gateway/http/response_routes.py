@@ -1,17 +1,16 @@
-"""Routes of stored responses, and the keeping of answers that are made."""
+"""Routes of stored responses, and of those that go on without their client."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Protocol
 
-from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError
+from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError, StoredNotFoundError
 from appliance.common.ids import new_request_id
-from appliance.gateway.generate_request import Finished, Principal
+from appliance.gateway.generate_request import Principal
 from appliance.gateway.http import stored_objects
+from appliance.gateway.http.background import LAST_EVENT_ID, Background, first_wanted
 from appliance.gateway.http.exchange import Exchange
-from appliance.gateway.http.openai_objects import pieces_of
 from appliance.gateway.http.parsing import INLINE_BYTES
 from appliance.gateway.http.response_items import KeptResponse, check_response_id, items_page
 from appliance.gateway.stored_work import ResponseKeeper
@@ -23,54 +22,26 @@ INPUT_TOKENS = "input_tokens"
 """Word below the routes that is no id."""
 
 
-class KeptWriter(Protocol):
-    """Writes an answer that may be kept."""
-
-    response_id: str
-
-    def whole(self, finished: Finished) -> dict[str, Any]:
-        """Return the whole answer, once all of it was written."""
-        ...
-
-    def note_kept(self, *, kept: bool) -> None:
-        """Say in the answer whether it is kept."""
-        ...
-
-
-class Keeping:
-    """Keeps the answer to one request."""
-
-    def __init__(self, stored: ResponseKeeper, principal: Principal, writer: KeptWriter, items: bytes) -> None:
-        """``items``: JSON of what it answers."""
-        self._stored = stored
-        self._principal = principal
-        self._writer = writer
-        self._items = items
-
-    async def keep(self, response: bytes) -> bool:
-        """Keep the JSON of the answer; False where it cannot be kept."""
-        document = KeptResponse(self._items, response).packed()
-        return await self._stored.keep(self._principal, self._writer.response_id, document)
-
-    async def keep_streamed(self, finished: Finished) -> None:
-        """Keep the answer that was streamed, before its last event, which says whether it is kept."""
-        response = b"".join(pieces_of(self._writer.whole(finished)))
-        self._writer.note_kept(kept=await self.keep(response))
-
-
 class ResponseRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, stored: ResponseKeeper | None) -> None:
+    def __init__(self, stored: ResponseKeeper | None, background: Background) -> None:
         """``stored``: None where the appliance keeps nothing."""
         self._stored = stored
+        self._background = background
 
     async def response(self, exchange: Exchange, principal: Principal) -> None:
         """``GET /v1/responses/{response_id}``."""
         query = stored_objects.query_of(exchange.head.query)
-        if query.get("stream", "false") != "false":
-            raise InvalidRequestError("a stored response is not streamed; leave stream out", param="stream")
+        streamed = query.get("stream", "false") != "false"
+        if streamed and (run := self._background.find(principal, _id_in(exchange))) is not None:
+            first = first_wanted(run.window, query, exchange.head.values(LAST_EVENT_ID))
+            exchange.request_id = new_request_id()
+            await self._background.follow(exchange, run, first, [])
+            return
         kept = await self._read(exchange, principal)
+        if streamed:
+            raise InvalidRequestError("the response is not streamed any more; leave stream out", param="stream")
         await exchange.answer(200, kept.response, new_request_id())
 
     async def items(self, exchange: Exchange, principal: Principal) -> None:
@@ -85,7 +56,12 @@ class ResponseRoutes:
     async def delete(self, exchange: Exchange, principal: Principal) -> None:
         """``DELETE /v1/responses/{response_id}``."""
         stored, response = self._keeper(), _id_in(exchange)
-        await stored.delete(principal, response)
+        dropped = self._background.drop(principal, response)
+        try:
+            await stored.delete(principal, response)
+        except StoredNotFoundError:
+            if not dropped:
+                raise
         await exchange.answer(200, {"id": response, "object": "response", "deleted": True}, new_request_id())
 
     async def _read(self, exchange: Exchange, principal: Principal) -> KeptResponse:

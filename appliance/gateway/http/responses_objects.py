@@ -59,13 +59,15 @@ class ResponseWriter:
         shown: Mapping[str, Any],
         kept: bool = False,
         previous: str | None = None,
+        background: bool = False,
     ) -> None:
         """``shown``: the values of ``REPEATED`` in the request; ``kept``: whether the answer is to be kept;
-        ``previous``: id of the response that it continues."""
+        ``previous``: id of the response that it continues; ``background``: whether it goes on without its client."""
         self._key = key_of(request.request_id)
         self.response_id = f"resp_{self._key}"
         self._kept = kept
         self._previous = previous
+        self._background = background
         self._model = request.model
         self._created = created
         self._most = request.max_tokens
@@ -130,7 +132,7 @@ class ResponseWriter:
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "background": False,
+            "background": self._background,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": shown["instructions"],

@@ -55,7 +55,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "conversation": Unsupported(
         "continue a response with previous_response_id, or send the whole conversation as input"
     ),
-    "background": Unsupported("keep the connection, or stream"),
     "prompt": Unsupported("send the text of the prompt as instructions and input"),
     "context_management": Unsupported("leave out of input what the model shall not see"),
 }
@@ -82,6 +81,7 @@ _SERVED = PROMPT_FIELDS | {
     "include",
     "text",
     "stream",
+    "background",
     "service_tier",
     "metadata",
     "truncation",
@@ -117,6 +117,7 @@ def parse_response(
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
     keeps = _keeps(document, withheld)
+    background = _background(document, withheld)
     previous, before = _earlier(document, withheld, earlier, parse_response)
     prompt, tools = _prompt(document, before)
     given = {name: number(document, name) for name in ("temperature", "top_p")}
@@ -142,9 +143,10 @@ def parse_response(
     _check_truncation(document)
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
-    make_writer = partial(ResponseWriter, shown=shown, kept=keeps, previous=previous)
+    make_writer = partial(ResponseWriter, shown=shown, kept=keeps, previous=previous, background=background)
     items = items_json([*before, *items_of(document["input"], key_of(stamp.request_id))]) if keeps else None
-    return Parsed(request, make_writer, without_effect(document, _SERVED, UNSUPPORTED), items=items)
+    ignored = without_effect(document, _SERVED, UNSUPPORTED)
+    return Parsed(request, make_writer, ignored, items=items, background=background)
 
 
 def parse_input_tokens(
@@ -171,6 +173,24 @@ def _keeps(document: Mapping[str, Any], withheld: Withheld) -> bool:
     if asked and error is not None:
         raise error
     return asked is not False and error is None
+
+
+def _background(document: Mapping[str, Any], withheld: Withheld) -> bool:
+    """Whether the response goes on without its client.
+
+    Raises:
+        InvalidRequestError: it is not streamed, or not kept, as OpenAI's API demands.
+        ApplianceError: that of ``withheld``.
+    """
+    if not typed(document, "background", bool):
+        return False
+    if not document.get("stream"):
+        raise InvalidRequestError("a background response is streamed; set stream, or leave it out", param="background")
+    if (error := withheld("background")) is not None:
+        raise error
+    if document.get("store") is False:
+        raise InvalidRequestError("a background response is kept; leave store out", param="background")
+    return True
 
 
 def _earlier(

@@ -51,10 +51,12 @@ class AuditFeed:
         """Why the supervisor does not write the log now, in its own words; empty while it does."""
         self.refuses = False
         """Whether no request may be taken meanwhile."""
+        self.witness = ""
+        """What is wrong with the witnesses of the log's checkpoints."""
 
     def take(self, state: AuditState) -> None:
         """Take the supervisor's word on whether the log is written."""
-        self.problem, self.refuses = state.problem, bool(state.refuses)
+        self.problem, self.refuses, self.witness = state.problem, bool(state.refuses), state.witness
 
     def add(self, kind: str, **fields: str | int) -> None:
         """Add an entry."""

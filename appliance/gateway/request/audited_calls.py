@@ -9,6 +9,7 @@ from appliance.common.errors import ApplianceError, UnauthenticatedError
 from appliance.gateway.generate_request import BatchLine, Principal
 from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
 from policy.decision import Decision
+from policy.model import Retention
 
 OK = "OK"
 """Outcome of a request without an error; others are reasons of ``appliance.common.errors``."""
@@ -41,6 +42,8 @@ class Call:
     adapter: str = ""
     """Whole name of the adapter with which the model serves it."""
     adapter_digest: str = ""
+    end_user: str = ""
+    """Digest of the name of the end user for whom it is; the supervisor writes a pseudonym."""
 
 
 class AuditedCalls:
@@ -94,6 +97,7 @@ class AuditedCalls:
             batch=call.batch,
             adapter=call.adapter,
             adapter_digest=call.adapter_digest,
+            end_user=call.end_user if _keeps(decision) else "",
         )
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:
@@ -143,6 +147,11 @@ class AuditedCalls:
     def integrity(self, model: str, generation: int, count: int) -> None:
         """Make the entry of an engine that ended requests because a KV block in their tables was not theirs."""
         self._feed.add("integrity", model=model, generation=generation, count=count)
+
+
+def _keeps(decision: Decision) -> bool:
+    """Return whether anything of a request may be kept that tells its end user from another."""
+    return decision.obligations is not None and decision.obligations.retention is not Retention.NONE
 
 
 def _outcome(error: ApplianceError | None) -> str:

@@ -48,7 +48,7 @@ def _denial(decision: Decision) -> ApplianceError:
             return PermissionDeniedError(decision.message, param="model")
         case Reason.ROUTE_CHANGED:
             return PolicyChangedError(decision.message)
-        case Reason.NETWORK_NOT_ALLOWED | Reason.OUT_OF_HOURS:
+        case Reason.NETWORK_NOT_ALLOWED | Reason.REGION_NOT_ALLOWED | Reason.OUT_OF_HOURS:
             return PermissionDeniedError(decision.message, details=details)
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)
@@ -60,7 +60,7 @@ def _denial(decision: Decision) -> ApplianceError:
             return ContextLengthError(decision.message, param="prompt", details=details)
         case Reason.OUTPUT_TOO_LONG:
             return InvalidRequestError(decision.message, param="max_tokens", details=details)
-        case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
+        case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE | Reason.KV_TOKENS if wait is not None:
             return RateLimitedError(decision.message, retry_after_s=wait, details=details)
         case Reason.SPEND if wait is not None:
             return SpendLimitError(decision.message, retry_after_s=wait, details=details)

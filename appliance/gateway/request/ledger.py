@@ -20,12 +20,13 @@ from appliance.gateway.request.denials import denial
 from appliance.gateway.request.end_users import EndUserAccount, EndUsers
 from appliance.gateway.request.limit_states import limit_states
 from appliance.gateway.request.spend import SpendAccounts, Spends
+from appliance.gateway.request.user_keys import NO_USER_KEY, UserKey, user_key_of
 from appliance.gateway.request.waiting import Lines
 from appliance.gateway.tenant_account import TenantLimits
 from policy.decision import Decision, Effect, Obligations
 from policy.evaluate import evaluate, spend_left
 from policy.limits import Bucket, Rate, level
-from policy.model import Feature, Limits, PolicySet, Price, Priority
+from policy.model import Feature, Limits, Namespace, PolicySet, Price, Priority, Retention
 from policy.prices import affordable, cost
 from policy.rates import most_input
 from policy.request import AccessRequest, Usage
@@ -52,6 +53,8 @@ class Keys:
     """Namespace key of the tenant."""
     group: bytes
     """Namespace key of the tenant's sharing group, under which blocks are found and left; empty without a group."""
+    user: UserKey = NO_USER_KEY
+    """Key of the end user's namespace, where the policy says that there is one (``user_keys``)."""
 
 
 class Ledger:
@@ -64,8 +67,11 @@ class Ledger:
         namespaces: Mapping[str, bytes],
         clock: Callable[[], float] = time.monotonic,
         spends: SpendAccounts | None = None,
+        region: str = "",
     ) -> None:
+        """``region`` is the appliance's; empty for none."""
         self._policy = policy
+        self.region = region
         self.spends: SpendAccounts = spends or Spends()
         """What tenants have spent."""
         self._end_users = EndUsers()
@@ -157,7 +163,9 @@ class Ledger:
             return decision
         known = self._policy.tenants[tenant]
         group = self._namespaces[group_account(known.group)] if known.group is not None else b""
-        keys = Keys(self._namespaces[tenant], group)
+        key = self._namespaces[tenant]
+        user_key = user_key_of(key, access.end_user) if known.namespace is Namespace.USER else NO_USER_KEY
+        keys = Keys(key, group, user_key)
         reservation = Reservation(self, access, decision, keys, user)
         account.take_request(choices, now)
         if user is not None:
@@ -293,6 +301,8 @@ class Ledger:
         bounded = known is not None and known.limits.bounds_spend
         if known is not None and known.hours:
             access = replace(access, unix_s=self.spends.now)
+        if known is not None and known.regions:
+            access = replace(access, region=self.region)
         usage = Usage(
             concurrency=account.concurrency,
             request_bucket=account.requests,
@@ -300,6 +310,7 @@ class Ledger:
             input_bucket=account.input,
             output_bucket=account.output,
             queued=queued,
+            kv_tokens=account.held_input + account.held_output,
             end_user=user.usage if user is not None else None,
             spend=self.spends.of(access.tenant) if bounded else None,
         )
@@ -344,6 +355,7 @@ class Reservation:
         self.decision = decision
         self.namespace = keys.namespace
         self.group = keys.group
+        self.user = keys.user
         self.grant = 0
         """Output tokens that the engine may give, for each choice."""
 
@@ -352,6 +364,11 @@ class Reservation:
         """Obligations of the decision in force, which the gateway must honour when it serves the request."""
         assert self.decision.obligations is not None, "an allowance has obligations"
         return self.decision.obligations
+
+    @property
+    def keeps(self) -> bool:
+        """Whether blocks and grammars of the request may serve later requests."""
+        return self.obligations.retention is not Retention.NONE and self.user.keeps
 
     def reserve(self, input_tokens: int, asked: int | None, room: int, *, longest: int | None = None) -> None:
         """Reserve the exact prompt and the grants; ``room`` is what the model's context leaves for output, ``longest``

@@ -47,9 +47,9 @@ from appliance.gateway.request.turns import Turns
 from appliance.gateway.request.waiting import Gate
 from appliance.gateway.request.withdrawal import Admitted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.model_rests import ModelRests
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
+from appliance.gateway.sandboxes.sleep_control import SleepControl
 from appliance.gateway.sandboxes.stream import EngineGoneError, TokenStream
 from appliance.gateway.sandboxes.tenant_sandboxes import SandboxPair, TenantSandboxes
 from appliance.gateway.sandboxes.text_client import TextClient
@@ -107,7 +107,7 @@ class SessionDependencies:
     """Records the largest cost of a request of a tenant; None where no account is kept."""
     count: Callable[..., None] = lambda *_args, **_labels: None
     """Adds to a counter of ``names``."""
-    rests: ModelRests | None = None
+    sleep: SleepControl | None = None
     """Wakes sleeping models; None where none sleeps."""
     batch: str = ""
     """Batch of which the request is a line."""
@@ -140,8 +140,7 @@ class Lifecycle:
         self._content = content_of(request)
         self._reservation: Reservation | None = None
         self._answered = False
-        self._end_user = request.end_user if isinstance(request, _OF_USERS) else ""
-        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self._end_user)
+        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
         self.principal = principal
         self.trace = trace
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
@@ -181,9 +180,9 @@ class Lifecycle:
         trace.begin(Phase.POLICY)
         tenant, alias = self.principal.tenant, self.call.alias
         access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
-        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self._end_user)
+        access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
+        access = replace(access, adapter=self.call.adapter, asleep=self.model.sleep_state.asleep)
         if self.call.adapter:
-            access = replace(access, adapter=self.call.adapter)
             trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
 
         def attempt(takes: bool, queued: int) -> Decision:
@@ -200,6 +199,7 @@ class Lifecycle:
         decision = reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        trace.annotate(policy_namespace=reservation.obligations.namespace.value)
         return reservation
 
     async def reserve(
@@ -231,7 +231,7 @@ class Lifecycle:
     def admitted(self) -> Admitted | None:
         """What the request was admitted with; None before that."""
         one = self._reservation
-        return None if one is None else _admitted(self.principal, self.call, one)
+        return None if one is None else _admitted(self.principal, self.call, one, self.dependencies.ledger.region)
 
     @property
     def tokens(self) -> Tokens:
@@ -396,7 +396,7 @@ class Lifecycle:
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
-            self.model.rest.used_at = time.monotonic()
+            self.model.sleep_state.used_at = time.monotonic()
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(
@@ -422,13 +422,19 @@ class Lifecycle:
 async def _awaken(life: Lifecycle, until: float) -> None:
     """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep:
     before its first attempt, or since a supervisor that has come anew left them asleep."""
-    rests = life.dependencies.rests
+    sleep = life.dependencies.sleep
     if life.pair.text.frozen or life.pair.engine.frozen:
         life.trace.annotate(sandbox_thawed=True)
-    if rests is None or life.model not in (life.pair.engine, life.pair.text):
+    if sleep is None or life.model not in (life.pair.engine, life.pair.text):
         return
+    admitted = life.admitted
+    assert admitted is not None, "the policy has agreed"
     with life.waiting():
-        waited_s = await rests.awaken(life.model, until, life.principal.tenant)
+        tenant, wakes = life.principal.tenant, admitted.obligations.wakes
+        waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
+    if life.pair.text is not life.pair.engine:
+        # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
+        life.pair.text.capacity = life.pair.engine.capacity
     if waited_s:
         life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 
@@ -436,13 +442,15 @@ async def _awaken(life: Lifecycle, until: float) -> None:
 def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
     """Return what the entry of a request has of it; ``digest`` is its adapter's."""
     names = request.model, request.operation.value, request.alias
-    return Call(request.request_id, *names, batch, request.adapter, digest.hex())
+    end_user = request.end_user if isinstance(request, _OF_USERS) else ""
+    return Call(request.request_id, *names, batch, request.adapter, digest.hex(), end_user)
 
 
-def _admitted(principal: Principal, call: Call, reservation: Reservation) -> Admitted:
+def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
-    return Admitted(principal, call.model, reservation.obligations, *keys, call.alias, bool(call.batch), call.adapter)
+    obligations, batch = reservation.obligations, bool(call.batch)
+    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

@@ -24,6 +24,7 @@ def limit_states(limits: Limits, account: Account, spend: Spend, now: float) -> 
         LimitState(
             "concurrency", unit, most, most, max(0, most - account.concurrency), None, limits.concurrency_exceeded.value
         ),
+        *_kv_tokens(limits, account.held_input + account.held_output),
         *_spend("spend_per_day", limits.spend_per_day, spend.day, spend.day_left_s),
         *_spend("spend_per_month", limits.spend_per_month, spend.month, spend.month_left_s),
     )
@@ -32,6 +33,13 @@ def limit_states(limits: Limits, account: Account, spend: Spend, now: float) -> 
 def _own(name: str, rate: Rate | None, bucket: Bucket | None, exceeded: Exceeded, now: float) -> Iterator[LimitState]:
     if rate is not None and bucket is not None:
         yield _rate(name, LimitUnit.TOKENS, rate, bucket, exceeded, now)
+
+
+def _kv_tokens(limits: Limits, held: int) -> Iterator[LimitState]:
+    most = limits.kv_tokens
+    if most is not None:
+        treatment = limits.kv_tokens_exceeded.value
+        yield LimitState("kv_tokens", LimitUnit.TOKENS, most, most, max(0, most - held), None, treatment)
 
 
 def _rate(name: str, unit: LimitUnit, rate: Rate, bucket: Bucket, exceeded: Exceeded, now: float) -> LimitState:

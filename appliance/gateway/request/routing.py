@@ -35,6 +35,8 @@ class Routing:
     tenant_sandboxes: TenantSandboxes
     chosen: Callable[[str, RouteChoice], None]
     """Called with the alias and the choice of each request."""
+    asleep: Callable[[ModelSandboxes, str], ModelState] = lambda _model, _tenant: ModelState.READY
+    """State of a model that sleeps, for a tenant's request (``SleepControl.route_state``)."""
     _listed: tuple[PolicySet | None, dict[_Lists, list[Route]]] = field(default_factory=lambda: (None, {}))
     """A policy, and the routes that lists of model patterns and of adapters have shown in it so far."""
 
@@ -95,7 +97,10 @@ class Routing:
         shared = self.models.get(model)
         if shared is not None and (not takes(shared.runner, request) or (adapter and adapter not in shared.adapters)):
             return ModelState.UNREADY
-        return model_state(shared, self.tenant_sandboxes.find(model, tenant.id), tenant.isolation_class)
+        asleep = ModelState.READY if shared is None or shared.sleep_state.awake else self.asleep(shared, tenant.id)
+        if shared is not None and shared.sleep_state.asleep and not tenant.features.wake:
+            asleep = ModelState.UNREADY
+        return model_state(shared, self.tenant_sandboxes.find(model, tenant.id), tenant.isolation_class, asleep)
 
     def _card(self, route: Route) -> ModelCard:
         bases = [base_of(name) for name in route.models]

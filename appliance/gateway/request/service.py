@@ -41,6 +41,7 @@ from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
+from appliance.gateway.request.operator_drain import OperatorDrain, check_taking
 from appliance.gateway.request.routing import Routing, takes
 from appliance.gateway.request.scoring import ScoringSession
 from appliance.gateway.request.session import Session
@@ -108,11 +109,12 @@ class GatewayService:
         self.count = telemetry.count
         """Adds to a counter of ``names``."""
         self.suspects = {name: Suspects() for name in model_sandboxes}
-        self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
-        self.shadows = Shadows(ledger.spends, telemetry.count)
+        self.routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
+        self.shadows = Shadows(ledger.spends, telemetry.count, ledger.region)
         """Policy that is tried, if any."""
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
         self._audited_calls = AuditedCalls(self.audit, model_sandboxes)
+        self.operator_drain = OperatorDrain()
         self.dependencies = SessionDependencies(
             model_sandboxes,
             ledger,
@@ -138,7 +140,7 @@ class GatewayService:
 
     def routed(self, principal: Principal, request: Routable) -> Routable:
         """Choose the model of a request for a route; see ``appliance.gateway.service.Service``."""
-        return self._routing.routed(self.ledger.policy, principal, request)
+        return self.routing.routed(self.ledger.policy, principal, request)
 
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
@@ -186,7 +188,7 @@ class GatewayService:
         Raises:
             ApplianceError: no model here can take it.
         """
-        request = self._routing.routed(self.ledger.policy, principal, request)
+        request = self.routing.routed(self.ledger.policy, principal, request)
         trace = self._telemetry.start(context, request.request_id, principal.tenant)
         trace.describe(request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox, credential=principal.credential)
@@ -215,8 +217,7 @@ class GatewayService:
         hidden = principal.tenant in policy.tenants and not visible_models(policy, principal.tenant, (name,))
         if hidden or (model is None and not request.alias):
             raise self._not_found(principal, name, served=model is not None or self._is_others(name))
-        if self._audited_calls.refuses:
-            raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
+        check_taking(self.operator_drain, self._audited_calls)
         if model is None or (request.adapter and request.adapter not in model.adapters):
             raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
         if model.leaving is not Leaving.NO:
@@ -242,7 +243,7 @@ class GatewayService:
         staying = [name for name, one in self.model_sandboxes.items() if one.leaving is not Leaving.FOR_GOOD]
         names = visible_models(policy, principal.tenant, staying)
         cards = [self._card(self.model_sandboxes[name]) for name in names if name not in policy.routes]
-        return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
+        return tuple(sorted([*cards, *self.routing.cards(policy, principal)], key=lambda card: card.name))
 
     def limits(self, principal: Principal) -> TenantLimits:
         """Return the tenant's limits and what is left of them; see ``appliance.gateway.service.Service``."""

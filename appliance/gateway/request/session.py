@@ -39,7 +39,7 @@ from isolation.ipc.grammar import GrammarKind
 from isolation.ipc.messages import NO_TOKEN, EngineReady
 from isolation.ipc.output import Thinking
 from policy.decision import Obligations
-from policy.model import Determinism, Feature, Retention, Tenant
+from policy.model import Determinism, Feature, Tenant
 
 
 class Session:
@@ -113,12 +113,13 @@ class Session:
             request=0,
             namespace=reservation.namespace,
             group=reservation.group,
+            user=reservation.user.key,
             token_ids=token_ids,
             max_tokens=reservation.grant,
             sampling=request.sampling,
             stop_ids=request.stop_ids,
             ignore_eos=request.ignore_eos,
-            retain=obligations.retention is not Retention.NONE,
+            retain=reservation.keeps,
             logprobs=request.logprobs,
             weight=obligations.weight,
             prompt_logprobs=request.prompt_logprobs,
@@ -187,10 +188,9 @@ class Session:
         if grammar is None:
             yield None
             return
-        keep = reservation.obligations.retention is not Retention.NONE
-        client = self.life.text_client()
+        client, owner = self.life.text_client(), reservation.user.key or reservation.namespace
         with self.life.waiting():
-            run = await client.follow(grammar, reservation.namespace, self.life.enter_by, keep=keep)
+            run = await client.follow(grammar, owner, self.life.enter_by, keep=reservation.keeps)
         try:
             yield run
         finally:

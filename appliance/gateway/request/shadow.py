@@ -72,10 +72,12 @@ class SeenSpends:
 class Shadow:
     """One shadow policy and its counts; all methods run in one event loop."""
 
-    def __init__(self, policy: PolicySet, spends: SpendAccounts, count: Callable[[Verdict], None]) -> None:
-        """``count`` counts a request in the metrics."""
+    def __init__(
+        self, policy: PolicySet, spends: SpendAccounts, count: Callable[[Verdict], None], region: str = ""
+    ) -> None:
+        """``count`` counts a request in the metrics; ``region`` is the appliance's."""
         self.policy = policy
-        self.ledger = Ledger(policy, _NoKeys(), spends=SeenSpends(spends))
+        self.ledger = Ledger(policy, _NoKeys(), spends=SeenSpends(spends), region=region)
         self._count = count
         self._since = time.time()
         self._verdicts: Counter[Verdict] = Counter()
@@ -220,10 +222,11 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class Shadows:
     """The policy that is tried, if any; one after the other."""
 
-    def __init__(self, spends: SpendAccounts, count: Callable[..., None]) -> None:
-        """``count`` adds to a counter of ``names``."""
+    def __init__(self, spends: SpendAccounts, count: Callable[..., None], region: str = "") -> None:
+        """``count`` adds to a counter of ``names``; ``region`` is the appliance's."""
         self._spends = spends
         self._count = count
+        self._region = region
         self.running: Shadow | None = None
 
     def use(self, policy: PolicySet | None) -> None:
@@ -231,7 +234,7 @@ class Shadows:
         if policy is None:
             self.running = None
         elif self.running is None or self.running.policy.digest != policy.digest:
-            self.running = Shadow(policy, self._spends, self._counted)
+            self.running = Shadow(policy, self._spends, self._counted, self._region)
 
     def request(self, principal: Principal, context: CallContext) -> ShadowRequest | NoShadow:
         """Return the shadow of a request."""

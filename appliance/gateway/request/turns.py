@@ -75,6 +75,7 @@ class Turns:
         longest = now + self._ledger.limits(self._tenant).max_queue_s - self._queued_s
         patience = Patience(min(longest, until), until < longest)
         # When one of the running requests ends is not known.
-        if decision.reason is not Reason.CONCURRENCY and now + (decision.retry_after_s or 0.0) > patience.until:
+        known = decision.reason not in (Reason.CONCURRENCY, Reason.KV_TOKENS)
+        if known and now + (decision.retry_after_s or 0.0) > patience.until:
             raise denial(decision)
         return patience

@@ -45,6 +45,8 @@ class Admitted:
     """Whether it is a line of a batch."""
     adapter: str = ""
     """Whole name of its adapter; empty: without one."""
+    region: str = ""
+    """Region of the appliance; empty for none."""
 
 
 def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
@@ -94,6 +96,8 @@ def reason_to_end(
         return PermissionDeniedError(
             f"this tenant may not use the model {name} any more; the request was stopped", param="model"
         )
+    if tenant.regions and admitted.region not in tenant.regions:
+        return PermissionDeniedError("this tenant may not be served in this region any more; the request was stopped")
     if admitted.batch and not keeps_files(tenant):
         return FeatureNotAllowedError("this tenant may not use files and batches any more; the request was stopped")
     if not leads(policy, tenant, admitted.adapter or admitted.model, admitted.alias):
@@ -104,6 +108,7 @@ def reason_to_end(
     changed = {
         "isolation class": tenant.isolation_class is not admitted.obligations.isolation_class,
         "retention": tenant.retention is not admitted.obligations.retention,
+        "namespace": tenant.namespace is not admitted.obligations.namespace,
         "key": namespaces.get(caller.tenant) != admitted.namespace,
         "sharing group": group != admitted.group,
     }

@@ -174,7 +174,7 @@ class Sandboxes:
         self.attachment = Attachment()
         for model in self.every:
             model.close_links()
-            if model.rest.waking:
+            if model.sleep_state.waking:
                 model.fall_asleep(SUPERVISOR_GONE)
             for record in model.records.values():
                 if record.state == "ready":
@@ -298,6 +298,7 @@ class Sandboxes:
 
     def _note_end(self, model: ModelSandboxes, fault: Fault, *, at_fault: bool) -> None:
         model.record(fault.role).become("failed", fault.reason)
+        model.note_failure()
         log.warning("sandbox is lost", **asdict(fault))
         if at_fault:
             self._supervisor.tell(fault)

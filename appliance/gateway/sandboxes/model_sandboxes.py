@@ -18,7 +18,7 @@ from appliance.common.control import COLD, FALLEN_BACK, RESTORED, SandboxUp
 from appliance.common.errors import NoPlaceLeftError, UnavailableError
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.rest import Rest
+from appliance.gateway.sandboxes.sleep_state import SleepState
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from isolation.ipc.kv import KvQuotas
 from isolation.ipc.messages import EngineReady
@@ -155,7 +155,7 @@ class ModelSandboxes:
         self.records: dict[str, SandboxRecord] = {}
         """States of the sandboxes by role (``engine``, ``text``), of those that were ever there or are asked for."""
         self.draining = False
-        self.rest = Rest()
+        self.sleep_state = SleepState()
         self.leaving = Leaving.NO
         """Whether it takes no request any more, because it is being taken away."""
         self.arriving = False
@@ -294,7 +294,7 @@ class ModelSandboxes:
         Raises:
             UnavailableError: none of it happened in time.
         """
-        await self._wait(lambda: self.ready or self.failed or self.rest.asleep, until)
+        await self._wait(lambda: self.ready or self.failed or self.sleep_state.asleep, until)
 
     async def wait_awake(self, until: float) -> None:
         """Wait until both sandboxes are there, or the model sleeps.
@@ -302,18 +302,23 @@ class ModelSandboxes:
         Raises:
             UnavailableError: neither happened in time.
         """
-        await self._wait(lambda: self.ready or self.rest.asleep, until)
+        await self._wait(lambda: self.ready or self.sleep_state.asleep, until)
+
+    async def wait_woken(self, until: float) -> None:
+        """Wait until both sandboxes are there, or the model sleeps again, or one was lost; raises as ``wait_awake``."""
+        records = self.records
+        await self._wait(lambda: self.ready or self.sleep_state.asleep or _lost(records), until)
 
     def begin_wake(self) -> None:
         """Note that the model is being woken."""
-        self.rest.begin_wake(time.monotonic())
+        self.sleep_state.begin_wake(time.monotonic())
         for record in self.records.values():
             record.become("booting")
 
     def fall_asleep(self, cause: str = "") -> None:
         """Note that the model has no sandboxes now, and end the waits for them; ``cause``: why it could not be woken,
         if that is so."""
-        self.rest.fall_asleep(cause, time.monotonic())
+        self.sleep_state.fall_asleep(cause, time.monotonic())
         for record in self.records.values():
             record.become("asleep", cause)
             record.pid = record.memory_bytes = 0
@@ -390,8 +395,8 @@ class ModelSandboxes:
             self._tell()
 
     def _tell(self) -> None:
-        if self.ready and self.rest.waking:
-            self.rest.note_awake(time.monotonic())
+        if self.ready and self.sleep_state.waking:
+            self.sleep_state.note_awake(time.monotonic())
         self.arriving = self.arriving and not self.ready
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -416,6 +421,11 @@ class ModelSandboxes:
                 ) from None
             finally:
                 self._waiters.discard(waiter)
+
+
+def _lost(records: Mapping[str, SandboxRecord]) -> bool:
+    """Whether one of a model's sandboxes was there, or failed to come, and is not there now."""
+    return any(record.state == "failed" for record in records.values())
 
 
 async def first_ready(models: Iterable[ModelSandboxes], longest_s: float) -> None:

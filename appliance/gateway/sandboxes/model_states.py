@@ -16,7 +16,10 @@ further place."""
 
 
 def model_state(
-    shared: ModelSandboxes | None, own: ModelSandboxes | None, isolation_class: IsolationClass
+    shared: ModelSandboxes | None,
+    own: ModelSandboxes | None,
+    isolation_class: IsolationClass,
+    asleep: ModelState = ModelState.READY,
 ) -> ModelState:
     """Return the state of a model for a tenant of this class.
 
@@ -24,12 +27,13 @@ def model_state(
         shared: the model's shared sandboxes; None where it is not served. A leaving one is as good as none.
         own: the tenant's own sandboxes of the model, if there are any now.
         isolation_class: says which of the two a request is given.
+        asleep: state of a model whose shared sandboxes sleep (``SleepControl.route_state``).
     """
     if shared is None or shared.leaving is not Leaving.NO:
         return ModelState.UNREADY
-    # A sleeping model wakes for the first request, or a route would never come back to it.
-    if not shared.rest.awake:
-        return ModelState.READY
+    # A sleeping model that can be woken wakes for the first request, or a route would never come back to it.
+    if not shared.sleep_state.awake and not isolation_class.own_engine:
+        return asleep
     # Sandboxes of its own are booted for the first request, which waits for them: a model without them yet is as good
     # as one that has them, or it would never get any.
     engines = own if isolation_class.own_engine else shared

@@ -151,6 +151,17 @@ class Publications:
                 best, most = entry.key, common
         return best
 
+    def unchecked(self, policy: PolicySet) -> list[str]:
+        """Return a line for each prefix whose model sleeps and has never been asked for its tokens."""
+        asked = self._encoded.keys() | self._problems.keys()
+        return [
+            f"public_prefixes.{name}: its model {one.model} sleeps; whether it can be published is known once it wakes"
+            for name, one in sorted(policy.public.items())
+            if one.model in self.models
+            and self.models[one.model].sleep_state.asleep
+            and public_account(one) not in asked
+        ]
+
     def views(self, model: str | None = None) -> list[PublicPrefixStatus]:
         """Return the states of one model's prefixes, or of all."""
         policy = self._policy

@@ -119,11 +119,14 @@ class TenantSandboxes:
         for key in self._residency.reconsider(policy):
             self._end(key, "the policy grants it no more")
 
-    def end_model(self, model: str) -> None:
-        """End all sandboxes of a model that is taken away; no request is in them any more."""
-        for key in [key for key in self._models if key[0] == model]:
+    def end_model(self, model: str) -> int:
+        """End all sandboxes of a model that is taken away or sleeps; no request is in them any more. Returns of how
+        many tenants there were some."""
+        keys = [key for key in self._models if key[0] == model]
+        for key in keys:
             self._residency.end(key)
-            self._end(key, "its model is taken away")
+            self._end(key, "its model is taken away or sleeps")
+        return len(keys)
 
     def begin_drain(self) -> None:
         """End all waits, now and from now on."""

@@ -5,7 +5,7 @@ loopback too, so a request must name a loopback host (else a DNS name that was r
 127.0.0.1 could read tenants' traces) and a reload must not come from a page at all.
 
 ============================  =============================================================
-GET  /metrics                 Prometheus text
+GET  /metrics                 Prometheus text, or OpenMetrics
 GET  /status                  ``ApplianceStatus``
 GET  /tenants                 ``TenantTable``
 GET  /policy/shadow           ``ShadowStatus``
@@ -15,8 +15,9 @@ GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID 
 GET  /health/live             200 while the process answers
 GET  /health/ready            200 when a request can be served, else 503 with the reason
 POST /reload                  ``ReloadOutcome``: 200, or 409 when the policy was not changed
-POST /models/NAME/sleep       ``RestOutcome``: 200, 404 for no such model, 409 when it cannot sleep now
+POST /models/NAME/sleep       ``SleepOutcome``: 200, 404 for no such model, 409 when it cannot sleep now
 POST /models/NAME/wake        the same, once the model is awake
+/requests, /drain, ...        ``appliance.gateway.telemetry.operator_routes``
 GET  /, /console...           the operator's page, where there is one (``appliance.gateway.console``)
 GET  /runbooks                what each alert means and what to do
 ============================  =============================================================
@@ -35,10 +36,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
-from appliance.common.model_rest import RestOutcome
+from appliance.common.sleep_rules import SleepOutcome
 from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
-from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
+from appliance.gateway.telemetry.scrape import Render, metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
 
 DEFAULT_LIMIT = 20
@@ -51,12 +52,12 @@ MAX_ID_CHARS = 64
 """Characters of a trace's name; a trace id has 32."""
 
 
-def _no_model(name: str) -> RestOutcome:
+def _no_model(name: str) -> SleepOutcome:
     """Answer of a listener without models."""
-    return RestOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+    return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
 
 
-async def _no_model_soon(name: str) -> RestOutcome:
+async def _no_model_soon(name: str) -> SleepOutcome:
     return _no_model(name)
 
 
@@ -65,7 +66,7 @@ class AdminParts:
     """Sources of the admin listener's answers. The callables are quick; ``reload`` may wait."""
 
     traces: TraceStore
-    metrics: Callable[[], tuple[str, bytes]]
+    metrics: Render
     """Called in a thread, after ``refresh``."""
     refresh: Callable[[], None]
     """Sets gauges and counters as of now."""
@@ -75,8 +76,8 @@ class AdminParts:
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
     shadow: Callable[[], ShadowStatus]
-    sleep: Callable[[str], RestOutcome] = _no_model
-    wake: Callable[[str], Awaitable[RestOutcome]] = _no_model_soon
+    sleep: Callable[[str], SleepOutcome] = _no_model
+    wake: Callable[[str], Awaitable[SleepOutcome]] = _no_model_soon
     """May wait."""
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from appliance.common.errors import ApplianceError
 from appliance.common.figures import printable
 from appliance.common.outcomes import outcome_of
-from appliance.gateway.generate_request import AnyRequest, CallContext, GenerateRequest
+from appliance.gateway.generate_request import AnyRequest, CallContext, EmbedRequest, GenerateRequest
 from appliance.gateway.telemetry import names
+from isolation.ipc.grammar import GrammarKind
 
 MAX_VALUE_CHARS = 128
 """Characters of a text attribute: room for a model's name or a SPIFFE URI, not for a prompt."""
@@ -24,6 +25,9 @@ RESPONSE_PREFIXES = {
     "/v1/messages": "msg_",
 }
 """What an answer's id begins with, by route; the other answers have none, or the request's own."""
+
+JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_SCHEMA_LENIENT)
+"""Grammars whose output is JSON."""
 
 Value = str | int | float | bool
 Attributes = dict[str, Value]
@@ -49,6 +53,8 @@ def server(context: CallContext, request_id: str, tenant: str | None) -> Attribu
     found = clean_values(context.attributes)
     found[names.FRONT_END] = context.front_end
     found[names.REQUEST_ID] = request_id
+    if context.listener:
+        found[names.LISTENER] = clean(context.listener)
     if tenant is not None:
         found[names.TENANT] = clean(tenant)
     if context.front_end == "grpc":
@@ -75,9 +81,9 @@ def server_end(context: CallContext, error: ApplianceError | None) -> Attributes
 
 def response_id(route: str, request_id: str) -> str:
     """Return the id of a response as its client sees it, from the route, ``POST /v1/messages`` or a gRPC method, and
-    the request's id."""
-    prefix = RESPONSE_PREFIXES.get(route.rpartition(" ")[2])
-    return request_id if prefix is None else prefix + request_id.removeprefix("req_")
+    the request's id. Further prompts of one request have a number behind theirs, and share one answer."""
+    shown, prefix = request_id.partition(".")[0], RESPONSE_PREFIXES.get(route.rpartition(" ")[2])
+    return shown if prefix is None else prefix + shown.removeprefix("req_")
 
 
 def generation(request: AnyRequest, route: str) -> Attributes:
@@ -89,17 +95,21 @@ def generation(request: AnyRequest, route: str) -> Attributes:
         names.REQUEST_MODEL: clean(request.alias or request.model),
         names.RESPONSE_ID: response_id(route, request.request_id),
     }
+    if isinstance(request, EmbedRequest) and request.dimensions is not None:
+        found[names.EMBEDDING_DIMENSIONS] = request.dimensions
     if not isinstance(request, GenerateRequest):
         return found
     sampling = request.sampling
     found |= {
-        names.OUTPUT_TYPE: "text",
+        names.OUTPUT_TYPE: "json" if request.grammar is not None and request.grammar.kind in JSON_KINDS else "text",
         names.REQUEST_TEMPERATURE: sampling.temperature,
         names.REQUEST_TOP_P: sampling.top_p,
         names.REQUEST_STREAM: request.stream,
     }
     if request.max_tokens is not None:
         found[names.REQUEST_MAX_TOKENS] = request.max_tokens
+    if request.choices != 1:
+        found[names.REQUEST_CHOICES] = request.choices
     optional = {
         names.REQUEST_TOP_K: float(sampling.top_k),
         names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,

@@ -25,12 +25,14 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector
 
 from appliance.common.figures import NS
 from appliance.common.outcomes import FAILED, OUTCOMES, REFUSED
 from appliance.common.status import TenantTable
 from appliance.gateway.telemetry import names
+from appliance.gateway.telemetry.exemplars import Exemplars
 from appliance.gateway.telemetry.names import Instrument
 from appliance.gateway.telemetry.process_figures import ProcessFigures
 from appliance.gateway.telemetry.series_names import OTHER, SeriesNames
@@ -53,6 +55,9 @@ MAX_ROUTES = 256
 MAX_POINTS = 8_192
 """Series of one metric; beyond them the SDK adds to one series marked ``otel.metric.overflow``."""
 
+
+WITH_EXEMPLARS = (names.REQUEST_DURATION, names.TIME_TO_FIRST_TOKEN)
+"""Histograms whose buckets lead to traces."""
 
 MODEL_LABELS = ("athanor_model", "gen_ai_request_model")
 """Labels that name a model, as a scrape has them."""
@@ -115,21 +120,24 @@ class FinishedRequest:
     replays: int
     cost: int = 0
     """Billionths of the currency's unit."""
+    exported: bool = False
+    """Whether its trace goes to the collector."""
 
 
 class _Shown(Collector):
-    """A registry without the series of some models."""
+    """A registry without the series of some models, and with exemplars where they are given."""
 
-    def __init__(self, registry: CollectorRegistry, hidden: frozenset[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, hidden: frozenset[str], exemplars: Exemplars | None = None) -> None:
         self._registry = registry
         self._hidden = hidden
+        self._exemplars = exemplars
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric that has a series left, or never had one."""
         for metric in self._registry.collect():
             if self._hidden:
                 metric.samples = [one for one in metric.samples if not self._hides(one.labels)]
-            yield metric
+            yield metric if self._exemplars is None else self._exemplars.beside(metric)
 
     def _hides(self, labels: Mapping[str, str]) -> bool:
         return any(labels.get(name) in self._hidden for name in MODEL_LABELS)
@@ -169,6 +177,7 @@ class Metrics:
         self._hidden: set[str] = set()
         """Models that are served no more."""
         self._render_lock = threading.Lock()
+        self._exemplars = Exemplars({name: names.HISTOGRAMS[name].buckets for name in WITH_EXEMPLARS})
 
     def know(self, *, tenants: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         """Note which tenants and models exist; called at the start and after each policy reload."""
@@ -241,7 +250,7 @@ class Metrics:
                 phase = span.name.removeprefix(names.OWN_PREFIX)
                 self._histograms[names.PHASE_DURATION].record((span.end_ns - span.start_ns) / NS, {names.PHASE: phase})
         if request.operation is not None:
-            self._record_generation(summary, request.operation)
+            self._record_generation(summary, request.operation, exported=request.exported)
         if self._tenants.weigh(tenant, summary.input_tokens + summary.output_tokens):
             # Behind the request's counts, and from 0 on: what follows is seen as an increase.
             self._begin(tenant, model, request.front_end)
@@ -251,13 +260,15 @@ class Metrics:
         """Return the exact sums of all tenants. Called by the thread that records."""
         return self._sums.table(self._tenants.label)
 
-    def render(self) -> tuple[str, bytes]:
-        """Return the content type and body of a scrape, Prometheus text format 0.0.4. Blocks for
-        milliseconds with many series: call it off the event loop.
+    def render(self, openmetrics: bool = False) -> tuple[str, bytes]:
+        """Return the content type and body of a scrape, Prometheus text format 0.0.4 or OpenMetrics 1.0 with exemplars.
+        Blocks for milliseconds with many series: call it off the event loop.
         """
         with self._render_lock:
-            shown = _Shown(self._registry, frozenset(self._hidden))
-            return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(shown)
+            hidden = frozenset(self._hidden)
+            if openmetrics:
+                return exposition.CONTENT_TYPE_LATEST, _openmetrics(_Shown(self._registry, hidden, self._exemplars))
+            return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Shown(self._registry, hidden))
 
     def shutdown(self, timeout_s: float) -> None:
         """Flush to the collector, if there is one, and stop sending. A scrape still works: the
@@ -273,7 +284,7 @@ class Metrics:
             self._seen.add(whose)
             self.expect(names.REQUESTS, tenant=[tenant], model=[model], front_end=[front_end], outcome=OUTCOMES)
 
-    def _record_generation(self, summary: TraceSummary, operation: str) -> None:
+    def _record_generation(self, summary: TraceSummary, operation: str, *, exported: bool) -> None:
         common = {
             names.OPERATION: operation,
             names.PROVIDER: names.SCOPE,
@@ -282,9 +293,14 @@ class Metrics:
         }
         failed = {names.ERROR_TYPE: summary.error} if summary.error else {}
         histograms = self._histograms
-        histograms[names.REQUEST_DURATION].record(summary.duration_s, common | failed)
+        ended_ns = summary.started_ns + round(summary.duration_s * NS)
+        timed = [(names.REQUEST_DURATION, summary.duration_s, common | failed)]
         if summary.ttft_s is not None:
-            histograms[names.TIME_TO_FIRST_TOKEN].record(summary.ttft_s, common)
+            timed.append((names.TIME_TO_FIRST_TOKEN, summary.ttft_s, common))
+        for name, seconds, labels in timed:
+            histograms[name].record(seconds, labels)
+            if exported:
+                self._exemplars.note(name, labels, seconds, summary.trace_id, ended_ns)
         if summary.token_s is not None:
             histograms[names.TIME_PER_OUTPUT_TOKEN].record(summary.token_s, common)
             histograms[names.OUTPUT_TOKEN_LATENCY].record(summary.token_s, common)
@@ -315,6 +331,11 @@ class Metrics:
         if not self._tenants.is_known(tenant):
             return OTHER
         return self._told_as.setdefault(tenant, self._tenants.label(tenant))
+
+
+def _openmetrics(shown: Collector) -> bytes:
+    """Return metrics in OpenMetrics 1.0."""
+    return bytes(exposition.generate_latest(shown))  # type: ignore[no-untyped-call]  # it is left untyped
 
 
 def _views() -> list[View]:

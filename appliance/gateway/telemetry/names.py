@@ -39,6 +39,8 @@ REQUEST_SEED = "gen_ai.request.seed"
 REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
 REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
 REQUEST_STREAM = "gen_ai.request.stream"
+REQUEST_CHOICES = "gen_ai.request.choice.count"
+EMBEDDING_DIMENSIONS = "gen_ai.embeddings.dimension.count"
 RESPONSE_ID = "gen_ai.response.id"
 RESPONSE_MODEL = "gen_ai.response.model"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
@@ -52,6 +54,7 @@ TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a name, not a secret
 TENANT = "athanor.tenant.id"
 REQUEST_ID = "athanor.request.id"
 FRONT_END = "athanor.front_end"
+LISTENER = "athanor.listener"
 OUTCOME = "athanor.outcome"
 SANDBOX = "athanor.sandbox"
 CREDENTIAL = "athanor.credential"
@@ -115,6 +118,7 @@ SANDBOX_RESTARTS = "athanor.sandbox.restarts"
 SANDBOX_STARTS = "athanor.sandbox.starts"
 SANDBOX_THAWS = "athanor.sandbox.thaws"
 POLICY_RELOADS = "athanor.policy.reloads"
+OPERATOR_CALLS = "athanor.operator.calls"
 QUEUED_REQUESTS = "athanor.policy.queued_requests"
 DOWNGRADED_REQUESTS = "athanor.policy.downgraded_requests"
 WAITING_REQUESTS = "athanor.policy.waiting_requests"
@@ -123,6 +127,8 @@ CONNECTIONS = "athanor.connections"
 EVICTED_CONNECTIONS = "athanor.connections.evicted"
 DELAYED_HANDSHAKES = "athanor.handshakes.delayed"
 WAITING_HANDSHAKES = "athanor.handshakes.waiting"
+BACKGROUND_STREAMS = "athanor.background.streams"
+BACKGROUND_BYTES = "athanor.background.bytes"
 WAITING_STRANGERS = "athanor.strangers.waiting"
 RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
@@ -130,6 +136,7 @@ KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
 ENGINE_DEFECTS = "athanor.engine.defects"
 INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
+AUDIT_UNWITNESSED = "athanor.audit.unwitnessed"
 CERTIFICATE_END = "athanor.certificate.end"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 KV_CACHED_BLOCKS = "athanor.engine.kv_cached_blocks"
@@ -288,6 +295,9 @@ COUNTERS = {
     MODEL_REFUSALS: Instrument(
         "{request}", "Requests refused because their model sleeps (model_asleep).", frozenset({"model"})
     ),
+    OPERATOR_CALLS: Instrument(
+        "{call}", "Calls of the operator's API that ended, by method and gRPC status.", frozenset({"method", "outcome"})
+    ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     QUEUED_REQUESTS: Instrument(
         "{request}",
@@ -323,7 +333,7 @@ COUNTERS = {
     EVICTED_CONNECTIONS: Instrument(
         "{connection}",
         "Connections without a credential that were closed to make room for others.",
-        frozenset({"front_end"}),
+        frozenset({"front_end", "listener"}),
     ),
     DELAYED_HANDSHAKES: Instrument("{handshake}", "TLS handshakes of strangers that had to wait for their turn."),
     HAND_OVER_CUTS: Instrument(
@@ -380,8 +390,12 @@ GAUGES = {
     CONNECTIONS: Instrument(
         "{connection}",
         "Open connections by holder: known (a tenant's or a trusted proxy's), stranger (no credential came yet).",
-        frozenset({"front_end", "holder"}),
+        frozenset({"front_end", "listener", "holder"}),
     ),
+    BACKGROUND_STREAMS: Instrument(
+        "{stream}", "Responses that go on without their client, running or kept for a while after their end."
+    ),
+    BACKGROUND_BYTES: Instrument("By", "Bytes of events that are kept of these responses."),
     WAITING_HANDSHAKES: Instrument("{handshake}", "TLS handshakes that wait for their turn."),
     WAITING_STRANGERS: Instrument(
         "{wait}",
@@ -400,6 +414,9 @@ GAUGES = {
     KV_CACHED_BLOCKS: Instrument("{block}", "KV blocks that are cached, which are free too.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
+    AUDIT_UNWITNESSED: Instrument(
+        "1", "1 while a configured witness refuses, or has not cosigned in time.", frozenset()
+    ),
     CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),
     KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
     KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),

@@ -83,6 +83,11 @@ class RequestTrace:
         self._server.attributes.update(attributes.server(context, request_id, tenant))
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the request came."""
+        return (time.monotonic_ns() - self._mono_ns) / NS
+
+    @property
     def trace_id(self) -> str:
         """Trace id as 32 hex digits: the caller's when it sent a valid ``traceparent``."""
         return format(self._ids.trace_id, "032x")
@@ -168,6 +173,8 @@ class RequestTrace:
         """End all spans and hand the request to store, metrics and log. Idempotent."""
         if self._finished:
             return
+        if error is not None and error.rule:
+            self.annotate(policy_rule=error.rule)
         end_ns = self.now_ns()
         for phase, span in tuple(self._phases.items()):
             if error is not None:
@@ -199,8 +206,7 @@ class RequestTrace:
         # The conventions leave a server span's status unset when the caller was at fault.
         self._server.error = summary.outcome == FAILED
         self._server.end_ns = end_ns
-        if self._export is not None:
-            self._export.tell(self._ids, self._started)
+        exported = self._export is not None and self._export.tell(self._ids, self._started)
         spans = tuple(span.stored() for span in self._started)
         self._done(
             FinishedRequest(
@@ -209,6 +215,7 @@ class RequestTrace:
                 operation=self._operation,
                 replays=int(self._own.get(names.own_attribute("replays"), 0)),
                 cost=int(self._own.get(names.own_attribute("usage_cost"), 0)),
+                exported=exported,
             )
         )
 
@@ -248,8 +255,9 @@ class RequestTrace:
         }
         if summary.finish_reason is not None:
             found[names.FINISH_REASONS] = (summary.finish_reason,)
-        if summary.ttft_s is not None:
+        if summary.ttft_s is not None or summary.error is None:
             found[names.RESPONSE_MODEL] = summary.model
+        if summary.ttft_s is not None:
             found[names.TIME_TO_FIRST_CHUNK] = summary.ttft_s
         if summary.error is not None:
             found[names.ERROR_TYPE] = summary.error

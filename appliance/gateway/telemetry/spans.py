@@ -30,8 +30,9 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import StatusCode
 
+from appliance.common.operator_calls import OperatorCall
 from appliance.gateway.telemetry.attributes import Value
-from appliance.gateway.telemetry.names import ERROR_TYPE, LINK_REASON
+from appliance.gateway.telemetry.names import ERROR_TYPE, LINK_REASON, REQUEST_ID, RPC_METHOD, RPC_STATUS, RPC_SYSTEM
 from appliance.gateway.telemetry.store import StoredSpan
 
 SpanValue = Value | tuple[str, ...]
@@ -75,6 +76,22 @@ class SpanRecord:
             },
             error=str(error) if error is not None else None,
         )
+
+
+def operator_span(call: OperatorCall) -> SpanRecord:
+    """Return the span of a call of the operator's API that has just ended."""
+    ended = time.time_ns()
+    attributes: dict[str, SpanValue] = {
+        RPC_SYSTEM: "grpc",
+        RPC_METHOD: call.method,
+        RPC_STATUS: call.outcome,
+        REQUEST_ID: call.request,
+    }
+    failed = call.outcome != "OK"
+    if failed:
+        attributes[ERROR_TYPE] = call.outcome
+    begun = ended - call.milliseconds * 1_000_000
+    return SpanRecord(call.method, SpanKind.SERVER, None, begun, attributes, ended, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +161,11 @@ class SpanExport:
         self._ids = ids
         self._sampler = sampler
 
-    def tell(self, ids: TraceIds, spans: list[SpanRecord]) -> None:
-        """Pass a finished trace to the SDK, if it is sampled; parents come before their children."""
+    def tell(self, ids: TraceIds, spans: list[SpanRecord]) -> bool:
+        """Pass a finished trace to the SDK, if it is sampled; parents come before their children. Returns whether it
+        is."""
         if not self._sampler.takes(ids.trace_id, failed=spans[0].error):
-            return
+            return False
         for record in spans:
             self._ids.trace_id, self._ids.span_id = ids.trace_id, record.span_id
             context = None
@@ -161,6 +179,7 @@ class SpanExport:
             if record.error:
                 span.set_status(StatusCode.ERROR)
             span.end(record.end_ns)
+        return True
 
     def shutdown(self) -> None:
         """Send the spans that wait."""

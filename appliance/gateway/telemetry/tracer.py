@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from appliance.common.lines import RefusedLines
+from appliance.common.operator_calls import OperatorCall
 from appliance.common.outcomes import FAILED, INVALID, REFUSED
 from appliance.gateway.generate_request import CallContext
 from appliance.gateway.telemetry import names
@@ -27,7 +28,7 @@ from appliance.gateway.telemetry.export import BoundedExport, stop_within
 from appliance.gateway.telemetry.metrics import FinishedRequest, Level, Metrics
 from appliance.gateway.telemetry.otlp import metric_reader, sample_ratio, span_exporter
 from appliance.gateway.telemetry.request_trace import RequestTrace
-from appliance.gateway.telemetry.spans import PresetIds, Sampler, SpanExport
+from appliance.gateway.telemetry.spans import PresetIds, Sampler, SpanExport, TraceIds, operator_span
 from appliance.gateway.telemetry.store import TraceStore, TraceSummary
 
 SHUTDOWN_S = 3.0
@@ -75,6 +76,12 @@ class OtelTelemetry:
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter; see ``Metrics.count``."""
         self.metrics.count(name, amount, **labels)
+
+    def operator_call(self, call: OperatorCall) -> None:
+        """Count a call of the operator's API that has ended, and export its span where a collector takes spans."""
+        self.count(names.OPERATOR_CALLS, method=call.method, outcome=call.outcome)
+        if self._spans is not None:
+            self._spans.tell(TraceIds.of(None), [operator_span(call)])
 
     def levels(self, told: Iterable[Level]) -> None:
         """Set every gauge at once; see ``Metrics.levels``."""

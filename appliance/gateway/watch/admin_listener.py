@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from appliance.common.status import KeysStatus, ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
-from appliance.gateway.sandboxes.model_rests import ModelRests
+from appliance.gateway.sandboxes.sleep_control import SleepControl
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
+from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.gauges import Gauges
 from appliance.gateway.watch.operator_server import ServerLimits, bind, serving
@@ -27,7 +28,7 @@ async def serve_admin(
     gauges: Gauges,
     reload: Callable[[], Awaitable[ReloadOutcome]],
     keys: Callable[[], KeysStatus],
-    rests: ModelRests,
+    sleep: SleepControl,
 ) -> AsyncIterator[str]:
     """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
 
@@ -45,9 +46,13 @@ async def serve_admin(
         ready=state.readiness,
         reload=reload,
         shadow=state.shadow,
-        sleep=rests.put_to_sleep,
-        wake=rests.wake_up,
+        sleep=sleep.put_to_sleep,
+        wake=sleep.wake_up,
     )
-    app = admin_app(parts, [*console_routes(state.look, telemetry.store), runbooks_route()])
+    work = OperatorParts(
+        requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call
+    )
+    routes = [*console_routes(state.look, telemetry.store), runbooks_route(), *operator_routes(work)]
+    app = admin_app(parts, routes)
     async with serving(app, bound, LIMITS) as shown:
         yield shown

@@ -74,7 +74,7 @@ class EngineStates:
             text=text,
             runner=view.runner,
             tenant=view.tenant,
-            used_at=self._clocks.unix(model.rest.used_at) if model.rest.used else None,
+            used_at=self._clocks.unix(model.sleep_state.used_at) if model.sleep_state.used else None,
         )
 
     def blocks_by_account(self) -> dict[str, int]:
@@ -145,8 +145,8 @@ def view_state(model: ModelSandboxes, *, there: bool) -> str:
     """Return the state of a model for ``ModelView``; ``there``: its sandboxes are."""
     if model.draining or model.leaving is not Leaving.NO:
         return "draining"
-    if not there and not model.rest.awake:
-        return model.rest.state
+    if not there and not model.sleep_state.awake:
+        return model.sleep_state.state
     return "starting" if not there else "hung" if model.hangs else "ready"
 
 

@@ -12,12 +12,13 @@ import structlog
 
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
-from appliance.common.model_rest import RESTS, SLEEP_REASONS, WAKE_REASONS
+from appliance.common.sleep_rules import SLEEP_REASONS, SLEEP_STATES, WAKE_REASONS
 from appliance.common.status import SERVING_STATES, serving_state
 from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
+from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -78,23 +79,28 @@ class SpillGauges:
 
 @dataclass(slots=True)
 class DoorGauges:
-    """Connections of the tenants' ports, and turns of what comes there."""
+    """Connections of the tenants' listeners, and turns of what comes there."""
 
-    places: Mapping[str, Places]
-    """Front end (http, grpc) -> its places."""
+    places: Mapping[tuple[str, str], Places]
+    """Front end (http, grpc) and the one tenant that a listener takes, empty for all -> its places."""
     handshakes: Handshakes
     starts: Starts
     stranger_time: StrangerTime
+    background: BackgroundRuns
+    """Responses that go on without their client."""
     _counted: Increases = field(default_factory=lambda: Increases(ours=True))
 
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
         """Yield the levels, and add to the counters."""
-        for front_end, places in self.places.items():
+        for (front_end, listener), places in self.places.items():
+            which = {"front_end": front_end, "listener": listener}
             for holder, held in (("known", places.held - places.strangers), ("stranger", places.strangers)):
-                yield Level(names.CONNECTIONS, held, {"front_end": front_end, "holder": holder})
-            evicted = self._counted.since(("evicted", front_end), places.evicted)
-            count(names.EVICTED_CONNECTIONS, evicted, front_end=front_end)
+                yield Level(names.CONNECTIONS, held, {**which, "holder": holder})
+            evicted = self._counted.since(("evicted", front_end, listener), places.evicted)
+            count(names.EVICTED_CONNECTIONS, evicted, **which)
         count(names.DELAYED_HANDSHAKES, self._counted.since(("delayed",), self.handshakes.delayed))
+        yield Level(names.BACKGROUND_STREAMS, self.background.held, {})
+        yield Level(names.BACKGROUND_BYTES, self.background.size, {})
         yield Level(names.WAITING_HANDSHAKES, self.handshakes.waiting, {})
         yield Level(names.WAITING_STRANGERS, len(self.starts.strangers), {"what": "request"})
         yield Level(names.WAITING_STRANGERS, self.stranger_time.waiting, {"what": "connection"})
@@ -214,6 +220,7 @@ class Gauges:
         if self.door is not None:
             yield from self.door.levels(self._telemetry.count)
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
+        yield Level(names.AUDIT_UNWITNESSED, int(bool(self._service.audit.witness)), {})
         if (dates := self._certificate()) is not None:
             yield Level(names.CERTIFICATE_END, dates[1], {})
 
@@ -224,13 +231,13 @@ class Gauges:
 
     def _readiness(self, name: str, model: ModelSandboxes) -> Iterator[Level]:
         own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]
-        for state in RESTS:
-            yield Level(names.MODEL_STATE, int(model.rest.state == state), {"model": name, "state": state})
-        if model.rest.wake_s:
-            yield Level(names.MODEL_WAKE_TIME, model.rest.wake_s, {"model": name})
+        for state in SLEEP_STATES:
+            yield Level(names.MODEL_STATE, int(model.sleep_state.state == state), {"model": name, "state": state})
+        if model.sleep_state.wake_s:
+            yield Level(names.MODEL_WAKE_TIME, model.sleep_state.wake_s, {"model": name})
         for role, link in zip(ROLES, (model.engine, model.text), strict=True):
             labels = {"model": name, "role": role}
-            if model.rest.awake or link is not None:  # Else nothing is missing.
+            if model.sleep_state.awake or link is not None:  # Else nothing is missing.
                 yield Level(names.SANDBOX_READY, int(link is not None and not link.hang), labels)
             links = [one.engine if role == "engine" else one.text for one in own]
             there = sum(one is not None and not one.hang for one in links)

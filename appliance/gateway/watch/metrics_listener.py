@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from appliance.common.addresses import listens_on_loopback
-from appliance.common.config import ListenConfig
 from appliance.common.errors import StartError, reason_of
+from appliance.common.listen_config import ListenConfig
 from appliance.common.status import Readiness
 from appliance.gateway.console.runbooks import runbooks_route
-from appliance.gateway.telemetry.scrape import Scrape, ScrapeParts, scrape_app
+from appliance.gateway.telemetry.scrape import Render, ScrapeParts, scrape_app
 from appliance.gateway.watch.operator_server import ServerLimits, bind, serving
 
 LIMITS = ServerLimits(connections=16, answer_s=10.0)
@@ -25,7 +25,7 @@ TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{32,512}")
 
 @contextlib.asynccontextmanager
 async def serve_metrics(
-    listen: ListenConfig, render: Callable[[], Scrape], refresh: Callable[[], None], ready: Callable[[], Readiness]
+    listen: ListenConfig, render: Render, refresh: Callable[[], None], ready: Callable[[], Readiness]
 ) -> AsyncIterator[dict[str, str]]:
     """Serve metrics while the block runs, where the configuration names an address; gives it under ``metrics``, as a
     URL or ``unix:PATH``, or nothing.

@@ -32,6 +32,7 @@ from appliance.gateway.watch.definitions import held_share, load
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import EngineStates
 from appliance.gateway.watch.history import History, Samples
+from appliance.gateway.watch.live_work import LiveWork
 from appliance.gateway.watch.tenant_states import TenantStates
 from policy.model import PolicySet
 from policy.routes import reachable
@@ -57,6 +58,8 @@ class ApplianceState:
         supervisor tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
+        self.work = LiveWork(service)
+        """Requests that run, for the operator."""
         self.cards = WatchedCards()
         """What the supervisor tells of GPUs."""
         self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
@@ -88,6 +91,8 @@ class ApplianceState:
         """Return whether a request would be taken now."""
         models = self._service.model_sandboxes
         missing = self._missing()
+        if self._service.operator_drain.draining:
+            return Readiness(ready=False, reason="drained by the operator")
         if any(model.draining for model in models.values()):
             return Readiness(ready=False, reason="draining")
         if missing:
@@ -105,7 +110,7 @@ class ApplianceState:
         """Return the models that ought to answer and are not there. One that sleeps is none of them, and one that has
         just come, or is being taken away, neither, as long as another answers."""
         models = [one for one in self._service.model_sandboxes.values() if one.leaving is Leaving.NO]
-        away = [one.name for one in models if not one.ready and one.rest.awake]
+        away = [one.name for one in models if not one.ready and one.sleep_state.awake]
         late = {one.name for one in models if one.arriving}
         return [name for name in away if name not in late] or (away if len(away) == len(models) else [])
 
@@ -200,6 +205,7 @@ class ApplianceState:
             policy=self._policy.status(policy, self._clocks),
             audit_problem=service.audit.problem,
             audit_refuses=service.audit.refuses,
+            audit_witness=service.audit.witness,
             integrity_failures=service.integrity_failures,
             silence_s={one.name: one.engine.progress.silence_s for one in self._sandboxes.every if one.engine},
             defects=sum(engine.stats.defects for engine in self._engines.engines),

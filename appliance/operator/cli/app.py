@@ -15,6 +15,7 @@ from appliance.operator.cli import (
     attest,
     audit,
     audit_export,
+    audit_tiles,
     bench,
     bundle,
     config,
@@ -31,8 +32,9 @@ from appliance.operator.cli import (
     logs,
     model,
     model_cache,
-    model_rest,
     model_serving,
+    model_sleep,
+    model_verify,
     package,
     policy,
     policy_cases,
@@ -161,6 +163,9 @@ _audit = _group("audit", "Verify, read and export the audit log.", GOVERN)
 _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
 _add("Commands", "export", audit_export.export, audit_export.EXAMPLES, _audit)
+_add("Commands", "tiles", audit_tiles.tiles, audit_tiles.TILES_EXAMPLES, _audit)
+_add("Commands", "witness", audit_tiles.witness, audit_tiles.WITNESS_EXAMPLES, _audit)
+_add("Commands", "prove", audit_tiles.prove, audit_tiles.PROVE_EXAMPLES, _audit)
 _statement = _group("statement", "Make and verify statements of what a tenant is charged for.", GOVERN)
 _add("Commands", "create", statement.create, statement.CREATE_EXAMPLES, _statement)
 _add("Commands", "verify", statement.verify, statement.VERIFY_EXAMPLES, _statement)
@@ -199,15 +204,15 @@ _add("Commands", "calls", sandbox.calls, sandbox.CALLS_EXAMPLES, _sandbox)
 _model = _group("model", "Serve further models and stop them; pull, convert, verify and pin models.", MORE)
 _add("Commands", "add", model_serving.add, model_serving.ADD_EXAMPLES, _model)
 _add("Commands", "stop", model_serving.stop, model_serving.STOP_EXAMPLES, _model)
-_add("Commands", "sleep", model_rest.sleep, model_rest.SLEEP_EXAMPLES, _model)
-_add("Commands", "wake", model_rest.wake, model_rest.WAKE_EXAMPLES, _model)
+_add("Commands", "sleep", model_sleep.sleep, model_sleep.SLEEP_EXAMPLES, _model)
+_add("Commands", "wake", model_sleep.wake, model_sleep.WAKE_EXAMPLES, _model)
 _add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
 _add("Commands", "digest", model.digest, model.DIGEST_EXAMPLES, _model)
 _add("Commands", "manifest", model_cache.manifest, model_cache.MANIFEST_EXAMPLES, _model)
 _add("Commands", "pull", model_cache.pull, model_cache.PULL_EXAMPLES, _model)
 _add("Commands", "list", model_cache.list_models, model_cache.LIST_EXAMPLES, _model)
 _add("Commands", "show", model_cache.show, model_cache.SHOW_EXAMPLES, _model)
-_add("Commands", "verify", model_cache.verify, model_cache.VERIFY_EXAMPLES, _model)
+_add("Commands", "verify", model_verify.verify, model_verify.VERIFY_EXAMPLES, _model)
 _add("Commands", "pin", model_cache.pin, model_cache.PIN_EXAMPLES, _model)
 _add("Commands", "unpin", model_cache.unpin, model_cache.UNPIN_EXAMPLES, _model)
 _add("Commands", "remove", model_cache.remove, model_cache.REMOVE_EXAMPLES, _model)

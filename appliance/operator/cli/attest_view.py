@@ -25,6 +25,7 @@ def attest_view(one: Attestation, now_s: float) -> RenderableType:
         "tenant": Text(printable(one.tenant), "bold"),
         "model": Text(printable(one.model), "bold"),
         "": Text(one.model_digest),
+        "signed by": Text(one.model_signer or "no signature is asked for"),
         "class": Text(one.isolation_class),
         "sandbox": Text(one.runtime if isolated else f"{one.runtime}: NOT ISOLATED", "" if isolated else "bold red"),
         "program": Text(f"{one.program}   {one.program_digest}" if one.program else "none"),

@@ -44,6 +44,10 @@ LAST, MOST = 20, 10_000
 """Entries that are shown, where ``--last`` says nothing: without a time, and since one."""
 
 From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the log.")]
+Names = Annotated[
+    Path | None,
+    typer.Option("--names", metavar="DIR", help="Folder of the log whose keys resolve pseudonyms, else --from."),
+]
 Kinds = Annotated[
     list[str] | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind; may be repeated.")
 ]
@@ -59,7 +63,7 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only entries before then, likewise.")]
 
 
-def verify(
+def verify(  # noqa: PLR0913 - a parameter is an option
     directory: From = DEFAULT_FOLDER,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="Its public key; without it that beside the log.")
@@ -71,6 +75,16 @@ def verify(
     archived: Annotated[
         bool, typer.Option("--archived", help="The oldest segments were moved away; verify what is here.")
     ] = False,
+    tiles: Annotated[
+        Path | None, typer.Option("--tiles", metavar="DIR", help="Verify an export of athanor audit tiles instead.")
+    ] = None,
+    proof: Annotated[
+        Path | None, typer.Option("--proof", metavar="FILE", help="Verify a proof of athanor audit prove instead.")
+    ] = None,
+    cosigner: Annotated[
+        list[Path] | None,
+        typer.Option("--cosigner", metavar="FILE", help="Key of a witness that must have cosigned; may be repeated."),
+    ] = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Verify that no entry of the audit log was changed, removed, added or moved.
@@ -80,7 +94,16 @@ def verify(
     holds the signing key wrote another log. The last checkpoint is printed: keep it as a witness.
     """
     from appliance.common.audit import verify as verifier
+    from appliance.operator.cli.audit_tiles import check_tiles, verify_proof
 
+    if proof is not None:
+        return verify_proof(proof, key, cosigner or [], output_format)
+    if tiles is not None:
+        report = check_tiles(tiles, key, _witnesses(witness or []), cosigner or [])
+        _show_report(report, output_format, own_key=key is None)
+        if not report.sound:
+            raise typer.Exit(exits.REFUSED)
+        return None
     try:
         report = verifier.verify(directory, _verifier(directory, key), _witnesses(witness or []), archived=archived)
     except OSError as error:
@@ -88,6 +111,7 @@ def verify(
     _show_report(report, output_format, own_key=key is None)
     if not report.sound:
         raise typer.Exit(exits.REFUSED)
+    return None
 
 
 def show(  # noqa: PLR0913 - a parameter is an option
@@ -103,16 +127,21 @@ def show(  # noqa: PLR0913 - a parameter is an option
     model: Models = None,
     since: Since = None,
     until: Until = None,
+    names: Names = None,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Show the newest entries of the audit log. Verifies nothing: see athanor audit verify."""
+    """Show the newest entries of the audit log. Verifies nothing: see athanor audit verify.
+
+    Tenants and credentials have their names as long as their keys of pseudonyms live; after athanor
+    tenant shred their pseudonyms are shown.
+    """
     from datetime import UTC, datetime
 
     from appliance.operator.audit_entries import newest
 
     chosen = entry_filter(since, until, kind, tenant, model)
     with config_errors_fail():
-        found = newest(directory, chosen, last or (LAST if since is None else MOST))
+        found = newest(directory, chosen, last or (LAST if since is None else MOST), names)
     if print_data([one.values() for one in found], output_format):
         return
     console = output()
@@ -202,6 +231,8 @@ def _show_report(report: Report, output_format: Format, *, own_key: bool) -> Non
     if report.unsigned:
         waiting = counted(report.unsigned, "entry", "entries")
         console.print(f"{waiting} not yet in a checkpoint: the log is being written", soft_wrap=True)
+    if report.cosigned:
+        console.print(f"cosigned by {', '.join(report.cosigned)}", soft_wrap=True, markup=False)
     if own_key:
         console.print("verified by the key beside the log: name one kept elsewhere with --key", soft_wrap=True)
     for problem in report.problems:

@@ -18,6 +18,7 @@ from appliance.operator.cli.audit import (
     From,
     Kinds,
     Models,
+    Names,
     Since,
     Tenants,
     Until,
@@ -55,6 +56,7 @@ def export(  # noqa: PLR0913 - a parameter is an option
     model: Models = None,
     since: Since = None,
     until: Until = None,
+    names: Names = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +78,7 @@ def export(  # noqa: PLR0913 - a parameter is an option
         name = log_name(directory)
         first = _position(resume, name) if resume is not None else 0
         following = first
-        for one in in_order(directory, first):
+        for one in in_order(directory, first, names):
             following = one.number + 1
             if chosen.takes(one):
                 value: dict[str, Any] = ocsf_event(one, name) if form is Form.OCSF else _values(one, name)

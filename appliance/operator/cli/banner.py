@@ -42,6 +42,7 @@ def print_banner(console: Console, ready: DemoReady, program: str = "athanor") -
     facts |= {"console": f"{where.admin}{PAGE}"}
     facts |= {f"key of {name}": plain for name, plain in ready.api_keys.items()}
     facts["keys and policy"] = str(ready.state_dir)
+    facts["image"] = "none: sandboxes see this Python, read-only (docs/images.md)"
     width = max(map(len, facts))
     for name, value in facts.items():
         line = Text.assemble((f"  {name:<{width}}   ", "dim"), value)

@@ -38,7 +38,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change,
 Force = Annotated[bool, typer.Option("--force", help="Also units that were edited by hand.")]
 
 STYLES = {"new": "green", "changed": "yellow", "edited": "bold red", "removed": "red", "same": "dim"}
-STYLES |= {"state": STYLES["changed"], "kept": STYLES["same"]}
+STYLES |= {"state": STYLES["changed"], "kept": STYLES["same"], "note": STYLES["same"]}
 """Styles of what happens to a file or to the state."""
 
 
@@ -118,8 +118,22 @@ def _show_install(console: Console, plan: InstallPlan) -> None:
         _line(console, "new", str(plan.root / seed.path), f"   {seed.purpose}")
     for step in plan.state.steps:
         _line(console, "state", step.summary)
+    _show_image(console, plan)
     if plan.idle:
         console.print(Text("nothing to do: everything is as it shall be", "green"))
+
+
+def _show_image(console: Console, plan: InstallPlan) -> None:
+    from appliance.operator.install.packaged_image import PIN
+
+    image = plan.image
+    if image.image is None:
+        _line(console, "note", "no image: sandboxes see the Python of this machine, read-only", "   docs/images.md")
+        return
+    if image.pin is not None:
+        _line(console, "changed", str(plan.root / PIN), f"   the image of the package, {image.pin.pinned[:16]}")
+    for path in image.stale:
+        _line(console, "removed", str(path))
 
 
 def _show_removal(console: Console, plan: RemovalPlan, *, purge: bool) -> None:

@@ -1,4 +1,4 @@
-"""``athanor model pull | list | show | verify | pin | unpin | remove | manifest``: the cache of models."""
+"""``athanor model pull | list | show | pin | unpin | remove | manifest``: the cache of models."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from appliance.operator.cli.terminal import Format, errors, fail, output, print_
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from appliance.common.config import ApplianceConfig
     from appliance.common.model_cache.store import CachedModel, ModelCache, PartialModel
     from appliance.fetch.protocol import FetchOrder
     from appliance.fetch.settings import FetchSettings
@@ -34,11 +35,6 @@ athanor model list | models and broken pulls, the most recently used first
 
 SHOW_EXAMPLES = """
 athanor model show llama-3.1-8b | its files, and the lines for athanor.yaml
-"""
-
-VERIFY_EXAMPLES = """
-athanor model verify llama-3.1-8b | reads all of it; exit code 1 when a byte differs
-athanor model verify | every model of the cache
 """
 
 PIN_EXAMPLES = """
@@ -89,7 +85,7 @@ def pull(
     from appliance.fetch.protocol import FetchOrder
     from appliance.fetch.pull import PullOrder
 
-    chosen = _Chosen(config, cache)
+    chosen = ChosenCache(config, cache)
     place = source if "://" in source else str(Path(source).absolute())
     must = None if digest == ANY else digest
     order = FetchOrder("pull", PullOrder(place, name or "", must or "", pin, digest == ANY))
@@ -120,7 +116,7 @@ def pull_into(config: Path, source: str, name: str, digest: str, stack: ExitStac
     place = source if "://" in source else str(Path(source).absolute())
     unverified = digest == ANY
     order = FetchOrder("pull", PullOrder(place, name, "" if unverified else digest, True, unverified))
-    return _Chosen(config, None).send(order, _progress(stack))
+    return ChosenCache(config, None).send(order, _progress(stack))
 
 
 def find_in(config: Path, model: str, *, pin: bool) -> str:
@@ -131,7 +127,7 @@ def find_in(config: Path, model: str, *, pin: bool) -> str:
     """
     from appliance.fetch.protocol import FetchOrder
 
-    chosen = _Chosen(config, None)
+    chosen = ChosenCache(config, None)
     found = chosen.cache.find(model)
     if pin and not found.notes.pinned:
         chosen.send(FetchOrder("pin", model=found.digest), lambda doing, reached, total: None)
@@ -148,10 +144,10 @@ def list_models(config: Config = DEFAULT_CONFIG, cache: Cache = None, output_for
         if not print_data({"cache": None, "models": [], "partial": [], "serving": serving}, output_format):
             output().print(served_table(serving))
         return
-    chosen = _Chosen(config, cache)
+    chosen = ChosenCache(config, cache)
     models = sorted(chosen.cache.models(), key=lambda one: (-one.notes.used, one.digest))
     parts = chosen.cache.partials()
-    rows = [_facts(one, chosen.served) for one in models]
+    rows = [_facts(one, chosen) for one in models]
     partials = [{"key": one.key, "source": one.source, "bytes": one.size, "running": one.running} for one in parts]
     data = {"cache": str(chosen.cache.folder), "models": rows, "partial": partials, "serving": serving}
     if not print_data(data, output_format):
@@ -159,7 +155,7 @@ def list_models(config: Config = DEFAULT_CONFIG, cache: Cache = None, output_for
             output().print(served_table(serving))
             output().print()
         empty = "the cache is empty: athanor model pull SOURCE"
-        output().print(_table(models, parts, chosen.served) if models or parts else empty)
+        output().print(_table(models, parts, rows) if models or parts else empty)
 
 
 def show(
@@ -168,10 +164,10 @@ def show(
     """Show a model's files, and the lines with which athanor.yaml serves it."""
     from appliance.common.figures import printable, size
 
-    chosen = _Chosen(config, cache)
+    chosen = ChosenCache(config, cache)
     found = chosen.cache.find(model)
     files = [] if found.manifest is None else found.manifest.files
-    facts = _facts(found, chosen.served)
+    facts = _facts(found, chosen)
     facts["folder"] = str(found.folder)
     facts["files"] = [{"name": one.name, "bytes": one.size, "sha256": one.sha256} for one in files]
     if print_data(facts, output_format):
@@ -180,7 +176,8 @@ def show(
         f"name    {found.notes.name}",
         f"digest  {found.digest}",
         f"source  {found.notes.source}",
-        f"state   {_state(found, chosen.served) or 'in the cache'}",
+        f"state   {_state(facts) or 'in the cache'}",
+        f"signed  {_signed_words(facts)}",
         f"folder  {found.folder}",
         *(f"file    {one.name} ({size(one.size)})" for one in files),
         "",
@@ -190,40 +187,6 @@ def show(
     ]
     for line in lines:
         output().print(printable(line), soft_wrap=True, markup=False)
-
-
-def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="One model; else all.", show_default=False)] = "",
-    config: Config = DEFAULT_CONFIG,
-    cache: Cache = None,
-    output_format: Output = Format.TABLE,
-) -> None:
-    """Read the files of models and compare every byte with what was pulled."""
-    from appliance.common.errors import ModelDigestError
-
-    chosen = _Chosen(config, cache)
-    models = (chosen.cache.find(model),) if model else chosen.cache.models()
-    total, done = sum(one.size for one in models), 0
-    problems: dict[str, str] = {}
-
-    def read(count: int) -> None:
-        nonlocal done
-        done += count
-        work.reach(done, total)
-
-    with LongWork("reading models", of_bytes) as work:
-        for one in models:
-            try:
-                chosen.cache.verify(one, read)
-            except ModelDigestError as error:
-                problems[one.digest] = error.message
-    rows = [{"digest": one.digest, "name": one.notes.name, "problem": problems.get(one.digest, "")} for one in models]
-    if not print_data({"models": rows}, output_format):
-        for row in rows:
-            word = "broken" if row["problem"] else "whole"
-            output().print(f"{row['digest'][:16]} {word}  {row['name']}", soft_wrap=True, markup=False)
-    if problems:
-        fail(exits.REFUSED, "\n".join(problems.values()))
 
 
 def pin(model: Named, config: Config = DEFAULT_CONFIG, cache: Cache = None) -> None:
@@ -278,7 +241,7 @@ def manifest(
         output().print(f"digest: {made.digest}", soft_wrap=True, markup=False)
 
 
-class _Chosen:
+class ChosenCache:
     """The cache that a command is about: of a configuration, or of a folder."""
 
     def __init__(self, config: Path, folder: Path | None) -> None:
@@ -289,13 +252,14 @@ class _Chosen:
         from appliance.operator.fetch_client import is_served
 
         self.service: Path | None = None
+        self.loaded: ApplianceConfig | None = None
         self.run_dir: Path | None = None
         if folder is not None:
             self.settings: FetchSettings = FetchSettings(directory=folder.absolute())
         else:
             try:
                 found = load_config(config)
-                self.settings = settings_of(found)
+                self.settings, self.loaded = settings_of(found), found
             except ApplianceError as error:
                 fail(
                     exits.REFUSED, error.message, "--config FILE names another athanor.yaml, --cache DIR a folder alone"
@@ -306,6 +270,24 @@ class _Chosen:
             self.service = socket if named or is_served(socket) else None
         self.cache: ModelCache = ModelCache(self.settings.directory)
         self.served = frozenset(self.settings.kept)
+
+    def signature(self, model: CachedModel, keys: tuple[str, ...] = ()) -> tuple[str, str]:
+        """Id of the key that has signed a model, and why none has; both empty where none must have. ``keys``: those
+        that may, in place of the configuration's. Its files are believed to be those of its manifest."""
+        from appliance.common.catalog import inside
+        from appliance.common.errors import ConfigError
+        from appliance.common.model_signature import check_signature
+
+        if not keys and self.loaded is not None:
+            own = [one for one in self.loaded.models if one.folder == model.folder]
+            keys = self.loaded.keys_for(own[0]) if own else self.loaded.model_keys
+        if not keys or model.manifest is None:
+            return "", ""
+        there = {inside(one.name): one.sha256 for one in model.manifest.files}
+        try:
+            return check_signature(model.notes.name or model.digest[:16], model.folder, there, keys), ""
+        except ConfigError as error:
+            return "", error.message
 
     def send(self, order: FetchOrder, progress: Progress) -> dict[str, Any]:
         """Have the downloader carry out an order; a running appliance has it in its audit log."""
@@ -336,7 +318,7 @@ class _Chosen:
 def _change(do: str, done: str, model: str, config: Path, folder: Path | None) -> None:
     from appliance.fetch.protocol import FetchOrder
 
-    chosen = _Chosen(config, folder)
+    chosen = ChosenCache(config, folder)
     parts = [
         one.key for one in chosen.cache.partials() if do == "remove" and len(model) >= 6 and one.key.startswith(model)
     ]
@@ -374,26 +356,34 @@ def _progress(stack: ExitStack) -> Progress:
     return lambda doing, done, total: show(task, description=doing, completed=done, total=total or None)
 
 
-def _facts(model: CachedModel, served: frozenset[str]) -> dict[str, Any]:
+def _facts(model: CachedModel, chosen: ChosenCache) -> dict[str, Any]:
+    signer, unsigned = chosen.signature(model)
     return {
         "digest": model.digest,
         "name": model.notes.name,
         "source": model.notes.source,
         "bytes": model.size,
         "pinned": model.notes.pinned,
-        "served": model.digest in served,
+        "served": model.digest in chosen.served,
         "pulled": round(model.notes.pulled),
         "used": round(model.notes.used),
         "problem": model.problem,
+        "signer": signer,
+        "unsigned": unsigned,
     }
 
 
-def _state(model: CachedModel, served: frozenset[str]) -> str:
-    words = ["served"] if model.digest in served else []
-    return ", ".join([*words, *(["pinned"] if model.notes.pinned else [])])
+def _state(facts: dict[str, Any]) -> str:
+    words = {"served": facts["served"], "pinned": facts["pinned"], "signed": facts["signer"]}
+    words["not signed"] = facts["unsigned"]
+    return ", ".join(word for word, holds in words.items() if holds)
 
 
-def _table(models: list[CachedModel], parts: tuple[PartialModel, ...], served: frozenset[str]) -> Table:
+def _signed_words(facts: dict[str, Any]) -> str:
+    return facts["signer"] or facts["unsigned"] or "no signature is asked for"
+
+
+def _table(models: list[CachedModel], parts: tuple[PartialModel, ...], rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -402,8 +392,8 @@ def _table(models: list[CachedModel], parts: tuple[PartialModel, ...], served: f
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in ("digest", "name", "size", "state", "used", "source"):
         table.add_column(name, no_wrap=True)
-    for one in models:
-        state = Text("broken", "red") if one.problem else Text(_state(one, served), "green")
+    for one, facts in zip(models, rows, strict=True):
+        state = Text("broken", "red") if one.problem else Text(_state(facts), "red" if facts["unsigned"] else "green")
         used = clock(int(one.notes.used * 1e9), date=True) if one.notes.used else "-"
         table.add_row(
             one.digest[:16], printable(one.notes.name), size(one.size), state, used, printable(one.notes.source)

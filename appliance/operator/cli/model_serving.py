@@ -224,9 +224,13 @@ def _fits(model: ModelConfig, loaded: ApplianceConfig, *, on_card: bool) -> Mode
     """
     from appliance.common.catalog import find_files
     from appliance.common.model_memory import machine_memory, model_need, no_room
+    from appliance.common.sleep_rules import ALWAYS
 
     need = model_need(model, find_files(model.name, model.folder)[0], on_card=on_card)
-    if problems := no_room([need], loaded.sandbox.memory_bytes, machine_memory().available):
+    memory, asleep = machine_memory(), () if model.keep == ALWAYS else (model.name,)
+    # What sleeps now and what may sleep is the supervisor's to say; it looks again before anything changes.
+    most = loaded.sandbox.models_memory_bytes or memory.total
+    if problems := no_room([need], loaded.sandbox.memory_bytes, memory.available, asleep=asleep, most=most):
         fail(exits.REFUSED, f"the model {model.name} {problems[model.name]}")
     return need
 

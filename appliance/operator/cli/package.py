@@ -12,9 +12,13 @@ from appliance.operator.cli.terminal import output
 
 DEB_EXAMPLES = """
 athanor package deb dist | with everything that it needs; minutes
+athanor package deb dist --image out --sign image.key | with an image that is there, or a new one, signed by a key
 athanor package deb dist --slim | athanor, runsc and the embedded model only
 athanor package deb dist --extra bench | with what athanor bench --plots needs
 """
+
+NONE = "none"
+"""Value of ``--image`` with which a package brings no image, and sandboxes see the Python of the package."""
 
 
 def deb(
@@ -25,15 +29,40 @@ def deb(
         list[str] | None,
         typer.Option("--extra", metavar="NAME", help="Also what an extra needs: bench, for plots; may be repeated."),
     ] = None,
+    image: Annotated[
+        str, typer.Option("--image", metavar="DIR|none", help="Image of the sandboxes that it brings. [a new one]")
+    ] = "",
+    key: Annotated[
+        Path | None, typer.Option("--sign", metavar="FILE", help="Key that signs the image. [image.key beside DIR]")
+    ] = None,
 ) -> None:
     """Build a Debian package of this installation.
 
     Needs dpkg-deb. The package holds the same units as `athanor install --systemd` writes, our code
-    with what it needs, runsc and the embedded model, for the Python and processor of this machine.
+    with what it needs, runsc, the embedded model, and a signed image, which is what sandboxes run
+    where it is installed; for the Python and processor of this machine.
     """
     from appliance.common.figures import size
-    from appliance.operator.install.deb import build
+    from appliance.operator.install.deb import build, find_packer
 
+    find_packer()
+    brought = None if image == NONE or (slim and not image) else Path(image or folder.with_name(f"{folder.name}-image"))
+    if brought is not None:
+        _sign(brought, folder.with_name("image.key") if key is None else key, new=not image)
     with LongWork("packaging", of_bytes) as work:
-        built = build(folder, context.obj, work, slim=slim, extras=tuple(extras or ()))
+        built = build(folder, context.obj, work, slim=slim, extras=tuple(extras or ()), image=brought)
     output().print(f"{built.path} ({size(built.size)})", soft_wrap=True, markup=False)
+
+
+def _sign(image: Path, key: Path, *, new: bool) -> None:
+    """Sign an image, which is built first where there is none to take; the key is made where it is not there."""
+    from appliance.common.errors import os_errors_as
+    from appliance.common.image.signature import sign
+    from appliance.operator.cli.image import build
+    from isolation.keys.signing import load_or_make
+
+    if new:
+        build(image, key=key)
+        return
+    with os_errors_as(f"cannot sign {image}"):
+        sign(image, load_or_make(key)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -45,6 +45,20 @@ def check(
     that are nowhere, by an athanor.yaml beside the policy, else by --config, and of files in
     policy.d that are not read. Nothing that runs is asked or changed.
     """
+    source = context.get_parameter_source("config")
+    given = None if source is not None and source.name == "DEFAULT" else config
+    check_policy(paths, given, strict=strict, output_format=output_format)
+
+
+def check_policy(paths: list[Path], given: Path | None, *, strict: bool, output_format: Format) -> NoReturn:
+    """Check the files of one policy, and end the command.
+
+    Args:
+        paths: files or folders.
+        given: configuration that names are held against; None: one beside the policy, or the service's.
+        strict: whether warnings are a refusal.
+        output_format: of what is shown.
+    """
     from policy.errors import PolicyError
     from policy.loader import load_policy
 
@@ -55,8 +69,6 @@ def check(
         policy = load_policy(sources)
     except PolicyError as error:
         refuse(error, sources, output_format)
-    source = context.get_parameter_source("config")
-    given = None if source is not None and source.name == "DEFAULT" else config
     warnings = [*_overlooked(paths), *_compare(policy, sources, paths, given, strict=strict)]
     _show(policy, sources, warnings, output_format)
     raise typer.Exit(exits.REFUSED if strict and warnings else exits.OK)

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.common.figures import NS, clock, counted, printable
-from policy.change_wording import Direction, listed
 from policy.changes import Change, SubjectKind
 from policy.replay import Replay, not_replayed, sentences
+from policy.told import Direction, listed
 
 WIDE = 110
 """Columns from which on a rule's path stands beside its sentence."""

@@ -29,6 +29,9 @@ athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running
 athanor policy explain policy.yaml --tenant alpha --model fast --unready athanor-mini | where a route leads
 """
 
+MaxTokens = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Output tokens for each choice [as many as allowed].")
+]
 RequestsLeft = Annotated[int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")]
 TokensLeft = Annotated[int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")]
 InputTokensLeft = Annotated[
@@ -37,6 +40,7 @@ InputTokensLeft = Annotated[
 OutputTokensLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
 ]
+KvTokensHeld = Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of KV that its running requests may need.")]
 EndUserRunning = Annotated[int, typer.Option(metavar="N", min=0, help="Running requests of the end user.")]
 EndUserRequestsLeft = Annotated[
     int | None, typer.Option(metavar="N", help="Requests that the end user has left in this minute [all].")
@@ -54,7 +58,7 @@ Wanted = Annotated[
     Feature | None,
     typer.Option(
         metavar="NAME",
-        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses.",
+        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses, wake.",
     ),
 ]
 Credential = Annotated[
@@ -65,9 +69,12 @@ Fields = Annotated[Names, typer.Option("--field", metavar="NAME", help="Field th
 Roles = Annotated[
     Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
 ]
+Region = Annotated[str | None, typer.Option(metavar="NAME", help="Region of the appliance [not asked about].")]
 ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
+
+Asleep = Annotated[Names, typer.Option(metavar="NAME", help="Model that sleeps; may be repeated.")]
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
@@ -76,11 +83,10 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Tenant that asks.")] = None,
     credential: Credential = None,
     input_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Prompt tokens [not counted].")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Output tokens for each choice [as many as allowed].")
-    ] = None,
+    max_tokens: MaxTokens = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
+    region: Region = None,
     content_bytes: ContentBytes = 0,
     fields: Fields = None,
     roles: Roles = None,
@@ -90,6 +96,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     input_tokens_left: InputTokensLeft = None,
     output_tokens_left: OutputTokensLeft = None,
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
+    kv_tokens_held: KvTokensHeld = 0,
     end_user_running: EndUserRunning = 0,
     end_user_requests_left: EndUserRequestsLeft = None,
     end_user_output_left: EndUserOutputLeft = None,
@@ -97,13 +104,14 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     spent_this_month: SpentThisMonth = 0.0,
     unready: Unready = None,
     busy: Busy = None,
+    asleep: Asleep = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
 
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
     gateway does: before the prompt is tokenised, then with --input-tokens. Of a route it shows where it leads, and the
-    model that is chosen while all can serve, or those of --unready and --busy cannot. Nothing that runs is asked.
+    model that is chosen while all can serve, or --unready, --busy and --asleep name some. Nothing that runs is asked.
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
@@ -115,14 +123,14 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
-    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature}
+    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region}
     question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = load_with_sources(path, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
-    now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
+    now = replace(now, kv_tokens_held=kv_tokens_held, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
-    now = replace(now, end_user_output_tokens_left=end_user_output_left)
+    now = replace(now, end_user_output_tokens_left=end_user_output_left, asleep=tuple(asleep or ()))
     now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")

@@ -16,6 +16,7 @@ from appliance.operator.cli.terminal import Format, fail, output, print_data
 if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig
     from appliance.common.policy_history import PolicyHistory, Version
+    from appliance.common.status import ReloadOutcome
     from appliance.operator.placement import Placement
     from policy.model import PolicySet
 
@@ -69,7 +70,7 @@ def history(
     The supervisor keeps the text of each policy that comes into force, however it was put there,
     and the audit log has its digest: a request's entry leads to the text that decided it.
     """
-    kept = _history(load_configuration(config))
+    kept = kept_history(load_configuration(config))
     if number is not None:
         _show_version(kept, kept.read(number), output_format)
         return
@@ -94,7 +95,7 @@ def apply(
     beside the new one go with it. If it is refused, or nothing can be written, all is as before.
     """
     loaded = load_configuration(config)
-    change_policy(loaded, _given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
+    change_policy(loaded, given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
 
 
 def rollback(
@@ -112,12 +113,9 @@ def rollback(
     back is a new version.
     """
     loaded = load_configuration(config)
-    kept = _history(loaded)
-    numbers = kept.numbers()
-    if number is None and len(numbers) < 2:
-        fail(exits.REFUSED, "the history has no policy before this one", "athanor policy history")
-    chosen = kept.read(numbers[1] if number is None else number)
-    change_policy(loaded, _restored(chosen, loaded.policy), admin, f"go back to version {chosen.number}", yes=yes)
+    kept = kept_history(loaded)
+    chosen = kept.read(version_before(kept) if number is None else number)
+    change_policy(loaded, restored(chosen, loaded.policy), admin, f"go back to version {chosen.number}", yes=yes)
 
 
 def load_configuration(config: Path) -> ApplianceConfig:
@@ -131,7 +129,8 @@ def load_configuration(config: Path) -> ApplianceConfig:
     return load_config(config)
 
 
-def _history(config: ApplianceConfig) -> PolicyHistory:
+def kept_history(config: ApplianceConfig) -> PolicyHistory:
+    """Return the history of a configuration's policies; without an audit log the command ends."""
     from appliance.common.policy_history import PolicyHistory
 
     if config.audit is None:
@@ -141,7 +140,15 @@ def _history(config: ApplianceConfig) -> PolicyHistory:
     return PolicyHistory(config.audit.directory)
 
 
-def _given(new: Path, policy: Path) -> NewPolicy:
+def version_before(kept: PolicyHistory) -> int:
+    """Return the version before the newest one; the command ends where there is none."""
+    numbers = kept.numbers()
+    if len(numbers) < 2:
+        fail(exits.REFUSED, "the history has no policy before this one", "athanor policy history")
+    return numbers[1]
+
+
+def given(new: Path, policy: Path) -> NewPolicy:
     """The configured policy with ``new`` in place of its file, or of all its files where it is a folder."""
     from appliance.common.policy_history import relative, sources_of
     from appliance.operator.cli.policy_sources import read, refuse
@@ -197,7 +204,7 @@ def _moved(name: str, folder: str) -> str:
     return "/".join([folder, *name.split("/")[1:]])
 
 
-def _restored(version: Version, policy: Path) -> NewPolicy:
+def restored(version: Version, policy: Path) -> NewPolicy:
     """A version of the history, checked by this version of the appliance."""
     from appliance.common.policy_history import relative
     from appliance.operator.cli.policy_sources import read, refuse
@@ -243,16 +250,17 @@ def show_changes(config: ApplianceConfig, target: NewPolicy) -> None:
         console.print(summary_view(old.digest, target.policy.digest, found))
 
 
-def put_policy(config: ApplianceConfig, target: NewPolicy, admin: str) -> None:
-    """Write a policy and wait until it is in force; whatever fails ends the command, with everything as it was."""
+def put_policy(config: ApplianceConfig, target: NewPolicy, admin: str) -> ReloadOutcome | None:
+    """Write a policy and wait until it is in force; whatever fails ends the command, with everything as it was. Gives
+    what the appliance said; None where none runs."""
     from appliance.operator.placement import Placement
 
     placement = Placement(config.policy.parent, target.files, list(target.gone))
     placement.put()
-    _put_in_force(placement, admin)
+    return _put_in_force(placement, admin)
 
 
-def _put_in_force(placement: Placement, admin: str) -> None:
+def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
     """Reload; where the appliance does not run the next start reads the files."""
     from rich.markup import escape
 
@@ -272,7 +280,7 @@ def _put_in_force(placement: Placement, admin: str) -> None:
     except UnreachableError as error:
         console.print("[green]written[/green]; it is in force at the next start: nothing answers now", soft_wrap=True)
         console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
-        return
+        return None
     if answer.status not in (OK, CONFLICT):
         placement.undo()
         fail(exits.REFUSED, f"the reload failed with status {answer.status}, and the files are as before")
@@ -283,6 +291,7 @@ def _put_in_force(placement: Placement, admin: str) -> None:
     console.print(f"[green]in force[/green]: {escape(outcome.message)}", soft_wrap=True)
     for line in outcome.warnings:
         console.print(f"[bold yellow]warning:[/bold yellow] {escape(line)}", soft_wrap=True)
+    return outcome
 
 
 def _row(version: Version) -> dict[str, Any]:

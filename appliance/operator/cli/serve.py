@@ -25,11 +25,14 @@ class Role(StrEnum):
     SUPERVISOR = "supervisor"
     GATEWAY = "gateway"
     FETCH = "fetch"
+    OPERATOR = "operator"
 
 
 def serve(
     config: Config = DEFAULT_CONFIG,
-    role: Annotated[Role, typer.Option(metavar="ROLE", help="both, supervisor, gateway or fetch.")] = Role.BOTH,
+    role: Annotated[
+        Role, typer.Option(metavar="ROLE", help="both, supervisor, gateway, fetch or operator.")
+    ] = Role.BOTH,
     settings: Settings = None,
 ) -> None:
     """Serve what a configuration says, until SIGTERM.

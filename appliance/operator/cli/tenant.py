@@ -57,8 +57,9 @@ def shred(
     """Destroy a tenant's key.
 
     What it sealed is unreadable from then on, wherever copies lie. A running appliance forgets the
-    tenant's cached KV as well and goes on serving the tenant under a new key. Needs the
-    supervisor's user, or root.
+    tenant's cached KV as well and goes on serving the tenant under a new key. The audit log's
+    pseudonyms lead to the tenant no more, and the log verifies as before. Needs the supervisor's user,
+    or root.
     """
     loaded = _load(config)
     confirm(f"destroy the key of {tenant}, for good", yes=yes)
@@ -71,6 +72,8 @@ def shred_key(config: ApplianceConfig, tenant: str, output_format: Format = Form
     if answer is not None:
         key = "its key is destroyed" if answer["had_key"] else "it had no key"
         output().print(f"{tenant}: {key}, {answer['objects']} sealed objects removed", highlight=False)
+        if answer.get("unlinked"):
+            output().print("the audit log's pseudonyms lead to it no more", highlight=False)
 
 
 def rotate(
@@ -186,13 +189,35 @@ def _ask_running(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any
     return answer if isinstance(answer, dict) else {}
 
 
+def _forget_users(config: ApplianceConfig, tenant: str) -> None:
+    """Destroy what the usage book has of a tenant's end users; a running supervisor does so by itself."""
+    from appliance.common.errors import UsageError
+    from appliance.common.usage.book import FOLDER, NAME, UsageAccessError, open_book
+
+    if config.audit is None or not (config.audit.directory / FOLDER / NAME).exists():
+        return
+    try:
+        book, _ = open_book(config.audit.directory)
+        book.forget_users(tenant)
+        book.close()
+    except (UsageError, UsageAccessError) as error:
+        fail(exits.REFUSED, f"the key is destroyed, and what its end users used is not: {error}; run it again")
+
+
 def _do_offline(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any]:
     """Carry out an order on the keyring's folder while no supervisor has it open."""
     from isolation.keys.errors import KeysError
     from isolation.keys.keyring import Keyring
     from isolation.keys.root import read_root
 
+    unlinked = False
+    if wish["do"] == "shred" and config.audit is not None:
+        from appliance.operator.audit_names import unlink
+
+        unlinked = unlink(config.audit.directory, wish["tenant"])
     if config.keys is None:
+        if unlinked:
+            return {"ok": True, "tenant": wish["tenant"], "objects": 0, "had_key": False, "unlinked": True}
         return {"ok": False, "problem": "the configuration names no keys, so nothing is sealed"}
     try:
         keyring = Keyring(config.keys.keyring, read_root(config.keys.root_key))
@@ -203,8 +228,9 @@ def _do_offline(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any]
             had_key = keyring.shred(tenant)
             if wish["do"] == "rotate":
                 keyring.rotate(tenant)
+            _forget_users(config, tenant)
         finally:
             keyring.close()
     except KeysError as error:
         return {"ok": False, "problem": str(error)}
-    return {"ok": True, "tenant": tenant, "objects": 0, "had_key": had_key}
+    return {"ok": True, "tenant": tenant, "objects": 0, "had_key": had_key, "unlinked": unlinked}

@@ -45,13 +45,18 @@ class Present:
 
     @property
     def key_files(self) -> KeyFiles:
-        """Files of the key table. Its secret lies beside it, where the configuration names a copy of that which only
-        the gateway has."""
-        from appliance.operator.key_table import KeyFiles
+        """Files of the key table."""
+        return key_files_of(self.config)
 
-        beside = self.config.credentials.with_name("pepper")
-        pepper = self.config.pepper if self.config.pepper.exists() and not beside.exists() else beside
-        return KeyFiles(self.config.credentials, pepper)
+
+def key_files_of(config: ApplianceConfig) -> KeyFiles:
+    """Return the files of a configuration's key table. Its secret lies beside it, where the configuration names a copy
+    of that which only the gateway has."""
+    from appliance.operator.key_table import KeyFiles
+
+    beside = config.credentials.with_name("pepper")
+    pepper = config.pepper if config.pepper.exists() and not beside.exists() else beside
+    return KeyFiles(config.credentials, pepper)
 
 
 def present(config: Path) -> Present:

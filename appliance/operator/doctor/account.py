@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.common.audit import files
+from appliance.common.config_places import AuditConfig
 from appliance.common.errors import reason_of
 from appliance.common.figures import counted
 from appliance.common.usage.book import BUSY_S, FOLDER, NAME, SCHEMA
+from appliance.common.witness_problem import witness_problem
 from appliance.operator.doctor.facts import KeptAccount
 from appliance.operator.doctor.finding import Area, Finding, Subject
 
@@ -44,6 +48,11 @@ def look_at_account(folder: Path) -> KeptAccount:
     return KeptAccount(folder=where, entries=newest.start + len(newest.lines), counted=position, damaged=names)
 
 
+def with_witnesses(account: KeptAccount, config: AuditConfig) -> KeptAccount:
+    """Add what is known of the witnesses."""
+    return replace(account, witnesses=len(config.witnesses), unwitnessed=witness_problem(config, time.time()))
+
+
 def _position(path: Path, log: str) -> int:
     """Number of entries of this log that the book has; 0 where there is no book."""
     if not path.exists():
@@ -68,6 +77,11 @@ def check_account(account: KeptAccount) -> list[Finding]:
         means = "bills and limits of spend depend on it; the supervisor moves what is damaged aside at its start"
         return [subject.problem(account.problem, means, "athanor audit verify")]
     found = []
+    if account.unwitnessed:
+        means = "nothing outside confirms the log; a refusal may be a sign that it was changed"
+        found.append(subject.warning(account.unwitnessed, means, "athanor audit witness"))
+    elif account.witnesses:
+        found.append(subject.ok(f"{counted(account.witnesses, 'witness', 'witnesses')} cosigned the audit log in time"))
     if account.damaged:
         means = "it was found damaged; the log began anew, and a book was made again from the log that was left"
         mend = f"athanor audit verify --from {account.folder}/{account.damaged[0]}    # then keep it elsewhere"

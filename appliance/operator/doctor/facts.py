@@ -100,6 +100,8 @@ class Port:
     name: str
     address: str
     problem: str = ""
+    mend: str = ""
+    """Command that mends the problem; empty: another address does."""
     in_use: bool = False
     holder: str = ""
     """Process that listens there, where it can be told."""
@@ -243,6 +245,8 @@ class Model:
     weight_bytes: int = 0
     """Bytes of the weight files."""
     kv_bytes: int = 0
+    adapter_bytes: int = 0
+    """Memory that its engine takes for adapters; 0 where it has none."""
     on_card: bool = False
     """Whether weights and KV are in a card's memory."""
     int8: bool = False
@@ -251,7 +255,11 @@ class Model:
     pinned: str = ""
     """The digest that its files must have; empty: any."""
     digest: str = ""
-    """What they have; looked at only where one is pinned."""
+    """What they have; looked at only where one is pinned, or a signature demanded."""
+    signer: str = ""
+    """Id of the key that has signed them, of those that are demanded."""
+    unsigned: str = ""
+    """Why none of them has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +327,8 @@ class Image:
     """Folder of the image; empty: the running Python is mounted."""
     digest: str = ""
     pinned: str = ""
+    packaged: str = ""
+    """Digest of the image that a package has brought; empty where none has."""
     problem: str = ""
 
 
@@ -361,6 +371,10 @@ class KeptAccount:
     """Entries that the usage book has."""
     problem: str = ""
     """Why log or book cannot be read; empty where both can."""
+    witnesses: int = 0
+    """Witnesses that are configured."""
+    unwitnessed: str = ""
+    """What is wrong with them."""
     unseen: bool = False
     """Whether the folder is closed to this user."""
     empty: bool = False

@@ -75,6 +75,9 @@ def _gateway(config: ApplianceConfig) -> Iterator[PathNeed]:
             yield PathNeed("client authorities", tls.client_ca, Use.READ)
     if config.listen.admin.startswith("unix:"):
         yield PathNeed("admin socket", Path(config.listen.admin.removeprefix("unix:")), Use.BIND)
+    for name, address in config.listen.addresses():
+        if name.startswith("tenants.") and address.startswith("unix:"):
+            yield PathNeed(f"socket of {name}", Path(address.removeprefix("unix:")), Use.BIND)
     yield PathNeed("run directory", config.run_dir, Use.ENTER)
     yield PathNeed("control socket", config.run_dir / CONTROL_SOCKET, Use.DEVICE)
 

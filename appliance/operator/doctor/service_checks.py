@@ -11,6 +11,7 @@ from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
+from appliance.operator.install.packaged_image import PIN, STORE
 
 LOW_INODES = 1_000
 
@@ -34,7 +35,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
             means="models and prompts run with the rights of this user",
             mend="systemctl restart athanor.target    # after a look at ATHANOR_SANDBOX__* and --set of its start",
         )
-    elif service.image.path:
+    else:
         yield check_image(service.image)
     for port in service.ports:
         yield check_port(port, running=service.running.answers or service.running.silent_s > 0)
@@ -114,7 +115,18 @@ def check_alert(alert: Alert) -> Finding:
 
 
 def check_image(image: Image) -> Finding:
-    """Whether the image is whole, and the one that is pinned."""
+    """Whether the image is whole, and the one that is pinned; or what sandboxes see without one."""
+    if not image.path and image.packaged:
+        return Subject(Area.SANDBOXES, "image").warning(
+            f"none: sandboxes see the Python of this machine, though the package brought {image.packaged[:12]}",
+            means="they see more than what was built, signed and pinned for them",
+            mend=f"sandbox: {{image_store: /{STORE}, image_pin: /{PIN}}}    # in athanor.yaml, then a restart",
+        )
+    if not image.path:
+        what = "none: sandboxes see the Python of this machine, read-only"
+        return Subject(Area.SANDBOXES, "image").note(
+            what, mend="athanor image build DIR    # docs/images.md has the rest"
+        )
     if image.problem:
         return Subject(Area.SANDBOXES, "image").problem(
             image.problem,
@@ -127,7 +139,9 @@ def check_image(image: Image) -> Finding:
             means="no sandbox is started from it",
             mend=f"athanor image verify {image.path} --digest {image.pinned}",
         )
-    return Subject(Area.SANDBOXES, "image").ok(f"{image.digest[:12]} as pinned")
+    return Subject(Area.SANDBOXES, "image").ok(
+        f"{image.digest[:12]} as pinned{', that of the package' if image.digest == image.packaged else ''}"
+    )
 
 
 def check_port(port: Port, *, running: bool) -> Finding:
@@ -137,7 +151,7 @@ def check_port(port: Port, *, running: bool) -> Finding:
         return Subject(Area.SERVICE, check).problem(
             f"{port.address}: {port.problem}",
             means="the gateway cannot start",
-            mend=f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
+            mend=port.mend or f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
         )
     if port.open and (running or not port.in_use):
         return Subject(Area.SERVICE, check).warning(
@@ -177,15 +191,23 @@ def check_model(model: Model) -> Finding:
             means="it computes nothing; its answers are meaningless",
             mend="runner: model    # in athanor.yaml",
         )
-    if model.digest != model.pinned:
+    if model.unsigned:
+        said, _, mend = model.unsigned.removeprefix(f"{check}: ").rpartition("; ")
+        mend = (
+            mend.removeprefix("sign it with: ") if "DIR" in mend else f"athanor model verify {model.path}    # {mend}"
+        )
+        return Subject(Area.SERVICE, check).problem(said, means="the model is not started", mend=mend)
+    if model.pinned and model.digest != model.pinned:
         return Subject(Area.SERVICE, check).problem(
             f"its files have the digest {model.digest[:12]}, pinned is {model.pinned[:12]}",
             means="it is not served",
             mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
         )
     pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
+    pinned += f", signed by {model.signer[:16]}" if model.signer else ""
     kv = f"{size(model.kv_bytes)} of KV" if not model.on_card else "KV on its card"
-    what = f"{size(model.weight_bytes)} of weights, {kv}{pinned}"
+    adapters = f", {size(model.adapter_bytes)} for adapters" if model.adapter_bytes else ""
+    what = f"{size(model.weight_bytes)} of weights, {kv}{adapters}{pinned}"
     return Subject(Area.SERVICE, check).ok(what)
 
 
@@ -198,7 +220,7 @@ def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, runni
     real = [model for model in models if not model.null and not model.problem]
     about = {model.name: _about(model) for model in real}
     least = {
-        model.name: 0 if model.on_card else model.kv_bytes + int(model.weight_bytes * LEAST_WEIGHT_SHARE)
+        model.name: 0 if model.on_card else _beside_weights(model) + int(model.weight_bytes * LEAST_WEIGHT_SHARE)
         for model in real
     }
     total = sum(about.values())
@@ -231,7 +253,12 @@ def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, runni
 
 
 def _about(model: Model) -> int:
-    return CARD_ENGINE_BYTES if model.on_card else ENGINE_BYTES + model.kv_bytes + _weights(model)
+    return CARD_ENGINE_BYTES if model.on_card else ENGINE_BYTES + _beside_weights(model) + _weights(model)
+
+
+def _beside_weights(model: Model) -> int:
+    """Bytes that an engine takes at its start whatever its weights are: KV, and room for adapters."""
+    return model.kv_bytes + model.adapter_bytes
 
 
 def _weights(model: Model) -> int:

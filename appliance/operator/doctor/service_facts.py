@@ -18,9 +18,11 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.listen_config import MAX_SOCKET_PATH
+from appliance.common.model_signature import with_signer
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
-from appliance.operator.doctor.account import look_at_account
+from appliance.operator.doctor.account import look_at_account, with_witnesses
 from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.facts import (
     EXPIRY_DAYS,
@@ -43,6 +45,7 @@ from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
 from appliance.operator.doctor.reach import reach
 from appliance.operator.doctor.unit_checks import settings_beyond
 from appliance.operator.doctor.units import environment_of, look_at_units
+from appliance.operator.install.packaged_image import find_packaged
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.supervisor.layout import engine_place, role_threads
 from appliance.supervisor.ranks import rank_problem
@@ -59,9 +62,6 @@ CONNECT_S = 2.0
 
 MAX_PURPOSES = 4
 """Most purposes of one file system that are named in one finding."""
-
-MAX_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path, unix(7)."""
 
 PEPPER_SOURCE = Path("/etc/athanor/pepper")
 """From where the gateway's unit loads the pepper."""
@@ -115,7 +115,7 @@ def look_at_service(
         disks=tuple(_disks(config)),
         access=tuple(_access(config, path)),
         policy=look_at_policy(config),
-        models=tuple(_model(model, on_card=bool(gpus.cards)) for model in config.models),
+        models=tuple(_model(model, config.keys_for(model), on_card=bool(gpus.cards)) for model in config.models),
         kernels=_kernels(config),
         image=_image(config),
         exporters=tuple(find_exporters(_exporting(environments))),
@@ -127,7 +127,7 @@ def look_at_service(
         threads=threads,
         rank_problems=rank_problems,
         forms=_forms(config),
-        account=None if config.audit is None else look_at_account(config.audit.directory),
+        account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
 
 
@@ -162,7 +162,7 @@ def _kept(port: Port, units: tuple[ServiceUnit, ...]) -> Port:
     """Mark the HTTP socket that systemd keeps for the gateway: its holder is systemd, or not shown to us."""
     systemd = port.holder in ("", "process 1 (systemd)", "process 1 (init)")
     keeps = any(unit.name == GATEWAY_UNIT and unit.kept for unit in units)
-    return replace(port, kept=port.name == "http" and port.in_use and systemd and keeps)
+    return replace(port, kept=port.name.endswith("http") and port.in_use and systemd and keeps)
 
 
 def _threads(config: ApplianceConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -189,17 +189,41 @@ def _forms(config: ApplianceConfig) -> tuple[str, ...]:
 
 def _ports(config: ApplianceConfig) -> Iterator[Port]:
     listen = config.listen
-    for name in ("http", "grpc", "admin", "metrics"):
-        address = getattr(listen, name)
-        if address is None:
-            continue
-        if address.startswith("unix:"):
+    groups = {f"tenants.{own.tenant}.{name}": own.group or "" for own in listen.tenants for name, _ in own.addresses}
+    for name, address in listen.addresses():
+        if name in groups and address.startswith("unix:"):
+            yield own_socket(name, address, groups[name])
+        elif address.startswith("unix:"):
             too_long = len(os.fsencode(address.removeprefix("unix:"))) > MAX_SOCKET_PATH
             problem = f"the path has more than {MAX_SOCKET_PATH} bytes" if too_long else ""
             yield Port(name=name, address=address, problem=problem)
         else:
             bare = name == "metrics" and listen.metrics_token is None and not listens_on_loopback(address)
             yield replace(_port(name, address), open=bare)
+
+
+def own_socket(name: str, address: str, group: str) -> Port:
+    """Look whether a tenant's Unix socket belongs, or will belong, to its group, and is safe in its folder."""
+    from appliance.gateway.front.own_listeners import OTHERS_WRITE, group_number
+
+    path = Path(address.removeprefix("unix:"))
+    number = group_number(group)
+    made = f"install -d -m 2750 -o athanor-gateway -g {group} {path.parent}"
+    if number is None:
+        return Port(name=name, address=address, problem=f"there is no group {group}", mend=f"groupadd --system {group}")
+    try:
+        folder = path.parent.stat()
+        given = path.stat().st_gid == number if path.is_socket() else None
+    except OSError as error:
+        return Port(name=name, address=address, problem=f"{path.parent}: {reason_of(error)}", mend=made)
+    if folder.st_mode & OTHERS_WRITE:
+        problem = f"{path.parent} is writable for others than its owner, who could put a socket of their own there"
+        return Port(name=name, address=address, problem=problem, mend=f"chmod go-w {path.parent}")
+    inherits = bool(folder.st_mode & stat.S_ISGID) and folder.st_gid == number
+    if given or (given is None and (inherits or os.getgid() == number)):
+        return Port(name=name, address=address)
+    whose = "is" if given is not None else "would be"
+    return Port(name=name, address=address, problem=f"the socket {whose} of another group than {group}", mend=made)
 
 
 def _port(name: str, address: str) -> Port:
@@ -336,12 +360,12 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     )
 
 
-def _model(model: ModelConfig, *, on_card: bool) -> Model:
+def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model:
     null = model.runner == "null"
     try:
         engine, _ = find_files(model.name, model.folder)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
-        digest = read_model(model.name, model.folder).digest if model.digest else ""
+        files = with_signer(read_model(model.name, model.folder), keys) if model.digest or keys else None
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
@@ -350,12 +374,15 @@ def _model(model: ModelConfig, *, on_card: bool) -> Model:
         name=model.name,
         weight_bytes=weights,
         kv_bytes=model.kv_bytes,
+        adapter_bytes=model.adapter_bytes if model.adapters else 0,
         on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
         path=str(model.folder),
         pinned=model.digest,
-        digest=digest,
+        digest="" if files is None else files.digest,
+        signer="" if files is None else files.signer,
+        unsigned="" if files is None else files.unsigned,
     )
 
 
@@ -369,17 +396,19 @@ def _kernels(config: ApplianceConfig) -> Kernels:
 
 
 def _image(config: ApplianceConfig) -> Image:
-    pinned = config.sandbox.image_digest
+    pinned, packaged = config.sandbox.image_digest, ""
     try:
+        if (brought := find_packaged()) is not None:
+            packaged = brought.digest
         found = resolve(config)
         path, pinned = found.sandbox.image, found.sandbox.image_digest
         manifest = check(found)
     except (RootfsError, ApplianceError) as error:
         named = config.sandbox.image or config.sandbox.image_store
-        return Image(path=str(named), pinned=pinned, problem=str(error).partition("\n")[0])
+        return Image(path=str(named), pinned=pinned, packaged=packaged, problem=str(error).partition("\n")[0])
     if path is None or manifest is None:
-        return Image()
-    return Image(path=str(path), digest=manifest.digest, pinned=pinned)
+        return Image(packaged=packaged)
+    return Image(path=str(path), digest=manifest.digest, pinned=pinned, packaged=packaged)
 
 
 def find_exporters(environment: dict[str, str]) -> Iterator[Exporter]:

@@ -8,6 +8,7 @@ and owners, hash-checked bytecode).
 from __future__ import annotations
 
 import compileall
+import hashlib
 import os
 import py_compile
 import shutil
@@ -22,12 +23,16 @@ import typer
 import appliance
 from appliance.common.catalog import embedded_model
 from appliance.common.errors import ConfigError
+from appliance.common.image.check import check_fits
+from appliance.common.image.signature import signers
+from appliance.common.image.store import LOCK, add
 from appliance.common.version import VERSION
 from appliance.operator.install import share
 from appliance.operator.install.closure import package_files, requirement_closure
+from appliance.operator.install.packaged_image import KEYS, PLACE
 from appliance.operator.install.rendering import PACKAGE_PLACE, SHIPPED_COMMAND, render
 from appliance.operator.install.sources import document_folder, read_sources, source_folder
-from isolation.errors import ProcessError, RuntimeNotFoundError
+from isolation.errors import ImageError, ProcessError, RuntimeNotFoundError
 from isolation.gvisor.runsc import find_runsc, sidecars
 from isolation.host.process import MINIMAL_ENVIRONMENT, run
 
@@ -46,6 +51,9 @@ from appliance.operator.cli.app import main
 
 sys.exit(main())
 """
+
+SHARED_BYTES = 1 << 20
+"""Bytes from which on a file of the image that is in the package twice is stored once: torch is most of both."""
 
 BUILD_S = 1800.0
 """Longest that packing may take: a gigabyte of libraries at a few megabytes a second."""
@@ -79,7 +87,13 @@ class BuiltPackage:
 
 
 def build(
-    folder: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool, extras: tuple[str, ...] = ()
+    folder: Path,
+    app: typer.Typer,
+    progress: PackingProgress,
+    *,
+    slim: bool,
+    extras: tuple[str, ...] = (),
+    image: Path | None = None,
 ) -> BuiltPackage:
     """Build ``athanor_VERSION_ARCH.deb`` in ``folder``.
 
@@ -89,13 +103,13 @@ def build(
         progress: told how far it is.
         slim: leave out the packages that ours need; they must be installed beside it.
         extras: extras of athanor whose packages are part of it too.
+        image: signed image of the sandboxes that it brings; None: none.
 
     Raises:
+        ImageError: the image is not whole, or nobody has signed it.
         ConfigError: no dpkg-deb, something to pack is missing, or it cannot be written.
     """
-    packer = shutil.which("dpkg-deb", path=MINIMAL_ENVIRONMENT["PATH"])
-    if packer is None:
-        raise ConfigError("there is no dpkg-deb on this machine; build on Debian or Ubuntu")
+    packer = find_packer()
     architecture = ARCHITECTURES.get(os.uname().machine)
     if architecture is None:
         raise ConfigError(f"packages for {os.uname().machine} are not known; only {', '.join(ARCHITECTURES)} are")
@@ -105,6 +119,9 @@ def build(
         with tempfile.TemporaryDirectory(prefix=".athanor-deb-", dir=folder) as scratch:
             root = Path(scratch) / "root"
             fill(root, app, progress, slim=slim, extras=extras)
+            if image is not None:
+                progress.stage("copying the image")
+                add_image(root, image)
             write_control(root, architecture, slim=slim)
             normalise(root)
             progress.stage("packing")
@@ -117,6 +134,18 @@ def build(
     except OSError as error:
         raise ConfigError(f"cannot build in {folder}: {error.strerror or error}") from error
     return BuiltPackage(folder / name, (folder / name).stat().st_size)
+
+
+def find_packer() -> str:
+    """Return the path of dpkg-deb.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    packer = shutil.which("dpkg-deb", path=MINIMAL_ENVIRONMENT["PATH"])
+    if packer is None:
+        raise ConfigError("there is no dpkg-deb on this machine; build on Debian or Ubuntu")
+    return packer
 
 
 def fill(root: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool, extras: tuple[str, ...] = ()) -> None:
@@ -162,6 +191,46 @@ def fill(root: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool,
     command.parent.mkdir()
     command.write_text(COMMAND)
     command.chmod(0o755)
+
+
+def add_image(root: Path, image: Path) -> None:
+    """Put an image of the sandboxes into a package, with the keys that have signed it. Large files that the package
+    has already are there once, under two names.
+
+    Raises:
+        ImageError: it is not whole, of another release or processor, or nobody has signed it.
+        OSError: it cannot be copied.
+    """
+    store = root / PLACE.relative_to("/")
+    store.mkdir(parents=True)
+    manifest = add(store, image)
+    (store / LOCK).unlink(missing_ok=True)
+    check_fits(store / manifest.digest, manifest)
+    keys = signers(store / manifest.digest)
+    if not keys:
+        raise ImageError(f"nobody has signed the image {image}", image, hint="athanor image sign DIR --key FILE")
+    (store / KEYS).write_text("".join(f"{key}\n" for key in keys))
+    _share_files(root / HOME / "lib", store / manifest.digest)
+
+
+def _share_files(packed: Path, image: Path) -> None:
+    """Replace large files of the package by further names of equal files of an image, with the modes that those have
+    there."""
+    known = {_key(path): path for path in image.rglob("*") if _is_large(path)}
+    for path in packed.rglob("*"):
+        same = known.get(_key(path)) if _is_large(path) else None
+        if same is not None:
+            path.unlink()
+            path.hardlink_to(same)
+
+
+def _is_large(path: Path) -> bool:
+    return not path.is_symlink() and path.is_file() and path.stat().st_size >= SHARED_BYTES
+
+
+def _key(path: Path) -> tuple[int, bytes]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").digest()
 
 
 def read_documents(app: typer.Typer) -> share.Files:
@@ -232,8 +301,11 @@ def write_control(root: Path, architecture: str, *, slim: bool) -> None:
 
 def normalise(root: Path) -> None:
     """One mode for files that are alike, one time for all: bytes that depend on content alone."""
+    images = root / PLACE.relative_to("/")
     for path in (root, *root.rglob("*")):
-        if not path.is_symlink():
+        # Modes of an image's files are part of it, under whatever name.
+        ours = images in list(path.parents)[1:] or (path.is_file() and path.stat().st_nlink > 1)
+        if not path.is_symlink() and not ours:
             runs = path.is_dir() or (path.parent.name in ("DEBIAN", "bin") and path.name != "control")
             path.chmod(0o755 if runs else 0o644)
         os.utime(path, (EPOCH_S, EPOCH_S), follow_symlinks=False)
@@ -247,7 +319,8 @@ if [ "$1" = configure ]; then
     systemd-sysusers athanor.conf
     /usr/bin/athanor install --systemd
     if [ -d /run/systemd/system ] && [ -n "$2" ]; then
-        systemctl try-restart athanor-supervisor.service athanor-gateway.service athanor-fetch.service
+        systemctl try-restart athanor-supervisor.service athanor-gateway.service athanor-fetch.service \\
+            athanor-operator.service
     fi
 fi
 """,
@@ -256,7 +329,7 @@ fi
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
     systemctl disable --now athanor-statements.timer athanor.target athanor-gateway.service \\
-        athanor-supervisor.service athanor-fetch.service
+        athanor-supervisor.service athanor-fetch.service athanor-operator.service
 fi
 """,
     "postrm": """\

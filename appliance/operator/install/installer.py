@@ -15,9 +15,10 @@ from appliance.common.errors import ConfigError
 from appliance.common.schema import StatePlan
 from appliance.operator.install import state, system
 from appliance.operator.install.changes import Change, Kind, apply, find_changes, find_removals
+from appliance.operator.install.packaged_image import ImagePlan, named_in, plan_image, put_image
 from appliance.operator.install.rendering import GATEWAY_UNIT, PACKAGE_PLACE, UNITS, hidden, render
 from appliance.operator.install.share import ADMIN_SHARE, ShareChange, apply_share, find_share_changes, share_files
-from appliance.operator.install.sources import document_folder, own_command, read_sources, source_folder
+from appliance.operator.install.sources import CONFIG, document_folder, own_command, read_sources, source_folder
 from appliance.operator.install.state import Seed
 
 ROOT = Path("/")
@@ -34,13 +35,14 @@ class InstallPlan:
     packaged: bool
     """The units came with a package, and stay as they are."""
     state: StatePlan
+    image: ImagePlan = field(default_factory=ImagePlan)
     sources: dict[str, str] = field(repr=False, default_factory=dict)
 
     @property
     def idle(self) -> bool:
         """Nothing would change."""
         kinds = {change.kind for change in self.changes} | {change.kind for change in self.share}
-        return self.state.idle and not self.seeds and kinds <= {Kind.SAME}
+        return self.state.idle and self.image.idle and not self.seeds and kinds <= {Kind.SAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ def plan_install(root: Path, command: Path | None, app: typer.Typer) -> InstallP
     files = () if packaged else render(sources, str(chosen))
     brought = {} if packaged else share_files(document_folder(), app, ADMIN_SHARE)
     shared = () if packaged else find_share_changes(root, ADMIN_SHARE, brought)
-    return InstallPlan(root, find_changes(root, files), shared, state.missing_seeds(root), packaged, found, sources)
+    image = plan_image(root) if packaged else ImagePlan()
+    sources[CONFIG] = named_in(sources[CONFIG], image.image)
+    seeds = state.missing_seeds(root)
+    return InstallPlan(root, find_changes(root, files), shared, seeds, packaged, found, image, sources)
 
 
 def is_packaged(root: Path) -> bool:
@@ -118,6 +123,7 @@ def install(plan: InstallPlan, *, force: bool = False) -> None:
     if here:
         system.make_users()
     state.plant(plan.root, plan.seeds, plan.sources)
+    put_image(plan.root, plan.image)
     if here:
         system.make_directories()
     schema.migrate(plan.root, plan.state)

@@ -34,6 +34,9 @@ TARGET = "athanor.target"
 TIMER = "athanor-statements.timer"
 """What an operator may enable beside the services; it starts the service of its name."""
 
+API_SERVICE = "athanor-operator.service"
+"""The operator's API, which is enabled by hand too."""
+
 HIDDEN_FROM_UNITS = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - named, not written to
 """What ProtectHome= and PrivateTmp= take away from the services."""
 

@@ -11,7 +11,7 @@ from appliance.common.catalog import embedded_model
 from appliance.common.credentials import new_pepper
 from appliance.common.errors import ConfigError, os_errors_as
 from appliance.common.keys import serialise_records
-from appliance.operator.install.rendering import ADMIN_PLACE, SERVICES, TARGET, TIMER, UNITS
+from appliance.operator.install.rendering import ADMIN_PLACE, API_SERVICE, SERVICES, TARGET, TIMER, UNITS
 from appliance.operator.install.sources import CONFIG, POLICY
 from isolation.host.atomic_file import write_whole
 
@@ -88,7 +88,7 @@ def leftovers(root: Path) -> tuple[Path, ...]:
     units = root / ADMIN_PLACE / UNITS
     candidates = [root / ETC, root / VAR, root / AUDIT, root / FETCHED, *(root / path for path in RUN)]
     timed = TIMER.replace(".timer", ".service")
-    candidates += [units / f"{name}.d" for name in (*SERVICES, TARGET, TIMER, timed)]
+    candidates += [units / f"{name}.d" for name in (*SERVICES, API_SERVICE, TARGET, TIMER, timed)]
     candidates.append(root / "var/lib/systemd/timers" / f"stamp-{TIMER}")
     return tuple(path for path in candidates if path.exists())
 
@@ -96,7 +96,7 @@ def leftovers(root: Path) -> tuple[Path, ...]:
 def links(root: Path) -> tuple[Path, ...]:
     """Links that ``systemctl enable`` made: they lead nowhere once the units are gone."""
     names = [f"multi-user.target.wants/{TARGET}", f"timers.target.wants/{TIMER}"]
-    names += [f"{TARGET}.wants/{name}" for name in SERVICES]
+    names += [f"{TARGET}.wants/{name}" for name in (*SERVICES, API_SERVICE)]
     return tuple(path for name in names if (path := root / ADMIN_PLACE / UNITS / name).is_symlink())
 
 

@@ -12,8 +12,14 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from appliance.operator.reference.errors import error_rows
 from appliance.operator.reference.markdown import code, page, section, table
 
-API = Path(__file__).resolve().parents[2] / "gateway" / "grpc" / "proto"
-PROTOS = tuple(API / "athanor" / name / "v1" / f"{name}.proto" for name in ("inference", "usage"))
+APPLIANCE = Path(__file__).resolve().parents[2]
+PLACES = (
+    (APPLIANCE / "gateway" / "grpc", ("inference", "usage")),
+    (APPLIANCE / "operator" / "api", ("admin", "policy")),
+)
+PROTOS = tuple(
+    folder / "proto" / "athanor" / name / "v1" / f"{name}.proto" for folder, names in PLACES for name in names
+)
 
 Place = tuple[int, ...]
 """Place in a descriptor, as protoc's source information numbers it (descriptor.proto)."""
@@ -27,14 +33,18 @@ def render() -> str:
     methods, about, parts = list[str](), list[str](), list[str]()
     for proto in PROTOS:
         file, comments = _described(proto)
+        # The operator's messages have names of the tenants' ones.
+        outer = "" if proto.is_relative_to(PLACES[0][0]) else f"{proto.stem}."
         about.append(comments[_SYNTAX,] + f"\n\nThe package is `{file.package}`.")
         for number, service in enumerate(file.service):
             methods.append(_methods(file.package, service, number, comments))
         for number, message in enumerate(file.message_type):
-            parts += _messages(message, (_MESSAGE, number), "", comments)
+            parts += _messages(message, (_MESSAGE, number), outer, comments)
         for number, enum in enumerate(file.enum_type):
-            parts.append(_enum(enum, (_ENUM, number), "", comments))
-    about.append("The files are in `appliance/gateway/grpc/proto`.")
+            parts.append(_enum(enum, (_ENUM, number), outer, comments))
+    about.append(
+        "The files are in `appliance/gateway/grpc/proto` and, for the operator, `appliance/operator/api/proto`."
+    )
     errors = section("Errors", table(("status", "ErrorInfo.reason", "meaning"), error_rows(for_grpc=True)))
     return page("gRPC API", "\n\n".join(about), section("Methods", *methods), *parts, errors)
 
@@ -103,7 +113,7 @@ def _described(proto: Path) -> tuple[FileDescriptorProto, dict[Place, str]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
         included = Path(grpc_tools.__file__).parent / "_proto"
-        options = [f"--proto_path={API}", f"--proto_path={included}", f"--descriptor_set_out={out}"]
+        options = [f"--proto_path={proto.parents[3]}", f"--proto_path={included}", f"--descriptor_set_out={out}"]
         if protoc.main(["protoc", *options, "--include_source_info", str(proto)]) != 0:
             raise RuntimeError(f"protoc refused {proto}; its message is above")
         (file,) = FileDescriptorSet.FromString(out.read_bytes()).file

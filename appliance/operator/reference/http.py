@@ -37,7 +37,7 @@ ROUTE_MEANINGS = {
     "/v1/chat/completions": "Answer to a conversation, whole or as a stream.",
     "/v1/completions": "Continuation of a text or of token ids, whole or as a stream.",
     "/v1/responses": "Answer to a conversation in the form of OpenAI's Responses API.",
-    "/v1/responses/{response_id}": "A stored response, or its deletion (stored-responses.md).",
+    "/v1/responses/{response_id}": "A stored response, the rest of its stream, or its deletion (stored-responses.md).",
     "/v1/responses/{response_id}/input_items": "Items that it answers, page by page.",
     "/v1/responses/input_tokens": "Number of tokens that such an input has.",
     "/v1/messages": "Answer to a conversation in the form of Anthropic's Messages API.",
@@ -296,9 +296,15 @@ LISTS: tuple[Field, ...] = (
     ("purpose", "batch or batch_output", "both", "Files of one purpose."),
 )
 
+READ_ON: tuple[Field, ...] = (
+    ("stream", "true or false", "false", "Events of a response with `background`, while they are kept."),
+    ("starting_after", "whole number", "none", "Number of the last event that the caller has."),
+)
+
 REQUEST_HEADERS = {
     "authorization": "`Bearer KEY`.",
     "x-api-key": "The key, below `/v1/messages`, as Anthropic's clients send it.",
+    "last-event-id": "Number of the last event that the caller has, in place of `starting_after`.",
     "traceparent": "W3C trace context; makes the request part of the caller's trace.",
     "x-request-timeout-ms": f"Milliseconds, 1 to {MAX_TIMEOUT_MS}, after which the answer is given up with 504.",
 }
@@ -346,6 +352,7 @@ def render() -> str:
         section("Fields of POST /v1/files", table(header, _coded(FORM))),
         section("Fields of POST /v1/batches", table(header, _coded(BATCH))),
         section("Fields in the query of GET /v1/files and /v1/batches", table(header, _coded(LISTS))),
+        section("Fields in the query of GET /v1/responses/{response_id}", table(header, _coded(READ_ON))),
         section("Request headers", table(("header", "meaning"), [[code(k), v] for k, v in REQUEST_HEADERS.items()])),
         section("Response headers", table(("header", "meaning"), [[code(k), v] for k, v in RESPONSE_HEADERS.items()])),
         section(

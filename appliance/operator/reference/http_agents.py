@@ -47,6 +47,7 @@ RESPONSES: tuple[Field, ...] = (
     ("user", "text", "none", "As `safety_identifier`, which counts first."),
     ("truncation", "disabled or auto", "disabled", "Repeated in the response; nothing is ever truncated."),
     ("store", "true or false", "as the policy says", "Whether the response is kept; it says so (stored-responses.md)."),
+    ("background", "true or false", "false", "Whether the request goes on without its client (stored-responses.md)."),
 )
 
 MESSAGES: tuple[Field, ...] = (

@@ -31,6 +31,7 @@ SECTIONS = {
     "tenants.TENANT.limits.requests_per_minute": "RequestRateSchema",
     "tenants.TENANT.limits.tokens_per_minute": "TokenRateSchema",
     "tenants.TENANT.limits.concurrency": "ConcurrencySchema",
+    "tenants.TENANT.limits.kv_tokens": "KvTokensSchema",
     "tenants.TENANT.features": "FeaturesSchema",
     "tenants.TENANT.content": "ContentSchema",
     "tenants.TENANT.end_users": "EndUsersSchema",

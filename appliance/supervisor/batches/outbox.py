@@ -109,7 +109,9 @@ def _key(one: Entry) -> tuple[str, ...]:
     names = {
         "request": ("request",),
         "file": ("file", "event"),
-        "batch": ("batch", "event", "principal"),
+        "batch": ("batch", "event"),
         "response": ("response", "event"),
     }
-    return (one.kind, *(str(one.fields[name]) for name in names.get(one.kind, ())))
+    # A batch is cancelled by its tenant or by the appliance; the log may have a pseudonym of the tenant's credential.
+    by = ("own",) if one.kind == "batch" and one.fields["principal"] else ()
+    return (one.kind, *(str(one.fields[name]) for name in names.get(one.kind, ())), *by)

@@ -18,7 +18,7 @@ class KvHold:
     owner: bytes
     """Owner that its blocks are stamped with."""
     key: bytes
-    """Key of its block ids: ``kv_key``, or one that only its siblings have."""
+    """Key of its block ids: ``kv_key``, that of its end user, or one that only its siblings have."""
     exact: bool
     """Whether its blocks are for deterministic requests alone."""
     origin: bytes = b""
@@ -49,7 +49,8 @@ class KvHold:
     @classmethod
     def of(cls, spec: Specification) -> KvHold:
         """Begin with no blocks."""
-        return cls(spec.kv_key if spec.retain else TRANSIENT, spec.kv_key, spec.deterministic, spec.origin)
+        owner = spec.kv_key if spec.retain else TRANSIENT
+        return cls(owner, spec.user or spec.kv_key, spec.deterministic, spec.origin)
 
     def begin(self, public: Resident | None, ids: Sequence[bytes]) -> None:
         """Begin the chain with the ids of a public prefix, or with none; only while there are no blocks."""

@@ -9,6 +9,9 @@ In a model with several block tables the ids of one chain serve all of them: a b
 end and the number of its table. Layers with a window need of a prefix only the blocks that the next token sees, so a
 prefix is known when the blocks of whole contexts up to its end are, and of each other table those that are seen.
 
+Where a tenant's end users have namespaces of their own, the key of a chain is the end user's: blocks of two of them
+cannot meet either, and have one account and one owner, the tenant.
+
 A chain begins at a root that differs between models, and between the adapters with which a model computes: what was
 computed with one is found with no other, and not without one.
 

@@ -74,6 +74,38 @@ def test_listeners_do_not_share_an_address(tmp_path: Path, listen: str, said: st
         assert load_config(write(tmp_path, f"listen: {{{good}}}\n{text}")).listen.metrics is not None
 
 
+def test_tenants_may_have_listeners_of_their_own(tmp_path: Path) -> None:
+    """Ports and sockets, of which the latter are taken from the file's own folder; without the key there are none."""
+    assert load_config(write(tmp_path, GOOD)).listen.tenants == ()
+    own = "tenants: [{tenant: acme, http: 'unix:own/a.sock', grpc: '127.0.0.1:9001', group: acme}]"
+    (found,) = load_config(write(tmp_path, GOOD.replace("listen: {", f"listen: {{{own}, "))).listen.tenants
+    assert found.addresses == (("http", f"unix:{tmp_path}/own/a.sock"), ("grpc", "127.0.0.1:9001"))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("{tenant: acme}", "the listeners of acme have no address"),
+        ("{tenant: Acme, http: '127.0.0.1:0'}", "tenant"),
+        ("{tenant: acme, http: nowhere}", "is not HOST:PORT"),
+        ("{tenant: acme, http: 'unix:'}", "has 1 to 107 bytes"),
+        (f"{{tenant: acme, http: 'unix:/{'a' * 107}', group: a}}", "has 1 to 107 bytes"),
+        ("{tenant: acme, http: 'unix:/a'}", "group says whose members"),
+        ("{tenant: acme, http: '127.0.0.1:9', group: a}", "group is for Unix sockets"),
+        ("{tenant: acme, http: '127.0.0.1:8081'}", "grpc and tenants.acme.http name one address"),
+        ("{tenant: a, http: 'unix:/a', grpc: 'unix:/a', group: a}", "tenants.a.http and tenants.a.grpc name one"),
+        ("{tenant: a, http: '127.0.0.1:9'}, {tenant: a, grpc: '127.0.0.1:10'}", "a tenant has two entries"),
+        ("{tenant: a, http: 'unix:/a', group: 'a b'}", "group"),
+    ],
+)
+def test_wrong_listeners_of_tenants_are_refused(tmp_path: Path, own: str, said: str) -> None:
+    """With the place, before anything is bound."""
+    text = GOOD.partition("\n")[2]
+    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+        load_config(write(tmp_path, f"listen: {{tenants: [{own}]}}\n{text}"))
+    assert "athanor.yaml:1:" in raised.value.message
+
+
 def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
     """Its folder and key are taken from there too; without a section there is none."""
     assert load_config(write(tmp_path, GOOD)).audit is None

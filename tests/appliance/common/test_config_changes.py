@@ -8,6 +8,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_changes import LIVE, changes
 from appliance.common.config_keys import keys
 from appliance.common.config_places import AuditConfig
+from appliance.common.listen_config import OwnListenConfig
 
 HERE = Path("/etc/athanor")
 RUNNING = ApplianceConfig(
@@ -47,6 +48,10 @@ def test_models_need_no_restart_and_an_address_needs_one_of_the_gateway() -> Non
     listen = RUNNING.listen.model_copy(update={"http": "0.0.0.0:80"})
     found = changes(RUNNING, RUNNING.model_copy(update={"listen": listen}))
     assert found.restart == ("listen.http (127.0.0.1:8080 -> 0.0.0.0:80)",)
+    assert found.command == "systemctl restart athanor-gateway"
+    own = RUNNING.listen.model_copy(update={"tenants": (OwnListenConfig(tenant="acme", http="127.0.0.1:9001"),)})
+    found = changes(RUNNING, RUNNING.model_copy(update={"listen": own}))
+    assert "listen.tenants[0].http (none -> 127.0.0.1:9001)" in found.restart
     assert found.command == "systemctl restart athanor-gateway"
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,19 @@ if sys.argv[3:]:
     os.dup2(int(sys.argv[3]), 3)  # As a service manager numbers it; number 3 of the tests is in use.
 from appliance.common import held_sockets
 os.environ["LISTEN_PID"] = str(os.getpid()) if sys.argv[2] == "own" else "1"
-host = os.environ["HOST"]
-sock = held_sockets.listen("http", host, int(sys.argv[1]), lambda h, p: socket.create_server((h, p), backlog=8))
-print(sock.getsockname()[1], "LISTEN_FDS" in os.environ, os.get_inheritable(sock.fileno()), flush=True)
+host, port = os.environ["HOST"], int(sys.argv[1])
+held = held_sockets.HeldSockets()
+if port:
+    sock = held.listen("http", f"{host}:{port}", lambda: socket.create_server((host, port), backlog=8))
+else:
+    def make():
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(host.removeprefix("unix:"))
+        sock.listen(8)
+        return sock
+    sock = held.listen("http", host, make)
+held.settle()
+print(port, "LISTEN_FDS" in os.environ, os.get_inheritable(sock.fileno()), flush=True)
 sock.settimeout(5)
 peer, _ = sock.accept()
 peer.sendall(b"served")
@@ -178,3 +189,28 @@ def test_what_was_kept_for_another_process_is_not_taken(manager: socket.socket, 
     assert ask(port) == b"served"
     assert process.wait(10) == 0
     other.close()
+
+
+def test_a_unix_socket_is_kept_too(manager: socket.socket, root: Path) -> None:
+    """A connection to a Unix socket that was made between two lives is answered by the second one, and another path is
+    a new socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, other = f"{folder}/a.sock", f"{folder}/b.sock"
+        first = begin(manager, 0, root, None, host=f"unix:{path}")
+        assert first.stdout.readline()
+        told, held = kept(manager)
+        assert told == b"FDSTORE=1\nFDNAME=http"
+        first.kill()
+        first.wait(10)
+        with socket.socket(socket.AF_UNIX) as early:
+            early.connect(path)
+            second = begin(manager, 0, root, held, host=f"unix:{path}")
+            early.settimeout(5)
+            assert early.recv(16) == b"served", second.stderr.read()
+            assert second.wait(10) == 0
+        third = begin(manager, 0, root, held, host=f"unix:{other}")
+        assert manager.recv(1024) == b"FDSTOREREMOVE=1\nFDNAME=http"
+        assert kept(manager)[1].getsockname() == other
+        third.kill()
+        third.wait(10)
+        held.close()

@@ -12,9 +12,9 @@ import pytest
 
 from appliance.common import notify
 from appliance.common.clocks import Clocks
-from appliance.common.config import TlsConfig
 from appliance.common.config_loader import load_config
 from appliance.common.errors import StartError
+from appliance.common.listen_config import TlsConfig
 from appliance.common.status import MAX_SUMMARY_CHARS, ReloadOutcome
 from appliance.gateway.process import Gateway
 from appliance.gateway.sandboxes import attached

@@ -19,6 +19,7 @@ from appliance.common.errors import StartError
 from appliance.common.keys import KeyRecord, KeyTable, issue
 from appliance.gateway import servers
 from appliance.gateway.front.auth import Resolver
+from appliance.gateway.front.own_listeners import OWN_CONNECTIONS
 from appliance.gateway.generate_request import Started
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
@@ -183,8 +184,12 @@ async def test_leaving_the_block_stops_everything():
 
 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch):
-    """Where few open files are allowed, both ports together leave the reserve free; where many are, nothing changes."""
+    """Where few open files are allowed, both ports together leave the reserve free, and listeners of single tenants
+    share with them; where many are, nothing changes."""
     for soft, expected in ((1_024, 384), (65_536, 1_024), (resource.RLIM_INFINITY, 1_024), (64, 8)):
         monkeypatch.setattr(resource, "getrlimit", lambda _kind, soft=soft: (soft, soft))
-        assert servers._affordable(1_024) == expected
-        assert servers._affordable(4) == 4
+        assert servers._affordable(1_024, 0) == (expected, OWN_CONNECTIONS)
+    for soft, own, expected in ((1_024, 2, (192, 192)), (65_536, 64, (1_024, 256)), (64, 64, (8, 8))):
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind, soft=soft: (soft, soft))
+        assert servers._affordable(1_024, own) == expected
+    assert servers._affordable(4, 0) == (4, OWN_CONNECTIONS)

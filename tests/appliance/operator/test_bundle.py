@@ -63,7 +63,7 @@ def test_a_member_with_a_secret_of_this_appliance_is_left_out(tmp_path: Path) ->
 
 def test_a_private_key_is_known_by_each_of_its_lines(tmp_path: Path) -> None:
     """Half of a PEM file pasted into a comment is a secret too."""
-    from appliance.common.config import ListenConfig, TlsConfig
+    from appliance.common.listen_config import ListenConfig, TlsConfig
     from tests.appliance.gateway.front.pki import Pki
 
     files = Pki.create(tmp_path).files

@@ -36,6 +36,7 @@ def request(number: int) -> Entry:
         downgraded="",
         adapter="",
         adapter_digest="",
+        end_user="",
         batch="",
     )
 

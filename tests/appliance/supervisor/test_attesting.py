@@ -29,6 +29,7 @@ tenants:
   beta: {credentials: ["key:b"], models: ["big*"]}
 """
 NONCE = "9f86d081884c7d65"
+SIGNERS = {"small": "55" * 32, "big": "", "other": ""}
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def make(tmp_path: Path, audit: AuditLog | None, runtime) -> Attesting:
     """Attesting with two served models, one of them not in the policy of anybody."""
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
-    facts = ServedFacts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, "44" * 32)
+    facts = ServedFacts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, SIGNERS, "44" * 32)
     return Attesting(audit, DeclaredTenants(path), runtime, facts)
 
 
@@ -65,6 +66,7 @@ def test_it_says_what_the_supervisor_knows(tmp_path: Path, audit: AuditLog, runt
     """Digests of model, image and policy, the class of the tenant, the nonce; that nothing isolates is told."""
     found = read(make(tmp_path, audit, runtime).answer(Attest("req_1", "alpha", "small", NONCE)), audit)
     assert (found.tenant, found.model, found.model_digest) == ("alpha", "small", "11" * 32)
+    assert found.model_signer == "55" * 32
     assert (found.isolation_class, found.nonce, found.image) == ("dedicated", NONCE, "44" * 32)
     assert found.policy == load_policy(read_sources(tmp_path / "policy.yaml")).digest
     assert (found.runtime, found.program, found.flags) == ("unsafe/none", "", ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, entry, from_line, to_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError, open_log
+from appliance.common.audit.names import PSEUDONYM, shown_by
 from appliance.common.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
 from appliance.supervisor import audit as module
 from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
+from appliance.supervisor.operator_socket import OperatorSocket
 
 
 def refused(count: int = 1) -> Entry:
@@ -114,12 +117,12 @@ async def test_a_full_disk_is_told_and_the_gap_is_in_the_log(tmp_path: Path, mon
         recorder.record(refused(number))
         await recorder.flush()
     problem = "the audit log cannot be written: No space left on device"
-    assert told == [AuditState(problem, 1)]
+    assert told == [AuditState(problem, 1, "")]
     recorder.greet()
-    assert told == [AuditState(problem, 1)] * 2
+    assert told == [AuditState(problem, 1, "")] * 2
     disk.full = False
     await recorder.flush()
-    assert told[-1] == AuditState("", 0)
+    assert told[-1] == AuditState("", 0, "")
     await recorder.close()
     assert found(tmp_path)[2:] == [*map(refused, range(10)), entry("gap", where="supervisor", dropped=15)]
 
@@ -158,25 +161,65 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
         sent.append(message)
         return False
 
-    watched = watching(publish, records.append, {"m": "ab" * 32}, "cd" * 32)
+    watched = watching(publish, records.append, {"m": "ab" * 32}, {"m": "ef" * 32}, "cd" * 32)
     up = SandboxUp("m", "engine", 1, 77, 0, "", {})
     cause = "the process ended with status 1; its last words: the prompt was CANARY"
     down = SandboxDown("m", "engine", 1, 1, "failed", cause, 0.5)
-    messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0)]
+    messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0, "")]
     assert [watched(message, ()) for message in messages] == [False] * 5
     assert sent == messages
     assert [(one.fields["state"], one.fields["generation"]) for one in records] == [("up", 1), ("down", 1), ("up", 2)]
     assert records[1].fields["cause"] == "the process ended with status 1"
     assert records[0].fields["model_digest"] == "ab" * 32
+    assert records[0].fields["model_signer"] == "ef" * 32
     assert records[0].fields["image"] == "cd" * 32
 
 
 def test_a_tenants_own_sandboxes_are_recorded_as_its_own() -> None:
     """Of the same model, role and generation: each counts for itself, a refusal too, with the tenant's name."""
     records: list[Entry] = []
-    watched = watching(lambda _message, _fds: True, records.append, {"m": "ab" * 32}, "")
+    watched = watching(lambda _message, _fds: True, records.append, {"m": "ab" * 32}, {}, "")
     for tenant in ("", "a", "b", "a"):
         watched(SandboxUp("m", "text", 3, 77, 0, "", {}, tenant), ())
     watched(SandboxDown("m", "text", 0, 0, "refused", "not granted", 0.0, "c"), ())
     told = [(one.fields["state"], one.fields["tenant"]) for one in records]
     assert told == [("up", ""), ("up", "a"), ("up", "b"), ("refused", "c")]
+
+
+async def test_a_shred_unlinks_what_was_recorded_before(tmp_path: Path) -> None:
+    """What waits is written under the old key before that is destroyed; the operator's order is in the log under the
+    pseudonym, and works where nothing of tenants is sealed. Control: a tenant that the log does not name is refused."""
+    recorder = Recorder(open_log(tmp_path / "audit", pseudonyms=True), lambda _: None)
+    socket = OperatorSocket(tmp_path / "s", None, lambda *_: True, recorder.record, unlink=recorder.unlink)
+    await socket.open()
+
+    async def say(tenant: str) -> dict[str, object]:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        writer.write(json.dumps({"do": "shred", "tenant": tenant}).encode() + b"\n")
+        answer = json.loads(await reader.readline())
+        writer.close()
+        return dict(answer)
+
+    recorder.record(entry("file", event="created", tenant="alpha", principal="key:a", file="f", bytes=1))
+    answer = await say("alpha")
+    assert answer == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": False, "unlinked": True}
+    assert (await say("omega"))["ok"] is False
+    await socket.close()
+    await recorder.close()
+    shown = [shown_by(tmp_path / "audit")(one) for one in found(tmp_path / "audit")]
+    told = [(one.kind, str(one.fields["tenant"])) for one in shown if "tenant" in one.fields]
+    assert [kind for kind, _ in told] == ["file", "order", "order"]
+    assert told[0][1] == told[1][1] and PSEUDONYM.fullmatch(told[0][1])
+    assert told[2][1] == "omega"
+    assert b"alpha" not in b"".join(path.read_bytes() for path in (tmp_path / "audit").glob("*.log"))
+
+
+async def test_what_is_wrong_with_witnesses_is_told_once(tmp_path: Path) -> None:
+    """The gateway hears of a witness that is late, once, and again when it has come; a gateway that attaches too."""
+    told: list[AuditState] = []
+    recorder = Recorder(open_log(tmp_path), told.append)
+    for problem in ("late", "late", ""):
+        recorder.note_witnesses(problem)
+        recorder.greet()
+    assert told == [AuditState("", 0, "late")] * 3 + [AuditState("", 0, "")]
+    await recorder.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit import files
-from appliance.common.audit.entry import Entry, to_wire
+from appliance.common.audit.entry import Entry, entry, to_wire
 from appliance.common.audit.log import open_log
 from appliance.common.control import (
     MAX_DATAGRAM_BYTES,
@@ -25,10 +25,11 @@ from appliance.common.control import (
     encode,
 )
 from appliance.common.usage.book import FOLDER, NAME, SpentNow, UsageBook
-from appliance.common.usage.periods import period_of
+from appliance.common.usage.periods import MOST, period_of
+from appliance.common.usage.pseudonyms import name_digest
 from appliance.supervisor import metering as module
 from appliance.supervisor.audit import Recorder
-from appliance.supervisor.metering import MAX_ASKED, MOST, open_metering
+from appliance.supervisor.metering import MAX_ASKED, open_metering
 from tests.appliance.common.audit.entries import filled
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
@@ -224,3 +225,29 @@ async def test_a_book_that_is_ahead_of_its_log_goes_back(tmp_path: Path) -> None
     await again.recorder.flush()
     assert again.metering._book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(300, 300, 0)}
     await again.close()
+
+
+async def test_end_users_are_pseudonyms_in_log_and_book(tmp_path: Path) -> None:
+    """What the gateway tells of an end user is written nowhere: log and book have one pseudonym, under a key of the
+    tenant; after a shred the book has no row, and the next request has another pseudonym."""
+    house = House(tmp_path)
+    digest = name_digest("ann@example.org")
+    one = Entry("request", request(1, 5).fields | {"end_user": digest})
+    house.recorder.take(Audited([to_wire(one)], 0))
+    await house.recorder.flush()
+    connection = sqlite3.connect(tmp_path / FOLDER / NAME)
+    query = "SELECT tenant, user, cost FROM used_by_user"
+    ((tenant, user, cost),) = connection.execute(query).fetchall()
+    assert (tenant, cost) == ("alpha", 5)
+    written = b"".join(path.read_bytes() for path in files.segment_paths(tmp_path))
+    assert user.encode() in written
+    assert digest.encode() not in written
+    order = entry("order", what="shred", tenant="alpha", user=0, outcome="OK", count=1)
+    house.recorder.record(order)
+    await house.recorder.flush()
+    assert connection.execute(query).fetchall() == []
+    house.recorder.take(Audited([to_wire(one)], 0))
+    await house.recorder.flush()
+    assert connection.execute(query).fetchall()[0][1] not in (user, digest)
+    connection.close()
+    await house.close()

@@ -15,9 +15,12 @@ from appliance.common.config_loader import Resolved
 from appliance.common.control import Control
 from appliance.common.control_models import ApplyModels, ModelsReviewed, ReviewModels
 from appliance.common.model_digests import DigestCache
+from appliance.common.model_memory import Memory, ModelNeed
+from appliance.common.served_models import ModelDifference
+from appliance.supervisor import model_changes
 from appliance.supervisor.adapters import leave_out, with_adapters
 from appliance.supervisor.lifecycle import Life
-from appliance.supervisor.model_changes import ModelChanges
+from appliance.supervisor.model_changes import ModelChanges, ServedNow, lacking
 from appliance.supervisor.model_keepers import ModelKeepers
 
 
@@ -118,7 +121,7 @@ async def test_a_model_that_comes_again_goes_on_counting() -> None:
         return made[-1]
 
     keepers = ModelKeepers(make, lambda: None)  # type: ignore[arg-type]
-    entry, files = SimpleNamespace(name="m", keep="always"), SimpleNamespace(digest="0")
+    entry, files = SimpleNamespace(name="m", keep="always"), SimpleNamespace(digest="0", signer="")
     planned: Any = SimpleNamespace(entry=entry, files=files, plans=(SimpleNamespace(name="engine-m"),))
     for life in range(2):
         keepers.add(planned)
@@ -129,3 +132,36 @@ async def test_a_model_that_comes_again_goes_on_counting() -> None:
         keepers.drained("m")
         await keepers.end("m", 5)
     assert made[-1].life.generation == 10
+
+
+GIB = 1 << 30
+
+
+def planned_model(name: str, keep: str, about: int) -> Any:
+    """A plan of a model that needs so much."""
+    need = ModelNeed(name, about, about, 0, engine=0)
+    return SimpleNamespace(entry=SimpleNamespace(name=name, keep=keep), need=need)
+
+
+def test_sleeping_models_take_no_memory_from_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gigabytes are available. A model that begins asleep comes where all of them are needed by one that may
+    sleep then, and none that could never be woken; one that is always kept needs memory now, and a sleeping model that
+    goes gives none. Controls: the same models awake."""
+    monkeypatch.setattr(model_changes, "machine_memory", lambda: Memory(16 * GIB, 3 * GIB))
+    models = {one.entry.name: one for one in (planned_model("a", "while_used", GIB), planned_model("b", "always", GIB))}
+
+    def found(comes: Any, *, awake: str = "ab", budget: int = 0, removed: tuple[str, ...] = ()) -> list[str]:
+        sandbox = SimpleNamespace(models_memory_bytes=budget, memory_bytes=16 * GIB)
+        difference = ModelDifference(removed=removed)
+        served = ServedNow(models, frozenset(awake))
+        config: Any = SimpleNamespace(sandbox=sandbox)
+        return list(lacking(config, [comes], difference, served))
+
+    sleeper, kept = planned_model("c", "while_used", 4 * GIB), planned_model("c", "always", 4 * GIB)
+    assert found(sleeper) == []
+    assert found(sleeper, awake="b") == ["c"], "3 GiB are there, and nothing that sleeps gives more"
+    assert found(kept) == ["c"], "it boots now"
+    assert found(kept, removed=("a",)) == []
+    assert found(kept, awake="b", removed=("a",)) == ["c"], "what sleeps has nothing to give back"
+    assert found(sleeper, budget=4 * GIB) == ["c"], "the kept one leaves 3 GiB of the budget"
+    assert found(sleeper, budget=5 * GIB) == []

@@ -20,8 +20,9 @@ from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life, State
-from appliance.supervisor.warm import WarmStarts, open_warm_starts
+from appliance.supervisor.warm import MOST_AHEAD_BYTES, WarmStarts, open_warm_starts, start_is_ahead, starts
 from isolation.errors import SandboxStartError
+from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.spec import GpuAccess
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
@@ -51,14 +52,14 @@ def gvisor(runsc_path: Path):
         pytest.skip(str(error))
 
 
-def configure(folder: Path) -> ApplianceConfig:
+def configure(folder: Path, keep: str = "always") -> ApplianceConfig:
     """An appliance of the embedded model whose checkpoints lie in this folder."""
     model = embedded_model()
     run_dir = folder / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o755)
     return ApplianceConfig(
-        models=(ModelConfig(name="athanor-mini", path=model),),
+        models=(ModelConfig.model_validate({"name": "athanor-mini", "path": str(model), "keep": keep}),),
         policy=model,
         credentials=model,
         pepper=model,
@@ -67,9 +68,11 @@ def configure(folder: Path) -> ApplianceConfig:
     )
 
 
-def make(folder: Path, runtime: Any, role: Role = Role.TEXT, tenant: str = "") -> tuple[WarmStarts, BootPlan]:
+def make(
+    folder: Path, runtime: Any, role: Role = Role.TEXT, tenant: str = "", keep: str = "always"
+) -> tuple[WarmStarts, BootPlan]:
     """Warm starts and the plan of one sandbox."""
-    config = configure(folder)
+    config = configure(folder, keep)
     warm = open_warm_starts(config, runtime)
     assert warm is not None
     files = read_model("athanor-mini", embedded_model())
@@ -264,3 +267,56 @@ def test_a_cold_start_after_deaths_drops_the_checkpoint(made: tuple[WarmStarts, 
     assert booted.start == COLD
     assert os.listdir(warm.store.root) == []
     assert warm.take(plan, 1.0) is not None
+
+
+def test_an_engine_of_a_model_that_may_sleep_is_saved_with_it(
+    gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of it has the model already: nothing is loaded between its configuration and its first token, and what it
+    announces is what a cold start does. A checkpoint that this life has made or read whole is not read again, unless a
+    file of it was touched. A host with another configuration finds no checkpoint under its name, and a copy that is
+    told another one ends; the sandbox then starts without."""
+    warm, plan = make(Path(os.path.realpath(tmp_path)), gvisor, Role.ENGINE, keep="while_used")
+    ahead, imports = starts(plan)
+    assert (start_is_ahead(ahead), start_is_ahead(imports)) == (True, False)
+    assert warm.key(ahead.spec) != warm.key(imports.spec)
+    made = warm.take(ahead, 1.0)
+    assert made is not None
+    read: list[str] = []
+    verify = Checkpoint.verify
+    monkeypatch.setattr(Checkpoint, "verify", lambda one: (read.append(one.key), verify(one))[1])
+    booted = warm.boot(plan, threading.Event())
+    end(booted)
+    assert (booted.start, booted.ahead, read) == (RESTORED, True, [])
+    assert "engine computes with" in " ".join(booted.sandbox.output_tail())
+    os.utime(made.folder / "pages.img")
+    real = boot_module._Booting.configure
+
+    def configure_otherwise(self: Any, channel: Any) -> None:
+        if self.until is not None:
+            self = replace(self, plan=replace(self.plan, configuration=other.configuration))
+        real(self, channel)
+
+    other = replace(plan, configuration=plan.configuration.replace(b'"max_num_seqs": ', b'"max_num_seqs": 1'))
+    assert warm._find(starts(other)[0]) is None
+    monkeypatch.setattr(boot_module._Booting, "configure", configure_otherwise)
+    cold = warm.boot(plan, threading.Event())
+    end(cold)
+    assert (cold.start, cold.ahead, read) == (FALLEN_BACK, False, [made.key])
+    assert cold.ready == booted.ready
+    assert warm.store.find(made.key) is None
+
+
+def test_only_models_that_may_sleep_are_saved_with_their_engine(tmp_path: Path) -> None:
+    """None of a model that is always kept, of a text sandbox, of a tenant's own, or of more than the bound; the control
+    has one."""
+    runtime = UnsafeRuntime(tmp_path / "unsafe")
+    try:
+        _, plan = make(tmp_path, runtime, Role.ENGINE, keep="while_used")
+        assert len(starts(plan)) == 2, "the control"
+        assert len(starts(replace(plan, ahead_bytes=MOST_AHEAD_BYTES + 1))) == 1
+        for role, tenant, keep in ((Role.ENGINE, "", "always"), (Role.TEXT, "", "never"), (Role.ENGINE, "t", "never")):
+            _, plan = make(tmp_path, runtime, role, tenant, keep)
+            assert starts(plan) == (plan,)
+    finally:
+        runtime.close()

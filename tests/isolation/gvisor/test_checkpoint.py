@@ -10,7 +10,7 @@ import pytest
 
 from isolation.errors import CheckpointError
 from isolation.gvisor import checkpoint as checkpoint_module
-from isolation.gvisor.checkpoint import ACCOUNT, CheckpointStore, contents, open_store
+from isolation.gvisor.checkpoint import ACCOUNT, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
 
 KEY = "a" * 64
@@ -187,6 +187,44 @@ def test_contents_follow_every_file_but_byte_code_and_masks(tmp_path: Path) -> N
     single.unlink()
     with pytest.raises(FileNotFoundError):
         contents(replace(spec, name="y"))
+
+
+def test_listed_folders_are_listed_again_when_one_below_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are added, removed, replaced by rename or put into a new folder below change the lines, as does each
+    change of a single file; while nothing changes, no folder is listed (the control: the first time it is). What is
+    written in place in a folder is noticed by another ``ListedFolders``."""
+    code, below, single = tmp_path / "code", tmp_path / "code" / "below", tmp_path / "b.so"
+    below.mkdir(parents=True)
+    for path in (code / "a.py", below / "b.py", single):
+        path.write_text("1")
+    mounts = (Mount(code, "/code"), Mount(single, "/lib/b.so"))
+    spec = SandboxSpec("x", ("/opt/python",), (), Rootfs("/opt/python", ("/code",), mounts, ()), (), Limits(1 << 30))
+    looks: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (looks.append(path), scandir(path))[1])
+    listed = ListedFolders()
+    seen = [contents(spec, listed)]
+    assert len(looks) == 2, "the control"
+    assert contents(spec, listed) == seen[0] == contents(spec)
+    assert len(looks) == 4, "two of them without what is listed"
+    (tmp_path / "other").write_text("2")
+    changes = [
+        lambda: (below / "new.py").write_text(""),
+        lambda: (below / "new.py").unlink(),
+        lambda: (tmp_path / "other").rename(below / "b.py"),
+        lambda: (below / "deeper").mkdir(),
+        lambda: (below / "deeper" / "c.py").write_text("3"),
+        lambda: os.utime(single, (1, 1)),
+    ]
+    for change in changes:
+        change()
+        seen.append(contents(spec, listed))
+        assert seen[-1] == contents(spec)
+    assert len(set(seen)) == len(seen) - 2, "what was added and removed, and an empty folder, leave nothing"
+    (code / "a.py").write_text("22")
+    assert contents(spec, listed) == seen[-1] != contents(spec, ListedFolders())
 
 
 def test_what_is_no_checkpoint_is_left_alone(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ submit = st.builds(
     deterministic=st.booleans(),
     group=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     public=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
+    user=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     logit_bias=st.none() | biases,
 )
 
@@ -298,6 +299,7 @@ SAMPLES: tuple[Message, ...] = (
         prompt_logprobs=2,
         group=bytes(range(32, 64)),
         public=bytes(range(64, 96)),
+        user=bytes(range(96, 128)),
     ),
     Abort(7),
     k.KvQuotas((k.KvQuota(bytes(32), 2_000, 5_000), k.KvQuota(bytes(range(32)), 8_000, 8_000, False))),

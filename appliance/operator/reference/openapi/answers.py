@@ -283,6 +283,7 @@ EVENTS: Mapping[str, str] = {
     "POST /v1/chat/completions": "ChatCompletionChunk",
     "POST /v1/completions": "CompletionChunk",
     "POST /v1/responses": "ResponseEvent",
+    "GET /v1/responses/{response_id}": "ResponseEvent",
     "POST /v1/messages": "MessageEvent",
 }
 """Operation -> schema of each event's JSON where its answer is streamed."""

@@ -15,6 +15,7 @@ from appliance.common.version import VERSION
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.http import messages_request, responses_request, unsupported
 from appliance.gateway.http.app import ROUTES, Route
+from appliance.gateway.http.background import MAX_NUMBER_CHARS
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
 from appliance.gateway.http.stored_objects import MAX_BATCHES_LISTED, MAX_FILES_LISTED, MAX_ID_CHARS
 from appliance.operator.reference import http
@@ -22,7 +23,7 @@ from appliance.operator.reference.errors import errors_of
 from appliance.operator.reference.markdown import Field, first_paragraph
 from appliance.operator.reference.openapi.answers import ANSWERS, EVENTS, SCHEMAS
 from appliance.operator.reference.openapi.requests import BODIES, PIECES
-from appliance.operator.reference.openapi.shapes import ANY_TEXT, Schema, constant, ref, text, whole, word
+from appliance.operator.reference.openapi.shapes import ANY_TEXT, TRUTH, Schema, constant, ref, text, whole, word
 
 FORM = "/v1/files"
 CONTENT = "/v1/files/{file_id}/content"
@@ -43,6 +44,7 @@ _QUERIES: Mapping[str, Mapping[str, Schema]] = {
         "purpose": ANY_TEXT,
     },
     "GET /v1/batches": {"after": _ID, "limit": whole(1, MAX_BATCHES_LISTED)},
+    "GET /v1/responses/{response_id}": {"stream": TRUTH, "starting_after": whole(0, 10**MAX_NUMBER_CHARS - 1)},
     "GET /v1/responses/{response_id}/input_items": {
         "after": _ID,
         "limit": whole(1, MAX_BATCHES_LISTED),
@@ -157,7 +159,7 @@ def _parameters(name: str, path: str) -> list[dict[str, Any]]:
         {"name": one, "in": "path", "required": True, "schema": text(1) if one == "model" else _ID}
         for one in re.findall(r"{(\w+)}", path)
     ]
-    meanings = {row[0]: row[3] for row in http.LISTS}
+    meanings = {row[0]: row[3] for row in (*http.LISTS, *http.READ_ON)}
     found += [
         {"name": field, "in": "query", "description": meanings[field], "schema": schema}
         for field, schema in _QUERIES.get(name, {}).items()

@@ -200,7 +200,7 @@ RESPONSES: Mapping[str, Schema] = {
             "object": constant("response"),
             "created_at": TIME,
             "status": _STATUS,
-            "background": {"const": False},
+            "background": TRUTH,
             "error": NULL,
             "incomplete_details": or_null(given({"reason": constant("max_output_tokens")})),
             "instructions": or_null(ANY_TEXT),

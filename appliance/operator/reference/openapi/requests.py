@@ -191,6 +191,7 @@ RESPONSES: Mapping[str, Schema] = {
     "prompt_cache_key": COMMON["prompt_cache_key"],
     "safety_identifier": END_USER,
     "user": END_USER,
+    "background": TRUTH,
     "truncation": word("disabled", "auto"),
     "store": TRUTH,
 }

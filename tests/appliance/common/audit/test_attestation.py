@@ -25,6 +25,7 @@ ONE = Attestation(
     tenant="alpha",
     model="athanor-mini",
     model_digest="ab" * 32,
+    model_signer="23" * 32,
     isolation_class="shared",
     policy="cd" * 32,
     image="ef" * 32,
@@ -83,7 +84,7 @@ def test_every_change_of_a_hundred_thousand_is_detected() -> None:
 )
 def test_what_is_signed_and_no_attestation_is_refused(line: str) -> None:
     """A signature that holds makes no attestation of another text; one with the fields is read (control)."""
-    first = "athanor.attestation/1"
+    first = "athanor.attestation/2"
     assert read_attestation(sign_lines(first, [json.dumps(asdict(ONE))], NAME, KEY).encode(), VERIFIER) == ONE
     with pytest.raises(SignedTextError):
         read_attestation(sign_lines(first, [line], NAME, KEY).encode(), VERIFIER)
@@ -93,7 +94,7 @@ def test_one_kind_of_text_does_not_pass_for_another() -> None:
     """A statement's first line is not an attestation's, though one key signs both."""
     text = sign_lines("athanor.statement/1", [json.dumps(asdict(ONE))], NAME, KEY).encode()
     assert read_lines(text, "athanor.statement/1", VERIFIER)
-    with pytest.raises(SignedTextError, match=r"no athanor\.attestation/1"):
+    with pytest.raises(SignedTextError, match=r"no athanor\.attestation/2"):
         read_attestation(text, VERIFIER)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.common.audit.merkle import EMPTY_ROOT, Tree, leaf_hash, node_hash
-from appliance.common.audit.verify import _Roots
+from appliance.common.audit.verify import Roots
 
 LEAVES = [
     bytes.fromhex(one)
@@ -50,7 +50,7 @@ def test_growing_gives_what_the_definition_gives(leaves: list[bytes], cut: int) 
     tree = Tree()
     for leaf in leaves[:cut]:
         tree.append(leaf_hash(leaf))
-    further, roots = Tree(tree.size, tree.peaks), _Roots(tree.size, tree.peaks)
+    further, roots = Tree(tree.size, tree.peaks), Roots(tree.size, tree.peaks)
     for leaf in leaves[cut:]:
         further.append(leaf_hash(leaf))
         roots.take(leaf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.audit.log import open_log
-from appliance.common.errors import UsageError
+from appliance.common.errors import ConfigError, UsageError
 from appliance.common.usage import book as module
-from appliance.common.usage.book import MOST, NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
-from appliance.common.usage.periods import date_of, first_day, month_start, period_of
+from appliance.common.usage import users
+from appliance.common.usage.book import FOLDER, NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
+from appliance.common.usage.host_cost import host_cost
+from appliance.common.usage.periods import MOST, date_of, first_day, month_start, period_of
+from appliance.common.usage.pseudonyms import name_digest, pseudonym
 from appliance.common.usage.replay import replay
+from appliance.common.usage.report import By, Filter, Sum, hours_awake, sums
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
 NOON_MS = int(NOON * 1000)
@@ -43,6 +47,7 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         downgraded="",
         adapter="",
         adapter_digest="",
+        end_user="",
         batch="",
     )
 
@@ -137,7 +142,7 @@ def test_a_newer_book_is_refused(tmp_path: Path) -> None:
     book, _ = open_book(tmp_path)
     book._connection.execute("PRAGMA user_version = 99")
     book.close()
-    with pytest.raises(UsageError, match=r"has the form 99, and this version knows 1.*move the file away"):
+    with pytest.raises(UsageError, match=r"has the form 99, and this version knows 2.*move the file away"):
         open_book(tmp_path)
     assert sqlite3.connect(tmp_path / module.FOLDER / NAME).execute("PRAGMA user_version").fetchone() == (99,)
     with pytest.raises(UsageError, match="cannot use"):
@@ -237,3 +242,141 @@ def test_periods_are_calendar_days_and_months(moment: datetime) -> None:
     assert date_of(first_day(period.month)) == month_start(period.month)
     assert datetime.fromtimestamp(period.day_ends, UTC) == date_of(period.day + 1)
     assert datetime.fromtimestamp(period.month_ends, UTC) == month_start(period.month + 1)
+
+
+def of_user(number: int, user: str, tenant: str = "alpha") -> Entry:
+    """The entry of a request for an end user."""
+    one = request(number, tenant)
+    return Entry(one.kind, one.fields | {"end_user": user})
+
+
+def user_rows(book: UsageBook) -> list[tuple[object, ...]]:
+    """Tenant, end user, requests, output and cost of every row."""
+    query = "SELECT tenant, user, requests, output, cost FROM used_by_user ORDER BY day, tenant, user"
+    return book._connection.execute(query).fetchall()
+
+
+def test_end_users_have_rows_by_day_and_the_rest_shares_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that name an end user count in its row, others in none; beyond the bound all further end users of a day
+    share one row, which is the bound's too, and another tenant or day begins anew."""
+    monkeypatch.setattr(users, "MAX_USERS", 2)
+    book, _ = open_book(tmp_path)
+    names = ["ann", "bob", "ann", "cid", "dan", ""]
+    book.apply("log", 0, [(NOON_MS, of_user(number, name)) for number, name in enumerate(names)])
+    book.apply("log", 6, [(NOON_MS, of_user(9, "cid", "beta")), (NOON_MS + 86_400_000, of_user(10, "cid"))])
+    assert user_rows(book) == [
+        ("alpha", "ann", 2, 10, 200),
+        ("alpha", "bob", 1, 5, 100),
+        ("alpha", "others", 2, 10, 200),
+        ("beta", "cid", 1, 5, 100),
+        ("alpha", "cid", 1, 5, 100),
+    ]
+    assert sum(int(str(row[3])) for row in rows(book)) == 8
+
+
+def test_a_shred_forgets_a_tenants_end_users(tmp_path: Path) -> None:
+    """The entry of a shred or a rotation destroys a tenant's rows by end user and the key of its pseudonyms, in a book
+    that is made again from the log too; bills stay, a failed order destroys nothing, and neither does another's."""
+    book, _ = open_book(tmp_path)
+    key, other = book.user_key("alpha"), book.user_key("beta")
+    assert book.user_key("alpha") == key
+    batch = [(NOON_MS, of_user(1, "ann")), (NOON_MS, of_user(2, "bob", "beta"))]
+    order = {"tenant": "alpha", "user": 0, "count": 1}
+    refused = entry("order", what="shred", outcome="KEYS", **order)
+    rewrap = entry("order", what="rewrap", outcome="OK", **order | {"tenant": ""})
+    book.apply("log", 0, [*batch, (NOON_MS, refused), (NOON_MS, rewrap)])
+    assert [row[:2] for row in user_rows(book)] == [("alpha", "ann"), ("beta", "bob")]
+    book.apply("log", 4, [(NOON_MS, entry("order", what="shred", outcome="OK", **order)), (NOON_MS, of_user(3, "ann"))])
+    assert user_rows(book) == [("alpha", "ann", 1, 5, 100), ("beta", "bob", 1, 5, 100)]
+    assert (book.user_key("alpha") != key, book.user_key("beta")) == (True, other)
+    assert sum(int(str(row[3])) for row in rows(book)) == 3
+
+
+@pytest.mark.parametrize("how", ["renamed", "rotated"])
+def test_what_is_destroyed_is_overwritten(tmp_path: Path, how: str) -> None:
+    """A tenant that becomes a pseudonym takes nothing of its end users along, and neither that key nor that of a
+    rotated tenant is found in the book's files; control: before, it is, and another tenant's stays."""
+    book, _ = open_book(tmp_path)
+    book.apply("log", 0, [(NOON_MS, of_user(1, "ann")), (NOON_MS, of_user(2, "bob", "beta"))])
+    key, other = book.user_key("alpha"), book.user_key("beta")
+
+    def found(part: bytes) -> bool:
+        return any(part in path.read_bytes() for path in (tmp_path / FOLDER).iterdir())
+
+    assert found(key) and found(other)
+    if how == "renamed":
+        book.rename(NOON_MS / 1000, "alpha", "anon.00")
+    else:
+        order = entry("order", what="rotate", outcome="OK", tenant="alpha", user=0, count=1)
+        book.apply("log", 2, [(NOON_MS, order)])
+    assert [row[:2] for row in user_rows(book)] == [("beta", "bob")]
+    assert not found(key) and found(other)
+
+
+def test_a_book_of_the_first_form_gets_end_users(tmp_path: Path) -> None:
+    """A book without the tables of end users keeps its rows, and counts end users from then on."""
+    book, _ = open_book(tmp_path)
+    book.apply("log", 0, [(NOON_MS, request(1))])
+    book._connection.executescript("DROP TABLE used_by_user; DROP TABLE user_keys; PRAGMA user_version = 1;")
+    book.close()
+    book, damaged = open_book(tmp_path)
+    assert not damaged
+    book.apply("log", 1, [(NOON_MS, of_user(2, "ann"))])
+    assert (len(rows(book)), [row[1] for row in user_rows(book)]) == (1, ["ann"])
+
+
+def test_pseudonyms_differ_between_tenants_and_after_a_shred(tmp_path: Path) -> None:
+    """One name has two pseudonyms under two keys, none of which is its digest; by name and key the row is found."""
+    book, _ = open_book(tmp_path)
+    digest = name_digest("ann@example.org")
+    alpha, beta = (pseudonym(book.user_key(tenant), digest) for tenant in ("alpha", "beta"))
+    assert len({alpha, beta, digest}) == 3
+    book.apply("log", 0, [(NOON_MS, of_user(1, alpha)), (NOON_MS, of_user(2, beta, "beta"))])
+    day = datetime(2026, 3, 15, tzinfo=UTC)
+    chosen = Filter(day, day + timedelta(hours=1), users=("ann@example.org",))
+    assert {one.keys for one in sums(tmp_path, [By.TENANT, By.USER], chosen)} == {("alpha", alpha), ("beta", beta)}
+    only = Filter(day, day + timedelta(hours=1), tenants=("beta",), users=("ann@example.org",))
+    assert [one.keys for one in sums(tmp_path, [By.USER], only)] == [(beta,)]
+    nobody = Filter(day, day + timedelta(hours=1), users=("bob@example.org",))
+    assert sums(tmp_path, [By.USER], nobody) == []
+    with pytest.raises(ConfigError):
+        sums(tmp_path, [By.USER, By.HOUR], chosen)
+
+
+def test_runs_last_from_the_opening_of_the_log_to_the_last_entry(tmp_path: Path) -> None:
+    """Hours awake are those between the opening of the log and its last entry, of each run within the time, also where
+    one batch has several runs; the last goes on until now where the appliance runs, and time between counts nothing."""
+    book, _ = open_book(tmp_path)
+    hour = 3_600_000
+    opened, came = (
+        entry("log", event="opened", detail="went on"),
+        entry("refused", outcome="X", reason="absent", count=1),
+    )
+    recovered = entry("log", event="recovered", detail="")
+    batch = [(NOON_MS, opened), (NOON_MS + hour, came), (NOON_MS + 2 * hour, came), (NOON_MS + 5 * hour, recovered)]
+    book.apply("log", 0, batch)
+    book.apply("log", 4, [(NOON_MS + 6 * hour, came)])
+    noon = datetime.fromtimestamp(NOON, UTC)
+
+    def hours(first: float, last: float, now: float | None = None) -> float:
+        chosen = Filter(noon + timedelta(hours=first), noon + timedelta(hours=last))
+        return hours_awake(tmp_path, chosen, None if now is None else noon + timedelta(hours=now))
+
+    assert hours(-10, 24) == 3.0
+    assert hours(-10, 24, now=8) == 5.0
+    assert (hours(1, 24), hours(1, 5.5), hours(3, 4), hours(3, 4, now=8), hours(7, 24)) == (2.0, 1.5, 0.0, 0.0, 0.0)
+
+
+def test_models_share_the_cost_of_the_machine_by_computed_tokens() -> None:
+    """Shares are of tokens without cached ones and add up to the whole; a million output tokens cost a model's part
+    over its output, nothing computed bears nothing, and vectors have no such number."""
+    by_model = [Sum(("m",), 2, 100, 40, 20, 0), Sum(("n",), 1, 240, 0, 0, 0), Sum(("idle",), 1, 0, 0, 0, 0)]
+    found = host_cost(10.0, 2.0, "EUR", by_model)
+    assert [(one.model, one.share, one.cost) for one in found.models] == [
+        ("n", 0.75, 15.0),
+        ("m", 0.25, 5.0),
+        ("idle", 0, 0),
+    ]
+    assert [one.per_million for one in found.models] == [None, 250_000.0, None]
+    assert sum(one.cost for one in found.models) == found.cost == 20.0
+    assert host_cost(10.0, 2.0, "", []).cost == 20.0

@@ -44,6 +44,7 @@ def request(tenant: str, model: str, tokens: int = 10) -> Entry:
         downgraded="",
         adapter="",
         adapter_digest="",
+        end_user="",
         batch="",
     )
 

@@ -28,7 +28,7 @@ from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.sandboxes.store_link import StoreLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
-from appliance.gateway.servers import FrontEndSettings, serve_front_ends
+from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
 from appliance.supervisor.audit import Recorder
 from appliance.supervisor.batches.outbox import Outbox
 from appliance.supervisor.batches.port import StorePort
@@ -77,6 +77,7 @@ class Stack:
     withdrawn: dict[str, ApplianceError]
     """Error of a tenant whose credential is gone."""
     folder: Path
+    ends: FrontEnds
 
     def openai(self, tenant: str = "acme", **options: Any) -> openai.AsyncOpenAI:
         """The official client."""
@@ -142,7 +143,9 @@ async def stacked(folder: Path, shift_s: float = 0.0, most: int = MOST) -> Async
         return withdrawn.get(principal.tenant)
 
     runner = BatchRunner(link, LineCalls(service, holds), Room(ledger, {}, TenantSandboxes()))
-    work = KeptWork(link, lambda: ledger.policy, runner.changed)
+    work = KeptWork(
+        link, lambda: ledger.policy, runner.changed, epoch=lambda tenant: ledger.namespaces.get(tenant, b"")
+    )
     settings = FrontEndSettings(http_port=0, grpc_port=0)
     tasks = [asyncio.create_task(one) for one in (port.run(), runner.run())]
     link.attached(Welcome(CONTROL_VERSION, "none", "none", []))
@@ -151,7 +154,7 @@ async def stacked(folder: Path, shift_s: float = 0.0, most: int = MOST) -> Async
             await until(lambda: link.up)
             url = f"http://127.0.0.1:{ends.http_port}"
             keys = {name: plain for name, (plain, _) in issued.items()}
-            yield Stack(service, ledger, store, port, link, runner, url, keys, clock, withdrawn, folder)
+            yield Stack(service, ledger, store, port, link, runner, url, keys, clock, withdrawn, folder, ends)
     finally:
         for task in tasks:
             task.cancel()

@@ -190,6 +190,7 @@ def facts(**changes: Any) -> Facts:
         policy=POLICY,
         audit_problem="",
         audit_refuses=False,
+        audit_witness="",
         integrity_failures=0,
         silence_s={"athanor-mini": 0.4},
         defects=0,

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from appliance.common.config import TlsConfig
+from appliance.common.listen_config import TlsConfig
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from appliance.common.config import TlsConfig
 from appliance.common.errors import ModelNotFoundError
 from appliance.common.ids import new_request_id
 from appliance.common.keys import KeyRecord, KeyTable, issue
+from appliance.common.listen_config import TlsConfig
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.generate_request import (
@@ -279,8 +279,9 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(tls: TlsConfig | None = None, **http: object) -> AsyncIterator[Running]:
-    """Serve with these settings, of HTTP but for ``grpc_stall_s`` and ``proxies``, on free ports."""
+    """Serve with these settings, of HTTP but for ``grpc_stall_s``, ``proxies`` and ``own``, on free ports."""
     others = {"grpc_stall_s": http.pop("grpc_stall_s", STALL_S), "proxies": http.pop("proxies", TrustedProxies())}
+    others["own"] = http.pop("own", ())
     service = ScriptedService()
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)

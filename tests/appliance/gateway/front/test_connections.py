@@ -158,7 +158,7 @@ async def test_a_connection_that_was_closed_for_a_newcomer_is_never_a_tenants() 
     assert slot is not None and places.admit("b") is not None
     assert not slot.claim("tenant"), "it was counted out, so nobody would count the tenant's out"
     async with serving(max_strangers=1, max_connections_each=2) as running:
-        port, opened = running.front_ends.http_port, running.front_ends.places["http"]
+        port, opened = running.front_ends.http_port, running.front_ends.places["http", ""]
         request = f"GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {running.key}\r\n\r\n".encode()
         for _ in range(20):
             with socket.create_connection(("127.0.0.1", port)) as first:
@@ -176,7 +176,7 @@ async def test_a_connection_that_was_closed_for_a_newcomer_is_never_a_tenants() 
 async def test_one_tenant_cannot_hold_all_that_few_descriptors_allow(monkeypatch) -> None:
     """Where fewer connections are affordable than one tenant may hold by the settings, it holds the same part of them,
     half, and another tenant is served."""
-    monkeypatch.setattr("appliance.gateway.servers._affordable", lambda wanted: 8)
+    monkeypatch.setattr("appliance.gateway.servers._affordable", lambda wanted, own: (8, own))
     async with serving() as running:
         port = running.front_ends.http_port
         held = [await ask(port, running.key, f"127.0.1.{number}") for number in range(1, 9)]

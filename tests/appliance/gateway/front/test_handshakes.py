@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from appliance.common.config import TlsConfig
+from appliance.common.listen_config import TlsConfig
 from appliance.gateway.front.allowance import MOST_ADDRESSES, Rate
 from appliance.gateway.front.handshakes import STRANGERS, Handshakes
 from tests.appliance.gateway.front.pki import Authority

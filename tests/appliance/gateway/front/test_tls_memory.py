@@ -15,7 +15,7 @@ import sys
 import pytest
 import uvloop
 
-from appliance.common.config import TlsConfig
+from appliance.common.listen_config import TlsConfig
 from bench import stranger_frames as frames
 from isolation.gvisor.environment import WIPING_LATER
 from tests.appliance.gateway.front.pki import Authority
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import uvloop
 
-from appliance.common.config import TlsConfig
+from appliance.common.listen_config import TlsConfig
 from appliance.operator.child import return_large_pieces
 from tests.appliance.gateway.front.pki import Authority
 from tests.appliance.gateway.front.support import serving

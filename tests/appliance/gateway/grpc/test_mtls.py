@@ -9,8 +9,8 @@ import httpx
 import pytest
 from cryptography import x509
 
-from appliance.common.config import TlsConfig
 from appliance.common.errors import StartError
+from appliance.common.listen_config import TlsConfig
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
 from tests.appliance.gateway.front.pki import Authority, Pki

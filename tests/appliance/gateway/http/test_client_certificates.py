@@ -16,7 +16,7 @@ import openai
 import pytest
 from cryptography import x509
 
-from appliance.common.config import ClientCertificates
+from appliance.common.listen_config import ClientCertificates
 from appliance.gateway import servers
 from appliance.gateway.front import listener
 from appliance.gateway.grpc.generated import inference_pb2 as pb

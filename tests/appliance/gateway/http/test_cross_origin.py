@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from appliance.common.errors import RateLimitedError
+from appliance.common.errors import OriginNotAllowedError, RateLimitedError
 from appliance.gateway.front.starts import STRANGERS
 from appliance.gateway.http.app import DOCUMENT, ROUTES
 from appliance.gateway.http.cross_origin import ANSWER_HEADERS, METHODS, CrossOrigin
@@ -79,12 +79,15 @@ async def test_a_preflight_is_answered_without_a_credential() -> None:
 )
 async def test_pages_of_other_origins_get_no_leave(origin: str) -> None:
     """Their preflight is a 403 that says who can change it, and carries no header of CORS; their requests are answered
-    as any caller's, without the header that a browser needs to show the answer to the page."""
+    as any caller's, without the header that a browser needs to show the answer to the page. The preflight is recorded
+    as a refusal, for metrics and audit log."""
     async with open_to(APP) as running:
         port, line = running.front_ends.http_port, f"origin: {origin}"
         answer = await talk(port, request("OPTIONS", CHAT, ASKS, line))
         assert heads(answer)[0] == 403 and mentions(heads(answer)[1]) == ["vary"]
-        assert b'"code":"origin_not_allowed"' in answer and running.service.refusals == []
+        assert b'"code":"origin_not_allowed"' in answer
+        ((_, error, tenant),) = running.service.refusals
+        assert isinstance(error, OriginNotAllowedError) and tenant is None
         answer = await talk(port, post(CHAT, GOOD, running.authorization, line))
         assert heads(answer)[0] == 200 and mentions(heads(answer)[1]) == ["vary"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.common.errors import UnauthenticatedError
+from appliance.common.errors import PermissionDeniedError, RateLimitedError, UnauthenticatedError
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.tenant_account import LimitState, LimitUnit, TenantLimits
@@ -29,6 +29,13 @@ prices:
   currency: EUR
   rules:
     - {models: ["*"], input: 1000, output: 2000}
+"""
+
+
+KV_POLICY = """
+version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["*"], limits: {kv_tokens: 200}}
 """
 
 
@@ -103,3 +110,42 @@ def test_a_tenant_sees_itself_alone() -> None:
     assert ledger.limits_now("beta") == before
     with pytest.raises(UnauthenticatedError):
         ledger.limits_now("gamma")
+
+
+def test_kv_tokens_are_held_from_the_count_to_the_end() -> None:
+    """What is left of ``kv_tokens`` is less by prompt and grant from the second decision until the request settles,
+    whatever it used; a second request that does not fit is refused for now, and fits once the first has ended."""
+    policy = load_policy((Source("policy.yaml", KV_POLICY),))
+    ledger = Ledger(policy, {"alpha": b"a" * 32}, Clock())
+    first, second = (ledger.admit("alpha", "m", 40, 2) for _ in range(2))
+    assert row(ledger.limits_now("alpha"), "kv_tokens").left == 200
+    first.reserve(60, 40, 1_000)
+    state = row(ledger.limits_now("alpha"), "kv_tokens")
+    assert (state.left, state.most, state.unit, state.full_in_s, state.exceeded) == (
+        200 - 60 - 2 * 40,
+        200,
+        LimitUnit.TOKENS,
+        None,
+        "refuse",
+    )
+    with pytest.raises(RateLimitedError) as refused:
+        second.reserve(60, 40, 1_000)
+    assert refused.value.rule == "tenants.alpha.limits.kv_tokens"
+    assert refused.value.details == {"limit": "200", "actual": "280", "rule": "kv_tokens"}
+    first.settle(60, 1)
+    second.reserve(60, 40, 1_000)
+    second.settle(60, 1)
+    assert row(ledger.limits_now("alpha"), "kv_tokens").left == 200
+
+
+def test_a_ledger_knows_the_region_of_its_appliance() -> None:
+    """A tenant with regions is admitted where the appliance is in one of them; elsewhere, and where the appliance has
+    none, the denial names both."""
+    policy = load_policy((Source("policy.yaml", KV_POLICY.replace("limits: {kv_tokens: 200}", "regions: [eu, us]")),))
+    keys = {"alpha": b"a" * 32}
+    assert Ledger(policy, keys, Clock(), region="us").admit("alpha", "m", 1).decision.allowed
+    for region, name in (("asia", "asia"), ("", "no region")):
+        with pytest.raises(PermissionDeniedError) as refused:
+            Ledger(policy, keys, Clock(), region=region).admit("alpha", "m", 1)
+        assert refused.value.rule == "tenants.alpha.regions"
+        assert refused.value.message == f"this tenant is served in eu and us, and this appliance is in {name}"

@@ -12,7 +12,14 @@ import pytest
 
 from appliance.common.audit.entry import Entry, from_wire
 from appliance.common.control import Audited
-from appliance.common.errors import IntegrityError, InvalidRequestError, ModelNotFoundError, UnavailableError
+from appliance.common.errors import (
+    CancelledError,
+    IntegrityError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnavailableError,
+)
+from appliance.common.live_requests import DrainStatus
 from appliance.common.status import Counts
 from appliance.gateway.generate_request import (
     CallContext,
@@ -28,7 +35,8 @@ from appliance.gateway.request.audited_calls import AuditedCalls
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.text_link import TextLink
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
-from isolation.ipc.engine import RequestFailure, StepOutput, Submit
+from appliance.gateway.watch.live_work import LiveWork
+from isolation.ipc.engine import Abort, RequestFailure, StepOutput, Submit
 from isolation.ipc.messages import FailureCode, Finish
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.text import Encode, Encoded
@@ -167,3 +175,52 @@ async def test_no_request_is_taken_that_cannot_be_accounted_for(service: Gateway
     assert not going.done()
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
+
+
+async def test_the_operator_sees_and_ends_a_request(service: GatewayService, stage: Stage, text_pair: Pair) -> None:
+    """A request that runs is listed without its content, under its caller's tenant alone; ended, its caller has a typed
+    error at once, the engine is told, and the list is empty. Another id ends nothing (control)."""
+    work, engine = LiveWork(service), stage.boot()
+    events = service.generate(ALPHA, request("a secret prompt", max_tokens=9), CALL)
+    first = asyncio.ensure_future(anext(events))
+    job = await hear(text_pair, Encode)
+    assert [one.state for one in work.requests().requests] == ["waiting"]
+    text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+    submit = await hear(engine, Submit)
+    say(engine, submit.request, 5, started=True)
+    await first
+    (one,) = work.requests("alpha").requests
+    assert (one.id, one.model, one.credential, one.state) == ("req_1", "m", ALPHA.credential, "running")
+    assert (one.input_tokens, one.output_tokens >= 0) == (3, True) and "secret" not in repr(one)
+    assert work.requests("beta").requests == () and work.cancel("req_2") is None
+    assert work.cancel("req_1") is not None
+    with pytest.raises(CancelledError, match="operator"):
+        while True:
+            await anext(events)
+    assert (await hear(engine, Abort)).request == submit.request
+    assert work.requests().requests == ()
+
+
+async def test_a_drain_refuses_new_requests_and_lets_others_run(
+    service: GatewayService, stage: Stage, text_pair: Pair
+) -> None:
+    """A request that runs is answered to its end during a drain, one that comes is told when to come back, and after
+    the drain one that comes is taken (control)."""
+    work, engine = LiveWork(service), stage.boot()
+    running = service.generate(ALPHA, request("hello", max_tokens=2), CALL)
+    first = asyncio.ensure_future(anext(running))
+    job = await hear(text_pair, Encode)
+    assert work.drain(True) == DrainStatus(draining=True, running=1)
+    with pytest.raises(UnavailableError) as refused:
+        await anext(service.generate(ALPHA, request("again"), CALL))
+    assert refused.value.retry_after_s
+    text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+    submit = await hear(engine, Submit)
+    say(engine, submit.request, 5, started=True)
+    await first
+    say(engine, submit.request, 6, finish=Finish.LENGTH)
+    assert isinstance([event async for event in running][-1], Finished)
+    assert work.drain(None).draining and not work.drain(False).draining
+    taken = asyncio.ensure_future(anext(service.generate(ALPHA, request("again"), CALL)))
+    await hear(text_pair, Encode)
+    taken.cancel()

@@ -247,6 +247,23 @@ async def test_what_can_never_pass_does_not_wait() -> None:
 
 
 @virtual
+async def test_a_request_waits_for_kv_until_another_ends() -> None:
+    """Beyond ``kv_tokens`` a counted request waits, for no time that a rate tells, until a running one gives back what
+    it might have needed; a request that alone needs more is refused at once."""
+    caller = Caller(kv_tokens={"at_once": 100, "exceeded": "queue"})
+    one, two, three = [await caller.admit(name) for name in "abc"]
+    await caller.reserve(one, 50, 20)
+    waiting = begin(caller.reserve(two, 30, 10))
+    await settled()
+    assert not waiting.done()
+    error = await error_of(begin(caller.reserve(three, 100, 1)))
+    assert (type(error), error.details["rule"]) == (InvalidRequestError, "kv_tokens")
+    one.settle(50, 1)
+    await waiting
+    assert caller.now == pytest.approx(0.0, abs=EPSILON)
+
+
+@virtual
 async def test_a_refund_lets_the_next_run() -> None:
     """Tokens that a request did not use let the waiting one pass before the rate would."""
     caller = Caller(tokens_per_minute={"rate": 600, "exceeded": "queue"})

@@ -92,3 +92,21 @@ def test_what_does_not_hold_ends(change: str, kind: type[ApplianceError], word: 
     error = reason_to_end(admitted, now, namespaces, credential_holds=change != "revoked")
     assert type(error) is kind
     assert word in error.message
+
+
+def test_a_region_that_is_allowed_no_more_ends_a_request() -> None:
+    """What runs where its tenant may not be served any more is stopped; in one of the regions it goes on."""
+    now = policy(terms=", regions: [eu-central]")
+    retention = now.tenants["alpha"].retention
+    admitted = replace(ADMITTED, obligations=replace(ADMITTED.obligations, retention=retention), region="eu-central")
+    assert reason_to_end(admitted, now, NAMESPACES, credential_holds=True) is None
+    error = reason_to_end(replace(admitted, region=""), now, NAMESPACES, credential_holds=True)
+    assert isinstance(error, PermissionDeniedError)
+
+
+def test_another_namespace_ends_a_request() -> None:
+    """Blocks of a request that runs are named under a key that holds no more."""
+    now = policy(terms=", namespace: user")
+    error = reason_to_end(ADMITTED, now, NAMESPACES, credential_holds=True)
+    assert isinstance(error, PolicyChangedError)
+    assert "namespace" in error.message

@@ -167,6 +167,23 @@ async def test_what_does_not_fit_is_refused_before_it_is_in_force(stage: Stage) 
     assert "keeps no public prefixes" in await problem_of(TEXT)
 
 
+async def test_a_prefix_of_a_sleeping_model_is_named_as_unchecked(stage: Stage) -> None:
+    """A model that sleeps cannot be asked for the tokens of what is published for it: that is told, until it has been
+    asked once. One that is awake (the control) is asked at once."""
+    policy = published(f"one: {{model: m, tenants: all, text: {TEXT}}}")
+    assert stage.publications.unchecked(policy) == []
+    text = stage.model.text
+    stage.model.text = None
+    stage.model.sleep_state.fall_asleep("", 0.0)
+    assert await stage.publications.prepare(policy) == []
+    assert stage.publications.unchecked(policy) == [
+        "public_prefixes.one: its model m sleeps; whether it can be published is known once it wakes"
+    ]
+    stage.model.text = text
+    assert await stage.publications.prepare(policy) == []
+    assert stage.publications.unchecked(policy) == []
+
+
 async def test_a_model_that_has_come_is_asked_for_its_tokens_again(stage: Stage) -> None:
     """Another model of the name may have another tokenizer: nothing of the ids of the one before is published."""
     policy = published(f"one: {{model: m, tenants: all, text: {TEXT}}}")

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from appliance.common.control import Control, Release, SandboxDown, Want
+from appliance.common.control_models import ModelRest, WakeModel
 from appliance.common.errors import InvalidRequestError, NoPlaceLeftError
 from appliance.common.residency import IDLE_S
 from appliance.gateway.generate_request import EmbedRequest, TextPrompt
 from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.sleep_control import SleepControl
 from appliance.gateway.sandboxes.tenant_sandboxes import ASK_AGAIN_S, TenantSandboxes
 from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.grammar import Advance
@@ -188,6 +190,38 @@ async def test_a_strict_request_waits_for_its_own_text_sandbox(counter: Callable
     with pytest.raises(Exception, match="running"):
         await anext(stage.session().run())
     assert len(said) == 1
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    session.life.pair.leave()
+    stage.model.engine.close()
+    stage.close()
+
+
+async def test_limits_of_a_model_that_begins_asleep_reach_a_tenant_s_own_text_sandbox(
+    counter: Callable[[], int],
+) -> None:
+    """A tenant with a text sandbox of its own asks first: the limits that the shared engine announces when it wakes are
+    known to that sandbox afterwards, so its tokenizer is told the context; before the wake (the control) nobody knows
+    them."""
+    stage = Stage(counter)
+    said: list[Control] = []
+    stage.dependencies.tenant_sandboxes = TenantSandboxes(LIMITS, said.append)
+    stage.grant("class: strict, kv: {reservation: 10%}, limits: {concurrency: 1}")
+    sleep = SleepControl({"m": stage.model}, said.append, lambda: True, lambda _: 0)
+    stage.dependencies.sleep = sleep
+    sleep.take(ModelRest("m", "asleep", "", 1, 0, "while_used", 60_000))
+    session = stage.session()
+    first = asyncio.ensure_future(anext(session.run()))
+    await until(lambda: WakeModel("m", "request", "alpha") in said)
+    own = stage.dependencies.tenant_sandboxes.find("m", "alpha")
+    assert own is not None
+    assert own.capacity is None
+    stage.boot()
+    stage.model.text = object()  # type: ignore[assignment]
+    stage.model._tell()
+    await until(lambda: own.capacity is not None)
+    assert own.capacity == ENGINE_READY
+    stage.model.text = None
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     session.life.pair.leave()

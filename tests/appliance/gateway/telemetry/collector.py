@@ -44,15 +44,20 @@ class Collector:
 
     def spans(self, count: int) -> list[Span]:
         """Wait for so many spans and give them in order of arrival."""
-        found: list[Span] = []
+        return [span for _, span in self.with_resources(count)]
+
+    def with_resources(self, count: int) -> list[tuple[dict[str, str], Span]]:
+        """Wait for so many spans and give them in order of arrival, each with the attributes of its resource."""
+        found: list[tuple[dict[str, str], Span]] = []
         while len(found) < count:
             try:
                 request = self.requests.get(timeout=WAIT_S)
             except Empty:
                 raise AssertionError(f"{len(found)} of {count} spans arrived") from None
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    found += scope.spans
+            for group in request.resource_spans:
+                resource = {one.key: one.value.string_value for one in group.resource.attributes}
+                for scope in group.scope_spans:
+                    found += [(resource, span) for span in scope.spans]
         return found
 
 

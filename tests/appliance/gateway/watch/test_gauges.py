@@ -14,6 +14,7 @@ from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
+from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.telemetry import names
 from appliance.gateway.watch.gauges import KNOWN, DoorGauges, SpillGauges
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
@@ -89,11 +90,12 @@ def test_sums_are_counted_once_and_begin_anew_with_a_supervisor() -> None:
 def test_the_door_tells_what_waits_there() -> None:
     """Levels and counters of the tenants' ports have labels that their metrics take."""
     handshakes, starts = Handshakes(time.monotonic), Starts(time.monotonic)
-    places = {"http": Places(4, 8, 2)}
-    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(starts.strangers)), Desk()
-    slot = places["http"].admit("192.0.2.1")
+    places = {("http", ""): Places(4, 8, 2), ("http", "acme"): Places(4, 8, 2)}
+    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(starts.strangers), BackgroundRuns()), Desk()
+    slot = places["http", ""].admit("192.0.2.1")
     desk.look(gauges)
-    assert slot is not None and desk.gauges[names.CONNECTIONS, "http", "stranger"] == 1
+    assert slot is not None and desk.gauges[names.CONNECTIONS, "http", "", "stranger"] == 1
+    assert desk.gauges[names.CONNECTIONS, "http", "acme", "stranger"] == desk.gauges[names.BACKGROUND_STREAMS,] == 0
     assert desk.gauges[names.WAITING_STRANGERS, "request"] == desk.gauges[names.WAITING_STRANGERS, "connection"] == 0
 
 

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from appliance.common.config import ListenConfig
 from appliance.common.errors import StartError
+from appliance.common.listen_config import ListenConfig
 from appliance.common.status import Readiness
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
@@ -315,7 +315,7 @@ async def test_a_failed_rendering_is_not_kept() -> None:
     """The scraper that meets it is answered with 500, the next one is served."""
     good = [False]
 
-    def render() -> Scrape:
+    def render(_openmetrics: bool) -> Scrape:
         if not good[0]:
             raise OSError("no")
         return "text/plain", b"1"

@@ -13,6 +13,7 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.entry import KINDS, Entry, entry
 from appliance.common.audit.log import open_log
+from appliance.common.audit.statement import Head, total
 from appliance.operator import statements
 from tests.appliance import golden
 from tests.appliance.operator.cli.conftest import Run
@@ -90,6 +91,39 @@ def test_an_auditor_compares_it_with_the_log(run: Run, log: Path, statement: Pat
     audit.close()
     told = run(*verify)
     assert (told.exit_code, "the log has exactly this" in told.stdout) == (0, True)
+
+
+def test_a_statement_agrees_with_the_log_after_its_tenant_was_unlinked(run: Run, tmp_path: Path) -> None:
+    """A log with pseudonyms, whose tenant is shredded in the middle of a month: an older statement compares as before,
+    with the credentials under which requests came. Control: a log in which one request came from another credential
+    differs. What is stated anew is under the name that is left, and under the pseudonym."""
+    folder = tmp_path / "audit"
+    audit = open_log(folder, pseudonyms=True)
+    for number in range(6):
+        one = request("alpha", number)
+        audit.append([(BEGIN + number, Entry("request", one.fields | {"principal": f"key:{number % 2}"}))])
+    kept = tmp_path / "kept"
+    create = ("statement", "create", "--tenant", "alpha", *OCTOBER, "--from", str(folder), "--out", str(kept))
+    assert run(*create).exit_code == 0
+    verify = ("statement", "verify", str(kept), "--key", str(folder / files.PUBLIC_KEY), "--log", str(folder))
+    assert "the log has exactly this" in run(*verify).stdout
+    pseudonym = audit.names.pseudonym("alpha")
+    audit.names.forget("alpha")
+    assert "the log has exactly this" in run(*verify).stdout
+    audit.append([(BEGIN + 7, request("alpha", 7))])
+    audit.close()
+    assert "the log has exactly this" in run(*verify).stdout
+    for name, count in (("alpha", 1), (pseudonym, 6)):
+        text = run("statement", "create", "--tenant", name, *OCTOBER, "--from", str(folder)).stdout
+        assert json.loads(text.split("\n")[-3])["requests"] == count
+    swapped = kept.read_text().replace('"principal":"key:1"', '"principal":"key:0"', 1)
+    values = [json.loads(line) for line in swapped.split("\n")[2:-3]]
+    assert statements.compare(statements.Statement(head_of(swapped), tuple(values), total(values)), folder)
+
+
+def head_of(text: str) -> Head:
+    """The head of a statement's text."""
+    return Head(**json.loads(text.split("\n")[1]))
 
 
 def test_a_statement_that_leaves_a_request_out_differs(

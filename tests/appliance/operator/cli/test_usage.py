@@ -125,3 +125,57 @@ def test_without_a_book_it_says_where_it_looked(run: Run, tmp_path: Path) -> Non
 def test_bars_are_in_proportion(value: int, bar: str) -> None:
     """A bar has its share of the columns, in eighths, and what is not 0 is seen."""
     assert bar_of(value, 1000) == bar
+
+
+def test_by_end_user(run: Run, book: Path) -> None:
+    """Rows of end users by tenant and pseudonym in each format, in whole days; by model or hour they are refused with
+    the reason."""
+    found = rows(run, book, *ALL, "--by", "tenant,user")
+    assert [(row["tenant"], row["user"], row["requests"]) for row in found] == [("beta", "x", 1), ("alpha", "x", 3)]
+    assert rows(run, book, "--by", "day,user", "--since", "2026-11-14T09:00Z", "--until", "2026-11-14T10:00Z") == [
+        {
+            "day": "2026-11-14",
+            "user": "x",
+            "requests": 3,
+            "input_tokens": 300,
+            "cached_tokens": 120,
+            "output_tokens": 21,
+            "cost": "1.750000001",
+        }
+    ]
+    told = run("usage", "--from", str(book), "-o", "csv", *ALL, "--by", "user")
+    assert told.stdout.splitlines() == [
+        "user,requests,input_tokens,cached_tokens,output_tokens,cost",
+        "x,4,400,160,28,4.750000001",
+    ]
+    assert "USER" in run("usage", "--from", str(book), *ALL, "--by", "tenant,user").stdout
+    assert rows(run, book, *ALL, "--by", "user", "--user", "nobody") == []
+    refused = run("usage", "--from", str(book), *ALL, "--by", "user,model")
+    assert refused.exit_code == 1
+    assert "end users are summed by tenant, day and month" in refused.output
+
+
+def test_the_cost_of_the_machine(run: Run, book: Path, tmp_path: Path) -> None:
+    """Cost by model as a table with its method, as CSV and JSON; without a price of the machine the command says what
+    to write, and a filter is a usage error."""
+    path = tmp_path / "athanor.yaml"
+    text = "models: [{name: m, path: m}]\npolicy: p.yaml\ncredentials: k\npepper: s\nrun_dir: r\n"
+    path.write_text(text)
+    call = ("usage", "--cost", "--from", str(book), "--config", str(path), *ALL)
+    refused = run(*call)
+    assert refused.exit_code == 1
+    assert "host: {price_per_hour: 2.5" in refused.output
+    path.write_text(text + "host: {price_per_hour: 2, currency: EUR}\n")
+    kept, _ = open_book(book)
+    begin = int(datetime(2026, 11, 14, 0, tzinfo=UTC).timestamp() * 1_000)
+    runs = [(begin, filled("log", event="opened")), (begin + 36_000_000, filled("refused"))]
+    kept.apply("log", 4, runs)
+    kept.close()
+    told = json.loads(run(*call, "-o", "json").stdout)
+    assert (told["hours_awake"], told["cost"], told["currency"]) == (10.0, 20.0, "EUR")
+    assert [(row["model"], row["share"], row["cost"]) for row in told["rows"]] == [("m", 0.75, 15.0), ("n", 0.25, 5.0)]
+    lines = run(*call, "-o", "csv").stdout.splitlines()
+    assert lines[0].startswith("model,requests,") and len(lines) == 3
+    table = run(*call).stdout
+    assert "10.00 hours awake x 2 EUR = 20.0000 EUR" in " ".join(table.split())
+    assert run(*call, "--tenant", "alpha").exit_code == 2

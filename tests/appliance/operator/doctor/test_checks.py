@@ -179,6 +179,12 @@ FAULTS = {
         "grpc address",
         "listen: grpc:",
     ),
+    "tenant's socket": (
+        service(ports=(Port(name="tenants.acme.http", address="unix:/x/a", problem="no folder", mend="install -d"),)),
+        P,
+        "tenants.acme.http address",
+        "install -d",
+    ),
     "open metrics": (
         service(ports=(Port(name="metrics", address="0.0.0.0:9464", open=True),)),
         W,
@@ -191,8 +197,32 @@ FAULTS = {
         "model m",
         "a directory is needed",
     ),
+    "model without its signature": (
+        service(models=(Model(name="m", path="/srv/m", unsigned="model m: m/model.sig does not hold: a; b"),)),
+        P,
+        "model m",
+        "athanor model verify /srv/m",
+    ),
+    "model without any signature": (
+        service(models=(Model(name="m", unsigned="model m: it is not signed; sign it with: model_signing sign DIR"),)),
+        P,
+        "model m",
+        "model_signing sign DIR",
+    ),
+    "no image though there is one": (
+        service(image=Image(packaged="ab" * 32)),
+        W,
+        "image",
+        "image_store: /var/lib/athanor/images",
+    ),
     "null runner": (service(models=(Model(name="m", null=True),)), W, "model m", "runner: model"),
     "model over its limit": (service(sandbox_bytes=GIB), P, "memory", "memory_bytes:"),
+    "adapters beyond its limit": (
+        service(models=(Model(name="m", weight_bytes=GIB, kv_bytes=GIB, adapter_bytes=64 * GIB),)),
+        P,
+        "memory",
+        "memory_bytes:",
+    ),
     "model near its limit": (service(sandbox_bytes=20 * GIB), W, "memory", "memory_bytes:"),
     "machine too small": (
         replace(service(), machine=replace(MACHINE, memory=Memory(total=8 * GIB, available=GIB))),

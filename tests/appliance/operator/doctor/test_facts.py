@@ -22,7 +22,7 @@ from appliance.operator.doctor.facts import MadeKernels, Running, ServiceFacts
 from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder, listening
 from appliance.operator.doctor.machine_facts import look_at_machine
-from appliance.operator.doctor.service_facts import find_exporters, look_at_service
+from appliance.operator.doctor.service_facts import find_exporters, look_at_service, own_socket
 from engine.backends.cuda.kernels import folder
 from isolation.keys.certificates import validity
 from tests.appliance.gateway.front.pki import Pki
@@ -245,3 +245,24 @@ def test_a_manifest_that_says_nothing_asked_for_nothing(said: str, tmp_path: Pat
     wrong = {"description": "x", "dtype": "y", "block_size": "16", "rows": 1}
     (tmp_path / folder.MANIFEST).write_text(json.dumps({"asked": wrong}))
     assert folder.read_asked(tmp_path) is None
+
+
+def test_the_socket_of_a_tenant_is_looked_at(tmp_path: Path) -> None:
+    """A group that is not there, a folder that is not there, one that others may write to, and a socket of another
+    group are problems with a command that mends them. Control: the folder as it should be, with and without one."""
+    group, path = str(os.getgid()), tmp_path / "own" / "a.sock"
+    address = f"unix:{path}"
+    assert own_socket("x", address, "no-such-group").mend == "groupadd --system no-such-group"
+    assert own_socket("x", address, group).mend.startswith("install -d -m 2750")
+    path.parent.mkdir()
+    path.parent.chmod(0o770)
+    assert "chmod go-w" in own_socket("x", address, group).mend
+    path.parent.chmod(0o750)
+    assert not own_socket("x", address, group).problem
+    assert "would be of another group" in own_socket("x", address, str(os.getgid() + 1)).problem
+    with socket.socket(socket.AF_UNIX) as bound:
+        folder = os.open(path.parent, os.O_PATH)
+        bound.bind(f"/proc/self/fd/{folder}/a.sock")
+        os.close(folder)
+        assert not own_socket("x", address, group).problem
+        assert "is of another group" in own_socket("x", address, str(os.getgid() + 1)).problem

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from appliance.common.config import ListenConfig
 from appliance.common.control import LOSS_REASONS, Control
+from appliance.common.listen_config import ListenConfig
 from appliance.gateway.telemetry import names
 from appliance.gateway.watch.cards import WatchedCards
 from appliance.gateway.watch.metrics_listener import serve_metrics

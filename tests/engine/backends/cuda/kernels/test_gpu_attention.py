@@ -168,23 +168,24 @@ def test_prompt_chunks_attend_as_specified(count: int, dtype: torch.dtype) -> No
     for_each(count, st.tuples(layers(), CHUNKS), check)
 
 
-@pytest.mark.parametrize("reach", [FULL, Reach("window", 50)], ids=("full", "window"))
+@pytest.mark.parametrize("reach", [FULL, Reach("window", 30)], ids=("full", "window"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_is_the_same_bits_however_its_prompt_is_cut(dtype: torch.dtype, reach: Reach) -> None:
     """Tokens of one prompt attend in one chunk, and in chunks of other sizes, so that each has other queries beside it
     in its tile and goes through the loop with conditions or without. Control: so does the specification, not bit by
     bit the same."""
-    case = LayerCase(2, 4, 128, 128, False, 16, 0, reach, 0.0, False, 3)
-    length, generator = 190, torch.Generator().manual_seed(3)
-    tables = random_tables(generator, 1, 12)
-    layer = case.memory(13, dtype)
+    case = LayerCase(2, 4, 32, 32, False, 16, 0, reach, 0.0, False, 3)
+    length, generator = 100, torch.Generator().manual_seed(3)
+    some = 5, 31, 32, 64, 99
+    tables = random_tables(generator, 1, 7)
+    layer = case.memory(8, dtype)
     fill(layer, tables[0].tolist(), range(length), generator)
-    q = noise(generator, length, 8, 128, dtype=dtype)
+    q = noise(generator, length, 8, 32, dtype=dtype)
     shape = PrefillShape(LINES, 32)
     found = []
     for size in (length, 64, 37, 1):
-        out = poisoned(length, 8, 128, dtype=dtype)
-        for start in range(0, length, size) if size > 1 else (5, 63, 64, 128, 189):
+        out = poisoned(length, 8, 32, dtype=dtype)
+        for start in range(0, length, size) if size > 1 else some:
             count = min(size, length - start)
             chunks = ChunkPlaces(*(torch.tensor([number], dtype=torch.int32) for number in (0, count, start)), tables)
             _, _, queries = heads_together(8, 2, LINES)
@@ -193,7 +194,7 @@ def test_a_token_is_the_same_bits_however_its_prompt_is_cut(dtype: torch.dtype, 
             given = q[start : start + count], layer, chunks, (map_, shape), case.rule(), out[start : start + count]
             prefill_attention.prefill_attention(*given)
         found.append(out)
-    alone = torch.tensor([5, 63, 64, 128, 189])
+    alone = torch.tensor(some)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     assert torch.equal(found[0][alone], found[3][alone])
     wanted = references.decoded(q[alone], layer, tables.repeat(5, 1), (alone + 1).int(), case.rule())

@@ -1,0 +1,192 @@
+"""Models that sleep: which may be woken now, what has to sleep for it, and how often. Pure; times are monotonic seconds
+of the caller.
+
+A sleeping model has no sandboxes: it takes no processes and no memory. Its first request wakes it. Where not all models
+fit, the least recently used one that is not always kept and has no request makes room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from appliance.common.figures import size
+
+AWAKE, WAKING, ASLEEP = SLEEP_STATES = ("awake", "waking", "asleep")
+"""States of a model's shared sandboxes: they are there or are kept alive, they are being booted after a sleep, there
+are none."""
+
+SLEEP_REASONS = OPERATOR, IDLE, MEMORY = ("operator", "idle", "memory")
+"""Why a model is put to sleep: by command, without a request for long enough, or another model needs its memory."""
+
+WAKE_REASONS = (OPERATOR, REQUEST := "request")
+"""Why a model is woken: by command, or for a request."""
+
+ALWAYS, WHILE_USED, NEVER = KEEPS = ("always", "while_used", "never")
+"""Values of a model's ``keep``."""
+
+DEFAULT_WAKE_S = 10.0
+"""Expected seconds of a wake before the first boot of the model was measured: a model of 1 GB, started without a
+checkpoint in 2 to 5 s, on a machine with other work."""
+
+MOST_WAKES_OF_MODEL = 6
+"""Most wakes of one model in ``WINDOW_S``: a wake takes seconds of all cores, and one every ten seconds takes as much
+as it gives."""
+
+MOST_WAKES = 20
+"""Most wakes of all models in ``WINDOW_S``: wakes run one beside the other, and each takes seconds."""
+
+MOST_WAKES_OF_TENANT = 6
+"""Most wakes that requests of one tenant begin in ``WINDOW_S``, of all models together: what it wakes takes processor
+and memory from all, and its own excess is refused to it alone."""
+
+STAY_S = 20.0
+"""Least seconds that a model that was woken stays awake, unless the operator has it sleep. Two tenants whose models do
+not fit together would otherwise end each other's with each request, and a model that is never kept would use up its
+wakes with six short requests."""
+
+WINDOW_S = 60.0
+"""Seconds over which wakes are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """One model, for the decision."""
+
+    name: str
+    sleep_state: str
+    keep: str
+    need_bytes: int
+    used_at: float
+    """When a request last used it."""
+    live: int = 0
+    """Requests that use it."""
+    ending: bool = False
+    """Whether it sleeps, and its sandboxes have not ended yet."""
+    stays: bool = False
+    """Whether it was woken less than ``STAY_S`` ago."""
+
+    @property
+    def gives(self) -> bool:
+        """Whether it may be put to sleep for another model, now."""
+        return self.sleep_state == AWAKE and self.keep != ALWAYS and not self.live and not self.stays
+
+    @property
+    def may_give(self) -> bool:
+        """Whether it may be put to sleep for another model, now or once its requests have ended."""
+        return self.sleep_state != ASLEEP and self.keep != ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The model may be woken once these have been put to sleep."""
+
+    evicted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no room before a request of another model has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """There is no room, and waiting makes none."""
+
+    why: str
+
+
+def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int) -> Wake | Wait | Refuse:
+    """Decide about the wake of a sleeping model.
+
+    Args:
+        name: the model.
+        models: all models, it among them.
+        budget: bytes that all awake models may need together; 0: no such bound.
+        available: bytes that the machine has available now.
+    """
+    known = {one.name: one for one in models}
+    need = known.pop(name).need_bytes
+    there = [one for one in known.values() if one.sleep_state != ASLEEP]
+    # What boots has not taken all of its memory yet, and what ends has not given it back.
+    free = (
+        available
+        - _sum(one for one in there if one.sleep_state == WAKING)
+        + _sum(o for o in known.values() if o.ending)
+    )
+    if budget:
+        free = min(free, budget - _sum(there))
+    evicted: list[ModelFacts] = []
+    for one in sorted((one for one in there if one.gives), key=lambda one: one.used_at):
+        if need <= free + _sum(evicted):
+            break
+        evicted.append(one)
+    if need <= free + _sum(evicted):
+        return Wake(tuple(one.name for one in _needed(evicted, need - free)))
+    if need <= free + _sum(one for one in there if one.may_give):
+        return Wait()
+    bound = f" of the {size(budget)} for models" if budget else ""
+    return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
+
+
+def _sum(models: Iterable[ModelFacts]) -> int:
+    return sum(one.need_bytes for one in models)
+
+
+def _needed(evicted: list[ModelFacts], lack: int) -> list[ModelFacts]:
+    """Leave out what turned out not to be needed: a small model before the large one that makes the room."""
+    kept = list(evicted)
+    for one in reversed(evicted):
+        if _sum(kept) - one.need_bytes >= lack:
+            kept.remove(one)
+    return kept
+
+
+def sleeps(model: ModelFacts, now: float, idle_s: float) -> bool:
+    """Return whether a model has been without a request for long enough to sleep."""
+    return model.gives and unused(model.keep, model.used_at, now, idle_s)
+
+
+def unused(keep: str, used_at: float, now: float, idle_s: float) -> bool:
+    """Return whether a model that no request uses has been without one for as long as its ``keep`` asks."""
+    return keep == NEVER or now - used_at >= idle_s
+
+
+@dataclass(slots=True)
+class WakeGuard:
+    """Counts wakes, so that models that do not fit together do not take turns all the time."""
+
+    of_model: int = MOST_WAKES_OF_MODEL
+    of_all: int = MOST_WAKES
+    of_tenant: int = MOST_WAKES_OF_TENANT
+    _wakes: deque[tuple[float, str, str]] = field(default_factory=deque)
+
+    def wait_s(self, model: str, tenant: str, now: float) -> float:
+        """Return the seconds until a wake of this model may begin for this tenant; 0: now."""
+        while self._wakes and now - self._wakes[0][0] >= WINDOW_S:
+            self._wakes.popleft()
+        wakes = self._wakes
+        counted = (
+            ([at for at, name, _ in wakes if name == model], self.of_model),
+            ([at for at, _, who in wakes if who == tenant], self.of_tenant),
+            ([at for at, _, _ in wakes], self.of_all),
+        )
+        return max(times[-most] + WINDOW_S - now if len(times) >= most else 0.0 for times, most in counted)
+
+    def note(self, model: str, tenant: str, now: float) -> None:
+        """Count a wake that a request of this tenant has begun."""
+        self._wakes.append((now, model, tenant))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepOutcome:
+    """Result of a command that puts a model to sleep or wakes it."""
+
+    ok: bool
+    state: str
+    """State of the model after it, one of ``SLEEP_STATES``; empty where there is none."""
+    message: str
+    """One line for the operator."""
+    found: bool = True
+    """Whether there is such a model."""

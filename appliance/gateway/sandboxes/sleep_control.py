@@ -1,0 +1,321 @@
+"""Puts models to sleep and wakes them: by command, when nobody uses them, and for each other's memory.
+
+A sleeping model is known and listed and has no sandboxes. The first request that comes for it wakes it, and waits where
+its deadline leaves the time that a wake takes; all others that come meanwhile join it. One whose deadline is too short
+is refused at once, with the time after which it may come again, and the wake goes on for it.
+
+What is decided here is carried out by the supervisor (``appliance.supervisor.sleep_orders``), in the order in which it
+is told: what sleeps has ended before what wakes is booted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from appliance.common.control import Control
+from appliance.common.control_models import ModelRest, SleepModel, WakeModel
+from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.figures import counted
+from appliance.common.model_memory import machine_memory
+from appliance.common.sleep_rules import (
+    ASLEEP,
+    AWAKE,
+    IDLE,
+    KEEPS,
+    MEMORY,
+    OPERATOR,
+    REQUEST,
+    SLEEP_STATES,
+    WAKING,
+    ModelFacts,
+    Refuse,
+    SleepOutcome,
+    Wait,
+    Wake,
+    WakeGuard,
+    decide,
+    sleeps,
+    unused,
+)
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.sleep_state import LEAST_LEFT_S
+from policy.model import ModelState
+
+log = structlog.get_logger()
+
+COUNTED = WOKEN, SLEPT, TURNED_AWAY = ("woken", "slept", "turned_away")
+"""What is counted of a model: it is woken, it is put to sleep, a request is refused because it sleeps."""
+
+MAX_WAITING = 256
+"""Most requests that wait for one model to wake: what an engine of the default size takes up in two steps."""
+
+TENANT_WAITING = 64
+"""Most of them of one tenant: the others find places."""
+
+ROOM_WAIT_S = 30.0
+"""Longest that a request waits for another model's requests to end, in seconds, so that its own model has room."""
+
+LOOK_S = 0.1
+"""Seconds between two looks whether there is room."""
+
+FAILED_S = 30.0
+"""Seconds after a wake that failed in which routes pass the model over: one that cannot boot takes as long to fail
+again, and each of their requests would wait for that."""
+
+WAKE_PATIENCE_S = 600.0
+"""Longest that the operator's command waits for a wake, in seconds: as long as a boot may take."""
+
+
+@dataclass(slots=True)
+class SleepControl:
+    """Keeps which models sleep. All methods run in one event loop."""
+
+    models: Mapping[str, ModelSandboxes]
+    """Shared sandboxes by model."""
+    tell: Callable[[Control], None]
+    """Sends to the supervisor."""
+    attached: Callable[[], bool]
+    """Whether a supervisor is there."""
+    end_own: Callable[[str], int]
+    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
+    count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
+    """Called with one of ``COUNTED``, the model and the reason."""
+    live: Callable[[ModelSandboxes], int] = lambda _model: 0
+    """Counts the requests that use a model."""
+    budget: int = 0
+    """Bytes that all awake models may need together; 0: what the machine has available."""
+    available: Callable[[], int] = lambda: machine_memory().available
+    clock: Callable[[], float] = time.monotonic
+    guard: WakeGuard = field(default_factory=WakeGuard)
+
+    async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
+        """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
+
+        Raises:
+            FeatureNotAllowedError: it sleeps, and the tenant may not wake it (``wakes``).
+            UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
+        """
+        sleep, began = model.sleep_state, self.clock()
+        sleep.used_at, sleep.used = began, True
+        if sleep.awake:
+            return 0.0
+        if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
+            raise self._asleep(model, "and too many requests wait for it", sleep.left_s(began))
+        sleep.waiting[tenant] += 1
+        try:
+            await self._until_awake(model, until, tenant, wakes=wakes)
+        finally:
+            sleep.waiting[tenant] -= 1
+            if not sleep.waiting[tenant]:
+                del sleep.waiting[tenant]
+            sleep.used_at = self.clock()
+        return self.clock() - began
+
+    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
+        sleep, room_until = model.sleep_state, self.clock() + ROOM_WAIT_S
+        while not sleep.awake:
+            left = sleep.left_s(now := self.clock())
+            if sleep.asleep and not wakes:  # It fell asleep after the policy had looked.
+                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
+            if sleep.asleep:
+                decision = self._decide(model, tenant)
+                # One that cannot be answered in time ends no other model.
+                if isinstance(decision, Wake) and (now + left <= until or not decision.evicted):
+                    self._wake(model, decision, REQUEST, tenant)
+            if now + left > until:
+                raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
+            if sleep.waking:
+                await self._join(model, until)
+            elif now > room_until:
+                raise self._asleep(model, "and others use the memory that it needs", left)
+            else:
+                await asyncio.sleep(LOOK_S)
+
+    async def _join(self, model: ModelSandboxes, until: float) -> None:
+        """Wait for the end of a wake.
+
+        Raises:
+            UnavailableError: it failed, or did not end in time.
+        """
+        try:
+            await model.wait_woken(until)
+        except UnavailableError as error:
+            if model.draining:
+                raise
+            raise self._asleep(model, "and was not awake within the request's deadline", LEAST_LEFT_S) from error
+        if not model.ready:
+            raise ModelWakeError(
+                f"the model {model.name} was asleep, and its sandboxes did not start; try again",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+        """Decide about a sleeping model that a tenant's request needs.
+
+        Raises:
+            UnavailableError: it cannot be woken now.
+        """
+        if not self.attached():
+            raise UnavailableError(
+                f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
+            )
+        if wait_s := self.guard.wait_s(model.name, tenant, self.clock()):
+            raise self._asleep(model, "and was woken too often in the last minute", wait_s)
+        decision = self._decision(model)
+        if isinstance(decision, Refuse):
+            log.warning("a model cannot be woken", model=model.name, reason=decision.why)
+            raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
+        return decision
+
+    def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
+        """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
+        over, as is one whose memory the requests of others use where the route passes over busy models."""
+        sleep, now = model.sleep_state, self.clock()
+        if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
+            return ModelState.BUSY
+        if not sleep.asleep:
+            return ModelState.READY
+        failed = bool(sleep.cause) and now - sleep.since < FAILED_S
+        if failed or not self.attached() or self.guard.wait_s(model.name, tenant, now):
+            return ModelState.UNREADY
+        found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
+        return found[type(self._decision(model))]
+
+    def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
+        return decide(model.name, map(self._facts, self.models.values()), self.budget, self.available())
+
+    def _facts(self, model: ModelSandboxes) -> ModelFacts:
+        sleep = model.sleep_state
+        # One that is being taken away gives its memory back without being told to.
+        live = self.live(model) if model.ready and model.leaving is Leaving.NO else 1
+        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at
+        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=sleep.stays(self.clock()))
+
+    def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
+        self.count(TURNED_AWAY, model.name, "")
+        return ModelAsleepError(f"the model {model.name} is asleep, {why}", retry_after_s=retry_after_s)
+
+    def _wake(self, model: ModelSandboxes, decision: Wake, reason: str, tenant: str = "") -> None:
+        for name in decision.evicted:
+            self._sleep(self.models[name], MEMORY)
+        log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
+        if reason == REQUEST:
+            self.guard.note(model.name, tenant, self.clock())
+        model.begin_wake()
+        self.tell(WakeModel(model.name, reason, tenant))
+        self.count(WOKEN, model.name, reason)
+
+    def _sleep(self, model: ModelSandboxes, reason: str) -> None:
+        log.info("a model sleeps", model=model.name, reason=reason)
+        model.sleep_state.ending = True
+        self.end_own(model.name)
+        # Before the channels close: the supervisor starts a sandbox again that ends and shall not sleep.
+        self.tell(SleepModel(model.name, reason))
+        model.close_links()
+        model.fall_asleep()
+        self.count(SLEPT, model.name, reason)
+
+    def look(self) -> None:
+        """Put to sleep what nobody has used for long enough, and end what tenants have of their own of a model that
+        sleeps; to be called every few seconds."""
+        now = self.clock()
+        for model in self.models.values():
+            if not self.attached():
+                continue
+            if sleeps(self._facts(model), now, model.sleep_state.idle_s):
+                self._sleep(model, IDLE)
+            elif model.sleep_state.asleep and unused(
+                model.sleep_state.keep, model.sleep_state.used_at, now, model.sleep_state.idle_s
+            ):
+                self._end_own(model)
+
+    def _end_own(self, model: ModelSandboxes) -> int:
+        """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
+        booted while it slept. Returns of how many tenants."""
+        return 0 if self.live(model) else self.end_own(model.name)
+
+    def put_to_sleep(self, name: str) -> SleepOutcome:
+        """Put a model to sleep by the operator's command."""
+        model = self.models.get(name)
+        if model is None or model.leaving is not Leaving.NO:
+            return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+        sleep = model.sleep_state
+        if sleep.asleep and not (live := self.live(model)):
+            ended = self._end_own(model)
+            also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
+            return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
+        if sleep.asleep:
+            message = f"{name} is asleep, and sandboxes of single tenants are in use: {counted(live, 'request')}"
+            return SleepOutcome(ok=False, state=ASLEEP, message=message)
+        if sleep.waking or not model.ready or not self.attached():
+            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
+        if live := self.live(model):
+            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
+        self._sleep(model, OPERATOR)
+        return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
+
+    async def wake_up(self, name: str) -> SleepOutcome:
+        """Wake a model by the operator's command, and wait until it is awake."""
+        model = self.models.get(name)
+        if model is None or model.leaving is not Leaving.NO:
+            return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
+        sleep, began = model.sleep_state, self.clock()
+        if sleep.awake:
+            return SleepOutcome(ok=True, state=AWAKE, message=f"{name} is awake already")
+        if sleep.asleep:
+            if not self.attached():
+                return SleepOutcome(ok=False, state=ASLEEP, message="there is no supervisor that could wake it")
+            decision = self._decision(model)
+            if not isinstance(decision, Wake):
+                why = decision.why if isinstance(decision, Refuse) else "requests use the memory that it needs"
+                return SleepOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
+            self._wake(model, decision, OPERATOR)
+        try:
+            await model.wait_woken(self.clock() + WAKE_PATIENCE_S)
+        except UnavailableError as error:
+            return SleepOutcome(ok=False, state=sleep.state, message=error.message)
+        if not model.ready:
+            cause = sleep.cause or next((one.cause for one in model.records.values() if one.cause), "")
+            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} did not wake: {cause}")
+        sleep.used_at = self.clock()
+        return SleepOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
+
+    def welcome(self) -> None:
+        """Forget what an earlier supervisor was told; the one that has come says what it has."""
+        for model in self.models.values():
+            model.sleep_state.ending = model.sleep_state.heard = False
+
+    def take(self, message: ModelRest) -> None:
+        """Take the supervisor's word about a model.
+
+        Raises:
+            ValueError: no supervisor of this release sends it.
+        """
+        least = min(message.need_bytes, message.boot_ms, message.idle_ms)
+        if message.state not in SLEEP_STATES or message.keep not in KEEPS or least < 0:
+            raise ValueError("a model's state that no supervisor of this release tells")
+        model = self.models.get(message.model)
+        if model is None:
+            return
+        sleep = model.sleep_state
+        sleep.keep, sleep.idle_s = message.keep, message.idle_ms / 1e3
+        sleep.need_bytes, sleep.boot_s = message.need_bytes, message.boot_ms / 1e3
+        if sleep.ending:
+            # Until it has ended what is told is of the time before.
+            sleep.ending = message.state != ASLEEP
+        elif message.state == WAKING:
+            sleep.heard = True
+            if not sleep.waking:
+                model.begin_wake()
+        elif message.state == AWAKE:
+            for record in model.records.values() if sleep.asleep else ():
+                record.become("booting")  # By a supervisor that has come anew.
+            sleep.note_awake(self.clock())
+        elif not sleep.waking or sleep.heard:
+            model.fall_asleep(message.cause)

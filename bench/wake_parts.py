@@ -1,0 +1,143 @@
+"""Where the time of a wake goes: both sandboxes of a model restored at the same time, part by part, without a gateway.
+
+``engine ahead`` is the checkpoint with the model loaded, ``engine imports`` the one with imports alone; they alternate,
+so that other work on the machine meets both. Beside each part's seconds stands the processor time that the sandboxes
+had taken when they were ready: on a busy machine it says what the wake costs where the seconds say what it waited for.
+
+Run as root: ``python bench/wake_parts.py MODEL [--rounds 4]``; ``python bench/peer_weights.py shape DIR`` makes a model
+of 1 GB (``chmod o+r`` its files).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from appliance.common.catalog import read_model
+from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
+from appliance.common.form_cache import open_form_cache
+from appliance.operator import kernels
+from appliance.selftest import intruder
+from appliance.supervisor import boot as boots
+from appliance.supervisor import warm as warmth
+from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
+from appliance.supervisor.forms import Forms
+from appliance.supervisor.warm import WarmStarts, open_warm_starts, starts
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.ipc.messages import Role
+
+KV_BYTES = 256 << 20
+CONTEXT = 2_048
+
+PARTS: tuple[tuple[type, str, str], ...] = (
+    (WarmStarts, "_find", "find"),
+    (GvisorRuntime, "boot", "restore"),
+    (boots._Booting, "connect", "connect"),
+    (boots.SavedStart, "verified", "verify"),
+    (boots._Booting, "await_ready", "load"),
+    (boots._Booting, "probe", "probe"),
+)
+"""Methods that are timed, with the names that their times have."""
+
+
+class Parts:
+    """Seconds of each part, by thread."""
+
+    def __init__(self) -> None:
+        self.spent: dict[int, dict[str, float]] = {}
+        for owner, method, name in PARTS:
+            setattr(owner, method, self._timed(getattr(owner, method), name))
+
+    def _timed(self, real: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return real(*args, **options)
+            finally:
+                mine = self.spent.setdefault(threading.get_ident(), {})
+                mine[name] = round(mine.get(name, 0.0) + time.monotonic() - began, 2)
+
+        return timed
+
+    def take(self) -> dict[str, float]:
+        """What this thread has spent since the last time."""
+        return self.spent.pop(threading.get_ident(), {})
+
+
+def measure(model: Path, rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """Restore so many times each way."""
+    run_dir = folder / "run"
+    run_dir.mkdir(mode=0o755)
+    entry = {"name": "model", "path": str(model), "kv_bytes": KV_BYTES, "max_context": CONTEXT, "keep": "while_used"}
+    config = ApplianceConfig(
+        models=(ModelConfig.model_validate(entry),),
+        policy=model,
+        credentials=model,
+        pepper=model,
+        run_dir=run_dir,
+        sandbox=SandboxConfig(checkpoints=folder / "saved", kernels=kernels.installed()),
+    )
+    warmth.BEGIN_AFTER_S, warmth.TEMPLATE_CORES = 0.0, 1.0
+    parts, found = Parts(), list[dict[str, Any]]()
+    with intruder.gvisor() as runtime:
+        warm, files = open_warm_starts(config, runtime), read_model("model", model)
+        assert warm is not None
+        engine, text = (plan_boot(config, config.models[0], files, runtime, role) for role in (Role.ENGINE, Role.TEXT))
+        forms = Forms(open_form_cache(folder / "forms.json"), runtime.label)
+        for plan in (engine, text):
+            booted = warm.boot(plan, threading.Event())
+            forms.note(plan, booted)
+            end(booted)
+            for start in starts(forms.told(plan)):
+                warm.take(start, booted.boot_s)
+
+        def wake(plan: BootPlan) -> tuple[Booted, dict[str, float]]:
+            parts.take()
+            booted = warm.boot(plan, threading.Event())
+            return booted, parts.take()
+
+        ahead = forms.told(engine)
+        for _ in range(rounds):
+            for name, plan in (("engine ahead", ahead), ("engine imports", replace(ahead, ahead_bytes=0))):
+                began = time.monotonic()
+                with ThreadPoolExecutor(2) as both:
+                    (first, spent), (second, beside) = both.map(wake, (plan, text))
+                took = time.monotonic() - began
+                busy = [round(one.sandbox.processor_s(), 2) for one in (first, second)]
+                row = {"wake": name, "wake_s": round(took, 2), "engine": spent, "text": beside, "processor_s": busy}
+                found.append(row | {"load": round(os.getloadavg()[0], 1)})
+                print(json.dumps(found[-1]), flush=True)
+                end(first)
+                end(second)
+    return found
+
+
+def main() -> int:
+    """Print each wake, then the best and the median of each kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rounds", type=int, default=4)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        found = measure(options.model.resolve(), options.rounds, Path(folder))
+    for name in dict.fromkeys(one["wake"] for one in found):
+        times = sorted(one["wake_s"] for one in found if one["wake"] == name)
+        print(json.dumps({"wake": name, "best_s": times[0], "median_s": times[len(times) // 2]}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

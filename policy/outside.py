@@ -1,0 +1,48 @@
+"""Denials of calls from where, or at times at which, a tenant is not served. Pure.
+
+The module imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from policy.decision import Decision, Effect, Reason
+from policy.hours import opens_in, span_text
+from policy.model import PolicySet, Tenant
+from policy.networks import admits
+from policy.request import AccessRequest
+from policy.told import listed
+
+
+def outside_denial(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Decision | None:
+    """Deny a call from outside of the tenant's networks, in none of its regions, or out of its hours: of an admitted
+    request, whose prompt is counted, the hours may have ended."""
+    if tenant.networks and access.address is not None and not admits(tenant.networks, access.address):
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.NETWORK_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.networks",
+            message="this tenant's credentials are not taken from this address",
+            policy_digest=policy.digest,
+        )
+    if tenant.regions and access.region is not None and access.region not in tenant.regions:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.REGION_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.regions",
+            message=f"this tenant is served in {listed(tenant.regions)}, and this appliance is in "
+            f"{access.region or 'no region'}",
+            policy_digest=policy.digest,
+        )
+    if not tenant.hours or access.unix_s is None or access.input_tokens is not None:
+        return None
+    wait = opens_in(tenant.hours, access.unix_s)
+    if not wait:
+        return None
+    return Decision(
+        effect=Effect.DENY,
+        reason=Reason.OUT_OF_HOURS,
+        rule=f"tenants.{tenant.id}.hours",
+        message=f"this tenant is served at {', '.join(tenant.hours)} UTC, next in {span_text(wait)}",
+        policy_digest=policy.digest,
+        retry_after_s=wait,
+    )

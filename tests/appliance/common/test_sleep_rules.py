@@ -1,0 +1,116 @@
+"""Decisions about models that sleep: what makes room, what waits, what is refused, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.common.sleep_rules import (
+    ALWAYS,
+    ASLEEP,
+    AWAKE,
+    NEVER,
+    WAKING,
+    WHILE_USED,
+    WINDOW_S,
+    ModelFacts,
+    Refuse,
+    Wait,
+    Wake,
+    WakeGuard,
+    decide,
+    sleeps,
+)
+
+GIB = 1 << 30
+
+
+def model(name: str, sleep_state: str = AWAKE, keep: str = WHILE_USED, **facts: object) -> ModelFacts:
+    """A model of one GiB."""
+    return ModelFacts(
+        **{"name": name, "sleep_state": sleep_state, "keep": keep, "need_bytes": GIB, "used_at": 0.0} | facts
+    )
+
+
+CASES = {
+    "room is there": ([], 0, 8, Wake()),
+    "the budget is used up and nothing may give": ([model("a", keep=ALWAYS)], 1, 8, Refuse),
+    "the least recently used makes room": (
+        [model("a", used_at=5.0), model("b", used_at=3.0), model("c", used_at=4.0)],
+        *(3, 8, Wake(("b",))),
+    ),
+    "one that is always kept makes none": ([model("a", keep=ALWAYS, used_at=1.0), model("b")], 2, 8, Wake(("b",))),
+    "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",))),
+    "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait()),
+    "one that was woken just now stays": ([model("a", stays=True)], 1, 8, Wait()),
+    "all others wake": ([model("a", WAKING)], 1, 8, Wait()),
+    "those asleep take nothing": ([model("a", ASLEEP), model("b", ASLEEP)], 1, 8, Wake()),
+    "two small ones make room for a large one": (
+        [model("a", need_bytes=GIB // 2, used_at=1.0), model("b", need_bytes=GIB // 2, used_at=2.0)],
+        *(1, 8, Wake(("a", "b"))),
+    ),
+    "a small one stays where the large one after it is enough": (
+        [model("a", need_bytes=GIB // 4, used_at=1.0), model("b", used_at=2.0), model("c", need_bytes=3 * GIB // 4)],
+        *(2, 8, Wake(("c", "a"))),
+    ),
+    "the machine has less than the budget": ([model("a", used_at=1.0)], 8, 0, Wake(("a",))),
+    "without a budget the machine's memory counts": ([model("a", keep=ALWAYS)], 0, 0, Refuse),
+    "what boots has not taken its memory yet": ([model("a", WAKING, keep=ALWAYS)], 0, 1, Refuse),
+    "what ends gives its memory back": ([model("a", ASLEEP, ending=True)], 0, 0, Wake()),
+    "larger than the budget": ([model("a")], 0.5, 8, Refuse),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_makes_room(case: tuple[list[ModelFacts], float, float, object]) -> None:
+    """A sleeping model of one GiB beside these: who is put to sleep for it, or whether it waits or is refused."""
+    others, budget, available, expected = case
+    found = decide("m", [model("m", ASLEEP), *others], int(budget * GIB), int(available * GIB))
+    if expected is Refuse:
+        assert isinstance(found, Refuse)
+        assert "1.07 GB" in found.why or "GiB" in found.why, found.why
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (model("idle", used_at=0.0), True),
+        (model("used lately", used_at=95.0), False),
+        (model("in use", live=1), False),
+        (model("always kept", keep=ALWAYS), False),
+        (model("never kept", keep=NEVER, used_at=99.9), True),
+        (model("never kept, in use", keep=NEVER, live=1), False),
+        (model("never kept, woken just now", keep=NEVER, used_at=99.9, stays=True), False),
+        (model("waking", WAKING), False),
+        (model("asleep", ASLEEP), False),
+    ],
+    ids=lambda value: value.name if isinstance(value, ModelFacts) else "",
+)
+def test_what_falls_asleep(one: ModelFacts, expected: bool) -> None:
+    """At 100 s, with 10 s of idleness allowed."""
+    assert sleeps(one, 100.0, 10.0) is expected
+
+
+def test_wakes_are_bounded_per_model_and_in_total() -> None:
+    """The third wake of one model within the window waits until the first is out of it, and so does the fourth of all;
+    after the window all may wake again."""
+    guard = WakeGuard(of_model=2, of_all=3)
+    for at in (0.0, 10.0):
+        assert guard.wait_s("a", "t", at) == 0
+        guard.note("a", "t", at)
+    assert guard.wait_s("a", "t", 20.0) == WINDOW_S - 20.0
+    assert guard.wait_s("b", "t", 20.0) == 0, "the control: another model may"
+    guard.note("b", "t", 20.0)
+    assert guard.wait_s("c", "t", 21.0) == WINDOW_S - 21.0
+    assert guard.wait_s("a", "t", WINDOW_S) == 0
+    assert guard.wait_s("c", "t", 20.0 + WINDOW_S) == 0
+
+
+def test_a_tenant_that_wakes_much_is_refused_alone() -> None:
+    """A tenant's third wake within the window waits, of whatever models, and another tenant's does not."""
+    guard = WakeGuard(of_tenant=2)
+    guard.note("a", "t", 0.0)
+    guard.note("b", "t", 10.0)
+    assert guard.wait_s("c", "t", 20.0) == WINDOW_S - 20.0
+    assert guard.wait_s("c", "u", 20.0) == 0

@@ -1,0 +1,73 @@
+"""Routes whose first model sleeps: the fallback serves while it cannot be woken."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from appliance.common.control_models import ModelRest
+from appliance.common.sleep_rules import MOST_WAKES_OF_TENANT
+from appliance.gateway.sandboxes.sleep_control import FAILED_S, TENANT_WAITING, SleepControl
+from tests.appliance.gateway.request.test_routing import BY_ALIAS, House, request
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    """Models of which none is there."""
+    made = House()
+    yield made
+    made.close()
+
+
+async def test_the_fallback_serves_while_a_model_sleeps_and_cannot_be_woken(house: House) -> None:
+    """A sleeping model that can be woken is chosen (the control). Without a supervisor, woken too often, after a wake
+    that failed just now and without memory it is not; one that waits for memory is as good as busy, and half a minute
+    after the failure it is tried again."""
+    model, now, attached = house.models["mini"], [1_000.0], [True]
+    control = SleepControl(house.models, lambda _: None, lambda: attached[0], lambda _: 0, clock=lambda: now[0])
+    house.service.routing.asleep = control.route_state
+    free = [8 << 30]
+    control.available = lambda: free[0]
+    for name, one in house.models.items():
+        control.take(ModelRest(name, "asleep", "", 1 << 30, 0, "while_used", 60_000))
+        assert one.sleep_state.asleep
+    house.boot("next")
+    control.take(ModelRest("next", "awake", "", 1 << 30, 0, "while_used", 60_000))
+
+    def chosen() -> str:
+        return house.service.routed(BY_ALIAS, request()).model
+
+    assert chosen() == "mini"
+    attached[0] = False
+    assert chosen() == "next"
+    attached[0] = True
+    assert chosen() == "mini"
+    for _ in range(MOST_WAKES_OF_TENANT):
+        control.guard.note("other", "by-alias", now[0])
+    assert chosen() == "next"
+    now[0] += 60
+    assert chosen() == "mini"
+    model.sleep_state.fall_asleep("its engine did not start", now[0])
+    assert chosen() == "next"
+    now[0] += FAILED_S
+    assert chosen() == "mini"
+    free[0] = 1 << 20
+    control.live = lambda one: int(one.name == "next")
+    assert chosen() == "next", "it waits for the memory of the model in use"
+    house.models["next"].sleep_state.keep = "always"
+    assert chosen() == "next", "there is no memory for it"
+    free[0] = 8 << 30
+    model.sleep_state.waiting["by-alias"] = TENANT_WAITING
+    assert chosen() == "next"
+
+
+async def test_a_tenant_that_may_not_wake_a_model_gets_the_fallback(house: House) -> None:
+    """The first model sleeps and can be woken: one that may (the control) gets it, one that may not the next."""
+    control = SleepControl(house.models, lambda _: None, lambda: True, lambda _: 0, available=lambda: 8 << 30)
+    house.service.routing.asleep = control.route_state
+    control.take(ModelRest("mini", "asleep", "", 1 << 30, 0, "while_used", 60_000))
+    house.boot("next")
+    assert house.service.routed(BY_ALIAS, request()).model == "mini"
+    house.reload('"half"]}', '"half"], features: {wake: false}}')
+    assert house.service.routed(BY_ALIAS, request()).model == "next"

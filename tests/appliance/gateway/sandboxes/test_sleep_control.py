@@ -1,0 +1,306 @@
+"""Requests of sleeping models: who wakes them, who joins, who is refused at once; and words of the supervisor that come
+late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from appliance.common.control_models import ModelRest, SleepModel, WakeModel
+from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.sleep_rules import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
+from appliance.gateway.sandboxes import sleep_control
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
+from appliance.gateway.sandboxes.sleep_control import SleepControl
+
+GIB = 1 << 30
+WAKE_MS = 5_000
+"""What the supervisor says that a boot took."""
+
+
+class FakeLink:
+    """A link that can be closed."""
+
+    ready = None
+    generation = 1
+    hang = ""
+    table = None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def set_quotas(self, _quotas: object) -> None:
+        """As an engine's."""
+
+
+@dataclass
+class Scene:
+    """Models of one GiB, of which two fit, and what the supervisor was told."""
+
+    told: list[Any] = field(default_factory=list)
+    counted: list[tuple[str, str, str]] = field(default_factory=list)
+    live: dict[str, int] = field(default_factory=dict)
+    attached: bool = True
+    own: dict[str, int] = field(default_factory=dict)
+    """Tenants with sandboxes of their own, by model."""
+
+    def __post_init__(self) -> None:
+        self.models = {name: ModelSandboxes(name) for name in "abc"}
+        self.control = SleepControl(
+            self.models,
+            self.told.append,
+            lambda: self.attached,
+            lambda name: self.own.pop(name, 0),
+            lambda *what: self.counted.append(what),
+            lambda model: self.live.get(model.name, 0),
+            budget=2 * GIB,
+            available=lambda: 8 * GIB,
+        )
+        for name, one in self.models.items():
+            one.records |= {role: SandboxRecord() for role in ("engine", "text")}
+            self.word(name, ASLEEP)
+
+    def word(self, name: str, state: str, cause: str = "") -> None:
+        """Take the supervisor's word."""
+        self.control.take(ModelRest(name, state, cause, GIB, WAKE_MS, "while_used", 60_000))
+
+    def come_up(self, name: str) -> None:
+        """Have the sandboxes of a waking model there."""
+        one = self.models[name]
+        one.engine, one.text = FakeLink(), FakeLink()  # type: ignore[assignment]
+        one._tell()
+
+    def awake(self, name: str, used_at: float) -> None:
+        """Have a model awake that was woken long ago."""
+        self.word(name, WAKING)
+        self.come_up(name)
+        self.models[name].sleep_state.since = used_at - STAY_S
+        self.models[name].sleep_state.used_at = used_at
+
+    def ask(self, name: str, seconds: float = 60.0) -> asyncio.Task[float]:
+        """A request with a deadline."""
+        return asyncio.create_task(self.control.awaken(self.models[name], time.monotonic() + seconds, "t"))
+
+
+async def turns() -> None:
+    """Let all tasks run that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_all_requests_wait_for_one_wake() -> None:
+    """The first wakes the model, the others join, all go on when it is there; one that comes then waits for nothing."""
+    scene = Scene()
+    tasks = [scene.ask("a") for _ in range(5)]
+    await turns()
+    assert scene.told == [WakeModel("a", "request", "t")]
+    assert not any(task.done() for task in tasks)
+    scene.word("a", WAKING)
+    scene.come_up("a")
+    assert all(waited_s > 0 for waited_s in await asyncio.gather(*tasks))
+    assert await scene.ask("a") == 0
+    assert scene.counted == [("woken", "a", "request")]
+
+
+async def test_a_deadline_that_is_too_short_is_told_at_once_and_the_wake_goes_on() -> None:
+    """The estimate is what the last boot took; the refusal names it and comes within 50 ms; a request that comes when
+    less is left waits."""
+    scene = Scene()
+    began = time.perf_counter()
+    with pytest.raises(ModelAsleepError) as refused:
+        await scene.ask("a", 1.0)
+    assert time.perf_counter() - began < 0.05
+    assert refused.value.retry_after_s == pytest.approx(WAKE_MS / 1e3, abs=0.2)
+    assert scene.told == [WakeModel("a", "request", "t")]
+    scene.models["a"].sleep_state.since -= 4.9
+    task = scene.ask("a", 1.0)
+    await turns()
+    assert not task.done(), "the control"
+    scene.come_up("a")
+    await task
+
+
+async def test_a_wake_that_fails_is_told_to_all_and_the_next_one_begins_anew() -> None:
+    """All that waited get the typed error, the model sleeps with the cause, and the next request wakes it."""
+    scene = Scene()
+    tasks = [scene.ask("a") for _ in range(2)]
+    await turns()
+    scene.word("a", WAKING)
+    scene.word("a", ASLEEP, "out of luck")
+    for task in tasks:
+        with pytest.raises(ModelWakeError):
+            await task
+    assert (scene.models["a"].sleep_state.state, scene.models["a"].sleep_state.cause) == (ASLEEP, "out of luck")
+    task = scene.ask("a")
+    await turns()
+    assert scene.told == [WakeModel("a", "request", "t")] * 2
+    scene.come_up("a")
+    await task
+
+
+async def test_a_late_word_about_the_sleep_before_ends_no_wake() -> None:
+    """A request comes right after the order to sleep: that the model is asleep is told after it, and is no failure."""
+    scene = Scene()
+    scene.awake("a", time.monotonic() - 100)
+    scene.control.look()
+    assert scene.told == [SleepModel("a", "idle")]
+    task = scene.ask("a")
+    await turns()
+    scene.word("a", ASLEEP)
+    await turns()
+    assert not task.done()
+    scene.word("a", WAKING)
+    scene.come_up("a")
+    await task
+
+
+async def test_the_least_recently_used_model_makes_room() -> None:
+    """Two fit: the one that was used longer ago is put to sleep, before the order to wake; one in use never is, and the
+    request waits until it is not."""
+    scene = Scene()
+    now = time.monotonic()
+    scene.awake("a", now - 5)
+    scene.awake("b", now - 9)
+    scene.live["b"] = scene.live["a"] = 1
+    task = scene.ask("c")
+    await turns()
+    assert scene.told == []
+    scene.live["a"] = 0
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert scene.told == [SleepModel("a", "memory"), WakeModel("c", "request", "t")]
+    assert scene.models["a"].sleep_state.state == ASLEEP
+    scene.come_up("c")
+    await task
+    assert scene.models["b"].sleep_state.state == AWAKE
+
+
+async def test_what_cannot_be_woken_is_refused() -> None:
+    """Too many wakes in a minute, too many that wait, no supervisor: a typed error each, and no order."""
+    scene = Scene()
+    scene.control.guard = WakeGuard()
+    for _ in range(MOST_WAKES_OF_MODEL):
+        scene.control.guard.note("a", "u", time.monotonic())
+    with pytest.raises(ModelAsleepError, match="too often") as refused:
+        await scene.ask("a")
+    assert refused.value.retry_after_s == pytest.approx(60, abs=1)
+    scene.models["b"].sleep_state.waiting["t"] = sleep_control.TENANT_WAITING
+    with pytest.raises(ModelAsleepError, match="too many"):
+        await scene.ask("b")
+    scene.attached = False
+    with pytest.raises(UnavailableError):
+        await scene.ask("c")
+    assert scene.told == []
+
+
+async def test_what_was_woken_just_now_stays() -> None:
+    """A model is not put to sleep for another tenant's request in its first seconds, and is after them; a request whose
+    deadline is too short puts none to sleep."""
+    scene = Scene()
+    for name in "ab":
+        scene.awake(name, time.monotonic())
+        scene.models[name].sleep_state.since = time.monotonic()
+    task = scene.ask("c")
+    await turns()
+    assert scene.told == []
+    scene.models["a"].sleep_state.since -= STAY_S
+    with pytest.raises(ModelAsleepError, match="takes longer"):
+        await scene.ask("c", 0.2)
+    assert scene.told == []
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert scene.told == [SleepModel("a", "memory"), WakeModel("c", "request", "t")]
+    scene.come_up("c")
+    await task
+
+
+async def test_orders_of_the_operator() -> None:
+    """A model that is used is not put to sleep; one that is not is; a name of none is told."""
+    scene = Scene()
+    scene.awake("a", time.monotonic())
+    scene.live["a"] = 2
+    assert scene.control.put_to_sleep("a").message == "a is in use: 2 requests"
+    scene.live["a"] = 0
+    assert scene.control.put_to_sleep("a").ok
+    assert scene.told == [SleepModel("a", "operator")]
+    assert not scene.control.put_to_sleep("nothing").found
+    scene.word("a", ASLEEP)
+    waking = asyncio.create_task(scene.control.wake_up("a"))
+    await turns()
+    scene.come_up("a")
+    assert (await waking).state == AWAKE
+    with pytest.raises(ValueError, match="no supervisor"):
+        scene.word("a", "dreaming")
+
+
+async def test_sandboxes_of_single_tenants_end_with_a_sleeping_model() -> None:
+    """A tenant's own sandboxes that were booted while their model slept end once no request has used them for its
+    ``idle_s``, or by the operator's order; those with a request in them (the control) do not."""
+    scene = Scene()
+    sleep = scene.models["a"].sleep_state
+    scene.own["a"], scene.live["a"] = 1, 1
+    sleep.used_at = scene.control.clock() - sleep.idle_s
+    scene.control.look()
+    assert not scene.control.put_to_sleep("a").ok
+    assert scene.own == {"a": 1}
+    scene.live["a"] = 0
+    sleep.used_at = scene.control.clock()
+    scene.control.look()
+    assert scene.own == {"a": 1}, "the control: used just now"
+    sleep.used_at -= sleep.idle_s
+    scene.control.look()
+    assert scene.own == {}
+    scene.own["a"] = 2
+    assert scene.control.put_to_sleep("a").message == "a is asleep already; the sandboxes of 2 tenants end"
+    assert scene.own == {}
+    assert scene.control.put_to_sleep("a").message == "a is asleep already"
+
+
+async def test_a_sandbox_that_dies_while_its_model_wakes_is_told_at_once() -> None:
+    """Those that joined a wake get the typed error when one sandbox dies before the other is there, and when one dies
+    in the moment in which both are there, though the supervisor boots it again and says that the model is awake; so
+    does the operator's order. A wake in which none dies (the control) is waited for."""
+    scene = Scene()
+    model = scene.models["a"]
+    tasks = [scene.ask("a") for _ in range(2)]
+    await turns()
+    scene.word("a", WAKING)
+    assert not any(task.done() for task in tasks), "the control"
+    model.set_engine(None)
+    model.record("engine").become("failed", "the process ended")
+    scene.word("a", AWAKE)
+    model.note_failure()
+    for task in tasks:
+        with pytest.raises(ModelWakeError):
+            await asyncio.wait_for(task, 5.0)
+
+    scene.awake("b", time.monotonic())
+    scene.control.put_to_sleep("b")
+    scene.word("b", ASLEEP)
+    model, task = scene.models["b"], scene.ask("b")
+    order = asyncio.create_task(scene.control.wake_up("b"))
+    await turns()
+    scene.come_up("b")
+    model.set_engine(None)
+    model.record("engine").become("failed", "the process ended")
+    with pytest.raises(ModelWakeError):
+        await asyncio.wait_for(task, 5.0)
+    assert (await order).message == "b did not wake: the process ended"
+
+
+async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
+    """A model that fell asleep after the policy had decided is not woken for a tenant that may not, which is told by
+    type; a wake that another has begun is waited for."""
+    scene = Scene()
+    until = scene.control.clock() + 60
+    with pytest.raises(FeatureNotAllowedError):
+        await scene.control.awaken(scene.models["a"], until, "t", wakes=False)
+    assert scene.told == []
+    other = scene.ask("a")
+    await turns()
+    joined = asyncio.create_task(scene.control.awaken(scene.models["a"], until, "t", wakes=False))
+    await turns()
+    scene.come_up("a")
+    await asyncio.gather(other, joined)

@@ -1,0 +1,151 @@
+"""The methods of ``athanor.policy.v1`` over the real socket, real files and a real admin listener."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from appliance.common.status import ReloadOutcome
+from appliance.operator.api.generated import policy_pb2 as pb
+from policy.schema import schema_text
+from tests.appliance.admin_server import FakeAppliance, serve_admin
+from tests.appliance.operator.api.place import NEW, POLICY, Client, Place, a_place, calling
+
+SERVICE = pb.DESCRIPTOR.services_by_name["PolicyService"]
+
+
+@pytest.fixture(scope="module")
+def appliance() -> Iterator[FakeAppliance]:
+    """An admin listener on loopback."""
+    fake = FakeAppliance()
+    with serve_admin(fake):
+        yield fake
+
+
+@pytest.fixture
+def place(appliance: FakeAppliance) -> Iterator[Place]:
+    """A fresh configuration and policy."""
+    appliance.reset()
+    with a_place(appliance.url) as found:
+        yield found
+
+
+def files(text: str, name: str = "") -> list[pb.PolicyFile]:
+    """A policy of one file."""
+    return [pb.PolicyFile(name=name, text=text)]
+
+
+async def refusal(client: Client, method: str, request: object) -> grpc.aio.AioRpcError:
+    """The error of a call."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client(SERVICE, method, request)  # type: ignore[arg-type]
+    return caught.value
+
+
+async def test_check_tells_problems_and_what_holds(place: Place) -> None:
+    """The configured policy and a good one are ok, with their tenants; a bad one is an answer with line and column in
+    the names of the request, and nothing on the disk has changed."""
+    async with calling(place) as client:
+        configured = await client(SERVICE, "Check")
+        good = await client(SERVICE, "Check", pb.CheckRequest(files=files(NEW)))
+        bad = await client(SERVICE, "Check", pb.CheckRequest(files=files("version: 1\ntenants: {a: {modles: []}}\n")))
+        strict = await client(SERVICE, "Check", pb.CheckRequest(files=files(NEW), strict=True))
+    assert (configured.ok, configured.digest, list(configured.tenants)) == (True, place.digest, ["alpha"])
+    assert good.ok and good.digest != configured.digest
+    assert not bad.ok and bad.problems[0].file == "policy.yaml" and bad.problems[0].line == 2
+    assert "'alpha-1'" in " ".join(one.message for one in good.warnings) and not strict.ok
+    assert place.policy.read_text() == POLICY
+
+
+async def test_explain_names_the_rule(place: Place) -> None:
+    """A request at the limit is told to be refused or to wait by the rule, with its place; one within it is served."""
+    asked = {"tenant": "alpha", "model": "athanor-mini", "input_tokens": 5}
+    async with calling(place) as client:
+        served = await client(SERVICE, "Explain", pb.ExplainRequest(**asked))
+        busy = await client(SERVICE, "Explain", pb.ExplainRequest(**asked, running=4))
+        other = await client(SERVICE, "Explain", pb.ExplainRequest(**asked, running=4, files=files(NEW)))
+        nobody = await refusal(client, "Explain", pb.ExplainRequest(model="athanor-mini"))
+        unknown = await refusal(client, "Explain", pb.ExplainRequest(**asked, feature="flight"))
+    assert served.effect == pb.EFFECT_ALLOW and served.max_output_tokens > 0 and served.origin.line == 3
+    assert (busy.effect, busy.rule, busy.limit) == (pb.EFFECT_DENY, "tenants.alpha.limits.concurrency", 4)
+    assert other.effect == pb.EFFECT_ALLOW
+    assert nobody.code() is unknown.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_diff_tells_changes_and_refuses_bad_policies(place: Place) -> None:
+    """The sentences of ``athanor policy diff``, from the configured policy or another; a policy with problems is the
+    caller's mistake."""
+    async with calling(place) as client:
+        found = await client(SERVICE, "Diff", pb.DiffRequest(files=files(NEW)))
+        back = await client(SERVICE, "Diff", pb.DiffRequest(files=files(POLICY), old_files=files(NEW), no_replay=True))
+        bad = await refusal(client, "Diff", pb.DiffRequest(files=files("version: 2")))
+        named = await refusal(client, "Diff", pb.DiffRequest(files=files(NEW, "../policy.yaml")))
+    (change,) = found.changes
+    assert (change.subject, change.direction) == ("alpha", pb.DIRECTION_WIDER)
+    assert found.replay.problem and not back.HasField("replay")
+    assert [one.direction for one in back.changes] == [pb.DIRECTION_NARROWER]
+    assert bad.code() is named.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "policy.yaml:1" in (bad.details() or "")
+
+
+async def test_apply_puts_a_policy_in_force_or_changes_nothing(place: Place, appliance: FakeAppliance) -> None:
+    """A dry run and a wrong digest write nothing; an apply writes and reloads; one that the appliance refuses leaves
+    the files as they were."""
+    wanted = pb.ApplyRequest(files=files(NEW), wait=True, expected_digest=place.digest)
+    async with calling(place) as client:
+        dry = await client(SERVICE, "Apply", pb.ApplyRequest(files=files(NEW), validate_only=True))
+        assert dry.outcome == pb.OUTCOME_VALIDATED and place.policy.read_text() == POLICY and not appliance.reloads
+        done = await client(SERVICE, "Apply", wanted)
+        assert done.outcome == pb.OUTCOME_IN_FORCE and place.policy.read_text() == NEW
+        assert [one.subject for one in done.changes] == ["alpha"] and appliance.reloads == 1
+        stale = await refusal(client, "Apply", wanted)
+        appliance.outcome = ReloadOutcome(ok=False, digest="", message="no", problems=("the gateway refuses it",))
+        refused = await refusal(client, "Apply", pb.ApplyRequest(files=files(POLICY), wait=True))
+        drop_in = await refusal(
+            client, "Apply", pb.ApplyRequest(files=[*files(NEW, "policy.yaml"), *files("", "policy.d/a.yaml")])
+        )
+    assert stale.code() is refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "the gateway refuses it" in (refused.details() or "") and place.policy.read_text() == NEW
+    assert drop_in.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_apply_that_nobody_waits_for_is_carried_to_its_end(place: Place) -> None:
+    """The answer comes at once; by the end of the service, which waits for it, the policy is there."""
+    async with calling(place) as client:
+        begun = await client(SERVICE, "Apply", pb.ApplyRequest(files=files(NEW)))
+        assert begun.outcome == pb.OUTCOME_STARTED
+    assert place.policy.read_text() == NEW
+
+
+async def test_history_and_rollback(appliance: FakeAppliance) -> None:
+    """Both versions are told, the newest first, texts only of the one that is asked for; a rollback writes the earlier
+    one back. Without an audit log there is no history; with one, and nothing that takes entries, nothing is changed."""
+    appliance.reset()
+    with a_place(appliance.url, audit=True) as place:
+        place.keep(1_000)
+        place.policy.write_text(NEW)
+        place.keep(2_500)
+        async with calling(place) as client:
+            found = await client(SERVICE, "History")
+            one = await client(SERVICE, "History", pb.HistoryRequest(version=1))
+            dry = await refusal(client, "Rollback", pb.RollbackRequest(wait=True))
+        assert [version.version for version in found.versions] == [2, 1]
+        assert found.versions[0].since.ToMilliseconds() == 2_500 and not found.versions[0].files[0].text
+        assert one.versions[0].files[0].text == POLICY
+        assert dry.code() is grpc.StatusCode.UNAVAILABLE and place.policy.read_text() == NEW
+    with a_place(appliance.url) as place:
+        async with calling(place) as client:
+            nothing = await refusal(client, "History", pb.HistoryRequest())
+    assert nothing.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_schema_is_that_of_the_command(place: Place) -> None:
+    """The same text; the schema of cases is another one."""
+    async with calling(place) as client:
+        found = await client(SERVICE, "Schema")
+        cases = await client(SERVICE, "Schema", pb.SchemaRequest(cases=True))
+    assert found.json_schema == schema_text()
+    assert json.loads(cases.json_schema) != json.loads(found.json_schema)
