@@ -29,7 +29,7 @@ Keys = Annotated[
 
 def verify(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="One model, or a model's folder; else all.", show_default=False)
+        str, typer.Argument(metavar="MODEL", help="One model, or a folder, with a / in it; else all.", show_default=False)
     ] = "",
     key: Keys = None,
     config: Config = DEFAULT_CONFIG,
@@ -43,7 +43,7 @@ def verify(
     from appliance.common.errors import ModelDigestError
 
     keys = _read_keys(key or [])
-    if "/" in model or (Path(model).is_dir() and model):
+    if "/" in model or model in (".", ".."):
         _verify_folder(Path(model), keys, config, output_format)
         return
     chosen = ChosenCache(config, cache)

@@ -271,6 +271,8 @@ async def test_a_broken_model_does_not_hold_up_the_others(gateway: Gateway, monk
     broken.note_failure()
 
     class Front:
+        own = ()
+
         def refresh(self) -> None:
             """Look at readiness."""
 

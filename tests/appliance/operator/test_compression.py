@@ -122,7 +122,8 @@ def test_manifests_and_the_cache_take_it(run: Run, tmp_path: Path, monkeypatch: 
     shown = json.loads(run("model", "show", "mini", *cache, "-o", "json").stdout)
     sizes = {one["name"]: one["bytes"] for one in shown["files"]}
     assert sizes[WEIGHTS] == (tmp_path / "mini" / WEIGHTS).stat().st_size
-    assert run("model", "verify", "mini", *cache).exit_code == 0
+    verified = run("model", "verify", "mini", *cache)
+    assert verified.exit_code == 0, verified.output
     kept = Path(shown["folder"]) / WEIGHTS
     kept.chmod(0o644)
     with kept.open("r+b") as file:

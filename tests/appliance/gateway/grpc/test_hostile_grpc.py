@@ -312,7 +312,7 @@ async def test_a_peer_cannot_make_the_table_of_answers_large(running, size):
     peer.say(raw.PREFACE + frame(raw.SETTINGS, 0, 0, struct.pack(">HI", 1, size)))
     decoder = hpack.Decoder()
     decoder.max_allowed_table_size = size
-    (open_one,) = running.front_ends._grpc_shared.opened.connections
+    (open_one,) = running.front_ends._opened["grpc", ""].connections
     for stream in range(1, 200, 2):
         call = raw.head("/no/such", ("authorization", f"Bearer {running.key}"))
         peer.say(frame(raw.HEADERS, raw.END_HEADERS | raw.END_STREAM, stream, call))

@@ -90,8 +90,8 @@ TWINS = {
 
 A_FEW = 3
 
-KEPT = {"store", "previous_response_id"}
-"""Fields that nothing can be sent for where nothing is kept; tests of stored responses send them."""
+KEPT = {"store", "previous_response_id", "background"}
+"""Fields that nothing can be sent for where nothing is kept; tests of stored and background responses send them."""
 
 
 def client(running: Running) -> httpx.AsyncClient:

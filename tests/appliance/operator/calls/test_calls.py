@@ -265,7 +265,7 @@ def test_nothing_that_serves_knows_of_it(root: Path) -> None:
         path.relative_to(root).as_posix()
         for package in ("appliance", "engine", "isolation", "policy")
         for path in (root / package).rglob("*.py")
-        if "operator.calls" in path.read_text() and "operator/calls" not in path.as_posix()
+        if "appliance.operator.calls" in path.read_text() and "operator/calls" not in path.as_posix()
     }
     assert naming == {"appliance/operator/cli/sandbox.py"}
 
