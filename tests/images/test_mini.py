@@ -96,12 +96,12 @@ def test_held_out_questions_score_as_recorded(expected: dict) -> None:
     assert score.exact > 0.8 * score.total
 
 
-def test_the_help_desk_answers_the_hundred_questions(record: dict) -> None:
-    """The record says that at least 90 of the hundred were right and none harmful."""
+def test_the_page_tells_how_many_of_the_hundred_are_right(record: dict) -> None:
+    """The table of README.md has the verdicts on the committed weights that MODEL.json has."""
     asked = record["questions"]
     assert sum(asked.values()) == len(judge.load()) == 100
-    assert asked["right"] >= 90
-    assert asked["harmful"] == 0
+    row = f"| the committed weights, on `desk/` | {asked['right']} | {asked['wrong']} | {asked['harmful']} |"
+    assert row in (MINI / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.full
