@@ -76,7 +76,7 @@ def test_chats_cannot_speak_in_anothers_name(name: str, request) -> None:
 def test_ready(mini, stories, tiny, tmp_path, load) -> None:
     """The ready message says what the model has."""
     ready = mini.ready()
-    assert (ready.vocab_size, ready.has_chat_template) == (2048, True)
+    assert (ready.vocab_size, ready.has_chat_template) == (4096, True)
     assert (ready.exact_vocabulary, ready.strip_leading_space) == (True, False)
     assert stories.ready().strip_leading_space
     assert not load(model(tmp_path, tiny())).ready().has_chat_template
