@@ -131,6 +131,23 @@ def test_no_web_page_can_reload(appliance: FakeAppliance, origin: str) -> None:
     assert appliance.reloads == 0
 
 
+WRITING = ("/reload", "/models/m/sleep", "/models/m/wake", "/requests/r/cancel", "/drain", "/operator/calls", "/resume")
+"""Paths that change something or count it."""
+
+
+@pytest.mark.parametrize("refused", [{"origin": "null"}, {"origin": "http://localhost:8082"}, {"host": "evil.example"}])
+def test_no_web_page_changes_anything(appliance: FakeAppliance, refused: dict[str, str]) -> None:
+    """Each is refused with any Origin header and under a rebound name; without these it is taken, also over loopback's
+    TCP, where nobody knows which user of the machine asks."""
+    for path in WRITING:
+        assert httpx.post(f"{appliance.url}{path}", headers=refused).status_code == 403
+    assert (appliance.reloads, appliance.draining, appliance.called) == (0, False, [])
+    for path in WRITING:
+        assert httpx.post(f"{appliance.url}{path}").status_code in (200, 400, 404)
+        assert appliance.draining is (path in ("/drain", "/operator/calls"))
+    assert appliance.reloads == 1
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/status", "/traces", "/health/live", "/nothing"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8082", "127.0.0.1.evil.example", "10.0.0.1"])
 def test_a_rebound_name_reaches_nothing(appliance: FakeAppliance, path: str, host: str) -> None:
