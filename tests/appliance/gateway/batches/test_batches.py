@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError, UnavailableError
-from appliance.gateway.batches import room, runner
+from appliance.gateway.batches import line_calls, room, runner
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -160,6 +160,28 @@ async def test_a_line_that_is_refused_for_now_waits(stack: Stack, error: Excepti
     stack.service.script = text_script("Hello")
     done = await stack.ended(client, batch.id, "completed")
     assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
+
+
+@pytest.mark.parametrize("rule", ["tenants.acme.hours", "tenants.acme.features.wake"])
+async def test_a_line_waits_for_the_end_of_a_denial_that_passes(
+    stack: Stack, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of hours, and while a model sleeps that the tenant may not wake: no line fails for good. A denial that does
+    not pass fails it."""
+    monkeypatch.setattr(line_calls, "LATER_S", 0.1)
+    client, error = stack.openai(), FeatureNotAllowedError("not now")
+    error.rule = rule
+    stack.service.script = [error]
+    batch = await begin(client, [line("a")])
+    await until(lambda: len(stack.service.requests) >= 2)
+    stack.service.script = text_script("Hello")
+    done = await stack.ended(client, batch.id, "completed")
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+    other = FeatureNotAllowedError("never")
+    other.rule = "tenants.acme.features.tools"
+    stack.service.script = [other]
+    done = await stack.ended(client, (await begin(client, [line("a")])).id, "completed")
+    assert (done.request_counts.completed, done.request_counts.failed) == (0, 1)
 
 
 async def test_a_line_that_never_can_fails(stack: Stack) -> None:
