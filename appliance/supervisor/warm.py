@@ -25,8 +25,11 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.catalog import check_files
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import FALLEN_BACK
+from appliance.common.errors import ConfigError
+from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
 from appliance.supervisor.sandbox_output import line_logger
@@ -235,28 +238,14 @@ class WarmStarts:
         key = self.key(plan.spec)
         if not key or self.store.find(key) is not None:
             return None
-        if start_is_ahead(plan) and (free := machine_memory().available) < AHEAD_FREE * plan.ahead_bytes:
+        ahead = start_is_ahead(plan)
+        if ahead and (free := machine_memory().available) < AHEAD_FREE * plan.ahead_bytes:
             log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
             return None
-        folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
+        before = _checked(plan) if ahead else {}
         with self.store.draft() as draft:
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True, mode=0o755)
-                folder.chmod(0o755)
-                spec = template(plan.spec, key, folder)
-                save_template(
-                    self._runtime,
-                    spec,
-                    draft,
-                    waits_line=WAITS_LINE,
-                    timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
-                    stop=self._stop,
-                    on_line=line_logger(spec.name),
-                )
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            if self.key(plan.spec) != key:
+            self._save(plan, key, draft)
+            if self.key(plan.spec) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
             made = self.store.keep(draft, key, cold_s)
             stamp = _stamp(made)
@@ -264,6 +253,30 @@ class WarmStarts:
                 self._sound[key] = stamp
         log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
         return made
+
+    def _save(self, plan: BootPlan, key: str, draft: Path) -> None:
+        """Start a template, save it into a draft, end it.
+
+        Raises:
+            IsolationError, OSError: it failed.
+        """
+        folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, mode=0o755)
+            folder.chmod(0o755)
+            spec = template(plan.spec, key, folder)
+            save_template(
+                self._runtime,
+                spec,
+                draft,
+                waits_line=WAITS_LINE,
+                timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
+                stop=self._stop,
+                on_line=line_logger(spec.name),
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Give up what is being made; ``run`` ends when nothing of it is left. Sandboxes still start meanwhile, as
@@ -295,6 +308,32 @@ def starts(plan: BootPlan) -> tuple[BootPlan, ...]:
 def start_is_ahead(plan: BootPlan) -> bool:
     """Return whether a plan is one of ``starts`` that loads the model before it meets its host."""
     return plan.ahead_bytes > 0 and plan.spec.argv[-1] == plan.configuration.decode()
+
+
+def _checked(plan: BootPlan) -> dict[Path, Identity]:
+    """Check the files that a template with the model loads, as before each boot; returns what ``_identities`` has to
+    find once it is saved. What it has loaded outlives the files, so nothing may be in it that was not checked: the
+    times of content, which are part of the checkpoint's name, can be set by anybody, those of change cannot.
+
+    Raises:
+        CheckpointError: a file is not the one that was pinned, signed or there at the start.
+    """
+    if plan.files is None:
+        return {}
+    hashed = (*plan.files.hashed, *(one for adapter in plan.files.adapters for one in adapter.hashed))
+    # Before the check: what changes after this is noticed, whether the check reads the files again or not. A file may
+    # also be replaced together with its folder, which leaves the file's own times alone.
+    before = _identities(path for one in hashed for path in (one.path, one.path.parent))
+    try:
+        check_files(plan.files, plan.pinned)
+    except ConfigError as error:
+        raise CheckpointError(error.message) from error
+    return before
+
+
+def _identities(paths: Iterable[Path]) -> dict[Path, Identity]:
+    """What tells files and folders from any others. Raises: OSError: one is gone."""
+    return {path: identity_of(path.stat()) for path in paths}
 
 
 def _stamp(checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...] | None:

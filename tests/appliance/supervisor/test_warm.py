@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import pytest
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
 from appliance.common.control import COLD, FALLEN_BACK, RESTORED
+from appliance.common.model_memory import Memory
 from appliance.selftest import intruder
 from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life, State
 from appliance.supervisor.warm import MOST_AHEAD_BYTES, WarmStarts, open_warm_starts, start_is_ahead, starts
-from isolation.errors import SandboxStartError
+from isolation.errors import CheckpointError, SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.spec import GpuAccess
@@ -52,9 +54,9 @@ def gvisor(runsc_path: Path):
         pytest.skip(str(error))
 
 
-def configure(folder: Path, keep: str = "always") -> ApplianceConfig:
-    """An appliance of the embedded model whose checkpoints lie in this folder."""
-    model = embedded_model()
+def configure(folder: Path, keep: str = "always", model: Path | None = None) -> ApplianceConfig:
+    """An appliance of the embedded model, or a copy of it, whose checkpoints lie in this folder."""
+    model = model or embedded_model()
     run_dir = folder / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o755)
@@ -320,3 +322,87 @@ def test_only_models_that_may_sleep_are_saved_with_their_engine(tmp_path: Path) 
             assert starts(plan) == (plan,)
     finally:
         runtime.close()
+
+
+class Filler:
+    """Stands in for the template: writes an image, after what somebody does with the model's files meanwhile."""
+
+    def __init__(self, meddle: Callable[[], object] = lambda: None) -> None:
+        self.meddle = meddle
+        self.stopped_by: list[threading.Event] = []
+
+    def __call__(self, _runtime: Any, _spec: Any, folder: Path, *, stop: threading.Event, **_: Any) -> None:
+        """What ``save_template`` does."""
+        self.stopped_by.append(stop)
+        self.meddle()
+        if stop.is_set():
+            raise SandboxStartError("a template did not come to the point where it waits")
+        (folder / "pages.img").write_bytes(b"pages")
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WarmStarts, BootPlan]]:
+    """Warm starts without sandboxes, and the plan of an engine of a model of its own folder that may sleep."""
+    runtime = UnsafeRuntime(tmp_path / "unsafe")
+    monkeypatch.setattr(UnsafeRuntime, "identity", lambda _self, spec: repr(spec.argv))
+    monkeypatch.setattr("appliance.supervisor.warm.machine_memory", lambda: Memory(64 << 30, 32 << 30))
+    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model(), folder)
+    config = configure(tmp_path, "while_used", folder)
+    warm = open_warm_starts(config, runtime)
+    assert warm is not None
+    files = read_model("athanor-mini", folder)
+    try:
+        yield warm, plan_boot(config, config.models[0], files, runtime, Role.ENGINE)
+    finally:
+        runtime.close()
+
+
+def changed_and_put_back(path: Path, *, whole_folder: bool = False) -> None:
+    """Other bytes of the same size in the file, or in a folder in its folder's place, and the good ones again, with the
+    times of content as they were."""
+    if whole_folder:
+        aside, other = path.parent.with_suffix(".aside"), path.parent.with_suffix(".other")
+        shutil.copytree(path.parent, other, dirs_exist_ok=True)
+        for source, target in ((path.parent, aside), (other, path.parent), (path.parent, other), (aside, path.parent)):
+            source.rename(target)
+        return
+    found, data = path.stat(), path.read_bytes()
+    for content in (bytes(len(data)), data):
+        path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("whole_folder", [False, True])
+def test_weights_that_nobody_checked_are_in_no_checkpoint(
+    ahead: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch, whole_folder: bool
+) -> None:
+    """Weights that are swapped while the template loads them and put back afterwards, with their size and the time of
+    their content, leave no checkpoint. Controls: that of the imports alone, and one where nothing changes, are kept."""
+    warm, plan = ahead
+    with_model, imports = starts(plan)
+    (weights,) = (path for name, path in plan.files.engine if name.endswith(".safetensors"))  # type: ignore[union-attr]
+    meddle = Filler(lambda: changed_and_put_back(weights, whole_folder=whole_folder))
+    monkeypatch.setattr("appliance.supervisor.warm.save_template", meddle)
+    with pytest.raises(CheckpointError, match="have changed"):
+        warm.take(with_model, 1.0)
+    assert os.listdir(warm.store.root) == []
+    assert warm.take(imports, 1.0) is not None
+    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+    assert warm.take(with_model, 1.0) is not None
+
+
+def test_a_template_loads_no_model_that_was_not_pinned(ahead: tuple[WarmStarts, BootPlan]) -> None:
+    """Files that are not the pinned ones, or are not those of the start any more, are not loaded to be saved."""
+    warm, plan = ahead
+    with_model, _ = starts(plan)
+    with pytest.raises(CheckpointError, match="pins"):
+        warm.take(replace(with_model, pinned="0" * 64), 1.0)
+    (weights,) = (path for name, path in plan.files.engine if name.endswith(".safetensors"))  # type: ignore[union-attr]
+    found = weights.stat()
+    weights.write_bytes(bytes(found.st_size))
+    os.utime(weights, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(CheckpointError, match="not what it was at the start"):
+        warm.take(with_model, 1.0)
+    assert os.listdir(warm.store.root) == []
