@@ -243,7 +243,7 @@ class WarmStarts:
             log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
             return None
         before = _checked(plan) if ahead else {}
-        with self.store.draft() as draft:
+        with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
             self._save(plan, key, draft)
             if self.key(plan.spec) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,3 +407,16 @@ def test_a_template_loads_no_model_that_was_not_pinned(ahead: tuple[WarmStarts, 
     with pytest.raises(CheckpointError, match="not what it was at the start"):
         warm.take(with_model, 1.0)
     assert os.listdir(warm.store.root) == []
+
+
+def test_a_checkpoint_with_a_model_needs_room_for_all_of_it(
+    ahead: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk with the least that is left free and little more no template with a model is started. Control: that of
+    the imports alone is made."""
+    warm, plan = ahead
+    with_model, imports = starts(plan)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=(1 << 30) + 1))
+    with pytest.raises(CheckpointError, match="are free"):
+        warm.take(with_model, 1.0)
+    assert warm.take(imports, 1.0) is not None
