@@ -112,6 +112,11 @@ class ModelKeepers:
         """Models whose sandboxes are there or boot: the others take no memory."""
         return frozenset(name for name, one in self._models.items() if one.sleep_state != ASLEEP)
 
+    @property
+    def waking(self) -> frozenset[str]:
+        """Models that are waking: not all of their memory is taken yet."""
+        return frozenset(name for name, one in self._models.items() if one.sleep_state == WAKING)
+
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.
 

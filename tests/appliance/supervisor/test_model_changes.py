@@ -165,3 +165,23 @@ def test_sleeping_models_take_no_memory_from_one_that_comes(monkeypatch: pytest.
     assert found(kept, awake="b", removed=("a",)) == ["c"], "what sleeps has nothing to give back"
     assert found(sleeper, budget=4 * GIB) == ["c"], "the kept one leaves 3 GiB of the budget"
     assert found(sleeper, budget=5 * GIB) == []
+
+
+def test_a_model_that_wakes_has_not_taken_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gigabytes are available, and a model of one is waking: two can be had, whether it stays or goes; one that
+    comes asleep may have its memory later. Controls: the same model awake."""
+    monkeypatch.setattr(model_changes, "machine_memory", lambda: Memory(16 * GIB, 3 * GIB))
+    models = {"a": planned_model("a", "while_used", GIB)}
+
+    def found(gib: int, keep: str, waking: str, removed: tuple[str, ...] = ()) -> list[str]:
+        sandbox = SimpleNamespace(models_memory_bytes=0, memory_bytes=16 * GIB)
+        served = ServedNow(models, frozenset("a"), frozenset(waking))
+        config: Any = SimpleNamespace(sandbox=sandbox)
+        return list(lacking(config, [planned_model("c", keep, gib * GIB)], ModelDifference(removed=removed), served))
+
+    assert found(3, "always", "") == [], "the control"
+    assert (found(2, "always", "a"), found(3, "always", "a")) == ([], ["c"]), "a stays, and takes 1 GiB more"
+    assert found(4, "always", "", removed=("a",)) == [], "the control"
+    assert (found(3, "always", "a", ("a",)), found(4, "always", "a", ("a",))) == ([], ["c"]), "a has nothing to give"
+    assert (found(3, "while_used", "a"), found(4, "while_used", "a")) == ([], ["c"]), "a sleeps then"
+    assert found(4, "while_used", "") == [], "the control"
