@@ -238,11 +238,11 @@ class ModelChanges:
             self._changing, self._models.coming = False, ()
         # Last: a checkpoint that is being made holds this up.
         if self.warm is not None:
-            for planned in gone:
-                await self.warm.forget(planned.plans, [keeper.plan for keeper in self._models.keepers])
+            plans = [plan for planned in gone for plan in planned.plans]
+            await self.warm.forget(plans, [keeper.plan for keeper in self._models.keepers])
 
     async def _carry_out(self, reviewed: _Reviewed) -> list[PlannedModel]:
-        """Have models come and go; returns those that went for good."""
+        """Have models come and go; returns those that went, also where others of their names have come."""
         found = reviewed.found
         changed = frozenset(model.name for model in found.changed)
         going = [name for name in (*found.removed, *changed) if name in self._models.entries]
@@ -253,13 +253,15 @@ class ModelChanges:
         for one in new:
             self._add(one)
         ended = await asyncio.gather(*(self._end(name, again=name in changed) for name in going))
+        if self.warm is not None:
+            self.warm.leave(plan for one in ended for plan in one.plans)
         for one in reviewed.coming:
             if one.entry.name in changed:
                 self._add(one)
         # Only now: what went has given its memory back.
         for one in reviewed.coming:
             self._models.start(one.entry.name)
-        return [one for one in ended if one.entry.name not in changed]
+        return ended
 
     def _add(self, planned: PlannedModel) -> None:
         name = planned.entry.name
