@@ -112,7 +112,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         models.add(one)
     residents = _residents(config, models, runtime, publish, forms)
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
-    changes.residents, changes.warm, server.on_models = residents, warm, changes.take
+    changes.residents, changes.warm, server.on_models = residents, _beside(models, warm, forms), changes.take
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
     told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish), cards.run())
@@ -381,6 +381,13 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
         log.error("sandbox did not start", problem=problem)
     if problems and len(problems) == len({keeper.plan.model for keeper in keepers}):
         raise StartError("no model could be started:\n  " + "\n  ".join(problems.values()))
+
+
+def _beside(models: ModelKeepers, warm: WarmStarts | None, forms: Forms) -> WarmStarts | None:
+    """Warm starts that leave memory to models that wake, and know what engines are told."""
+    if warm is not None:
+        warm.told, warm.reserved, models.on_wake = forms.told, lambda: models.reserved, warm.make_way
+    return warm
 
 
 @contextlib.asynccontextmanager
