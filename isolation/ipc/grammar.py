@@ -81,8 +81,8 @@ class MaskState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenGrammar:
-    """Compile a grammar, or find it compiled for this tenant and user, and follow it for this request. Answered by ``Masks``
-    with the request's first row, or by ``Failed``: ``INVALID``, ``TOO_LONG`` (it takes too much to compile),
+    """Compile a grammar, or find it compiled for this tenant and user, and follow it for this request. Answered by
+    ``Masks`` with the request's first row, or by ``Failed``: ``INVALID``, ``TOO_LONG`` (it takes too much to compile),
     ``OVERLOADED``."""
 
     request: int

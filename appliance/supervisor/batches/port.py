@@ -71,6 +71,10 @@ class StorePort:
         finally:
             self._end()
 
+    async def flush(self) -> bool:
+        """Write all entries that wait; False where the log or the store's book fail."""
+        return await self._outbox.flush()
+
     async def close(self) -> None:
         """Close the socket, write the last entries, and close the store."""
         self._end()
