@@ -28,6 +28,7 @@ async def test_entries_of_the_store_come_before(tmp_path: Path, fails: bool) -> 
     take it nothing is unlinked, and the next order does it."""
     store = Store(tmp_path)
     store.upload(b"x")
+    assert any(b'"tenant":"alpha"' in path.read_bytes() for path in (tmp_path / "kept").iterdir())
     audit = open_log(tmp_path / "audit", pseudonyms=True)
     recorder = Recorder(audit, lambda _state: None)
     refuses = [fails]
@@ -46,6 +47,8 @@ async def test_entries_of_the_store_come_before(tmp_path: Path, fails: bool) -> 
     pseudonym = await unlinking.unlink("alpha")
     assert pseudonym
     assert store.store.book.pending(1) == []
+    # Neither is the entry, with the tenant's name, left in the book's files.
+    assert not any(b'"tenant":"alpha"' in path.read_bytes() for path in (tmp_path / "kept").iterdir())
     await recorder.close()
     lines = [line for path in files.segment_paths(tmp_path / "audit") for line in files.read_segment(path).lines]
     found = [from_line(line)[2] for line in lines]
