@@ -223,6 +223,8 @@ class BatchStore:
         for tenant, kek in keks:
             if not self.book.holds(tenant, kek):
                 count += self._remove("WHERE tenant = ? AND kek = ?", (tenant, kek))
+        if count:
+            self.book.overwrite()
         return count
 
     def _remove(self, where: str, values: tuple[Any, ...]) -> int:
