@@ -300,7 +300,7 @@ def _models(_asked_for: pb.ListModelsRequest, work: Work) -> pb.ListModelsRespon
 
 def _add(asked: pb.AddModelRequest, work: Work) -> pb.AddModelResponse:
     if any(one.partition("=")[0].strip() == SIGNED_BY for one in asked.settings):
-        # It stands in place of the configuration's model_keys: whoever writes it says whose models are served.
+        # It stands in place of the configuration's model_keys: it decides which models may be served.
         require(work.roles, OperatorRole.SECURITY, f"AddModel with {SIGNED_BY}")
     found = run_command(
         model_serving.add,
