@@ -249,7 +249,7 @@ def test_a_manifest_that_says_nothing_asked_for_nothing(said: str, tmp_path: Pat
 
 def test_the_socket_of_a_tenant_is_looked_at(tmp_path: Path) -> None:
     """A group that is not there, a folder that is not there, one that others may write to or own, and a socket of
-    another group are problems with a command that mends them. Control: the folder as it should be, with and without one."""
+    another group are problems with a command that mends them. Control: the folder as it should be."""
     group, path = str(os.getgid()), tmp_path / "own" / "a.sock"
     address = f"unix:{path}"
     assert own_socket("x", address, "no-such-group").mend == "groupadd --system no-such-group"
