@@ -14,6 +14,7 @@ import pytest
 from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError, UnavailableError
 from appliance.gateway.batches import line_calls, room, runner
 from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.operator_drain import OperatorDrain
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from isolation.ipc.messages import Priority
@@ -332,3 +333,13 @@ routes:
     policy = load_policy([Source("p.yaml", text)])
     found = room.Room(Ledger(policy, {"a": bytes(32)}), {"m": ModelSandboxes("m")}, TenantSandboxes())
     assert found.may_begin("a", name, 0) is free
+
+
+def test_no_line_begins_while_the_operator_drains() -> None:
+    """It would fail, and be tried again every few seconds. Control: once the drain is over it may."""
+    policy = load_policy([Source("p.yaml", 'version: 1\ntenants: {a: {credentials: ["key:a"], models: ["*"]}}')])
+    drain = OperatorDrain(draining=True)
+    found = room.Room(Ledger(policy, {"a": bytes(32)}), {}, TenantSandboxes(), drain=drain)
+    assert not found.may_begin("a", "m", 0) and not found.may_begin("gone", "m", 0)
+    drain.draining = False
+    assert found.may_begin("a", "m", 0)
