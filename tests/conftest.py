@@ -108,9 +108,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give tests of ``MACHINE`` the processor first: a worker that runs any other lowers its priority for good, since
     it has then no test of ``MACHINE`` left. What such tests start inherits that."""
-    group = item.get_closest_marker("xdist_group")
-    if hasattr(item.config, "workerinput") and group is not None and group.args != (MACHINE,) and os.nice(0) == 0:
+    if gives_way(item) and os.nice(0) == 0:
         os.nice(OTHERS_NICE)
+
+
+def gives_way(item: pytest.Item) -> bool:
+    """Whether a test runs in a worker that gets no test of ``MACHINE`` behind it: only where groups are sent whole."""
+    if not hasattr(item.config, "workerinput") or not item.config.getoption("loadgroup", default=False):
+        return False
+    group = item.get_closest_marker("xdist_group")
+    return group is not None and group.args != (MACHINE,)
 
 
 def needs_machine(item: pytest.Item) -> bool:

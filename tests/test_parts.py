@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import MACHINE, gives_way
 from tests.parts import check_names, keep_part, part_of
 
 
@@ -44,3 +45,16 @@ def test_a_name_with_a_set_is_refused() -> None:
     for value in ({"a", "b"}, (1, [{"a", "b"}])):
         with pytest.raises(pytest.UsageError, match="order of a set"):
             check_names([item(value, str(value))])
+
+
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("group", ["tests/a.py", MACHINE])
+def test_a_worker_gives_way_only_where_groups_are_whole(worker: bool, grouped: bool, group: str) -> None:
+    """A worker lowers its priority for good: it may have no test that compares times behind that, which is so only
+    where each group is one worker's."""
+    config = SimpleNamespace(getoption=lambda name, default: grouped if name == "loadgroup" else default)
+    if worker:
+        config.workerinput = {}
+    item = SimpleNamespace(config=config, get_closest_marker=lambda _name: pytest.mark.xdist_group(group).mark)
+    assert gives_way(item) is (worker and grouped and group != MACHINE)  # type: ignore[arg-type]

@@ -158,7 +158,6 @@ class FrontEnds:
         """The turns in which strangers' gRPC connections are read."""
         shared = (self.handshakes, self.starts, self.stranger_time)
         self._opened = {key: Opened(places, *shared) for key, places in self.places.items()}
-        self._strangers = StrangersAllowances(grpc_connection.STRANGER, time.monotonic)
         self._http_shared = [self._share_http(("http", ""), OF_ALL)]
         self._tls_files: TlsFiles | None = None
         self._tls: TlsContexts | None = None
@@ -269,7 +268,7 @@ class FrontEnds:
         return grpc_connection.GrpcShared(
             opened=self._opened[key],
             serve=partial(self._grpc.serve, entrance=entrance),
-            strangers=self._strangers,
+            strangers=StrangersAllowances(grpc_connection.STRANGER, time.monotonic),
             most=MAX_BODY_BYTES + MESSAGE_FIELDS_BYTES,
             stall_s=self._settings.grpc_stall_s,
         )
@@ -317,10 +316,12 @@ class FrontEnds:
             listener.cancel()
 
     async def _settle(self, timeout_s: float) -> None:
-        """Wait until nothing runs in either front end, at most so long."""
+        """Wait until nothing runs in either front end, nor for a client that may come back, at most so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while running := [task for listener in self._listeners.values() for task in listener.tasks]:
+                while running := {task for listener in self._listeners.values() for task in listener.tasks} | (
+                    self._http.background.tasks
+                ):
                     await asyncio.wait(running)
 
     async def _tick(self) -> None:

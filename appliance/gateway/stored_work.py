@@ -73,7 +73,7 @@ class ResponseKeeper(Protocol):
         ...
 
     def epoch(self, tenant: str) -> bytes:
-        """Return a value that changes when the tenant's key is destroyed."""
+        """Return a value that changes when the tenant's key is destroyed, or its region withdrawn."""
         ...
 
     async def keep(self, principal: Principal, response: str, document: bytes) -> bool:

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from appliance.common.figures import counted
-from appliance.selftest.g1_reuse import KINDS, group_of, leave, other_request, request_of
+from appliance.gateway.request.user_keys import user_key_of
+from appliance.selftest.g1_reuse import KINDS, OF_USERS, group_of, leave, other_request, request_of
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
 from appliance.selftest.spread import spread
@@ -207,7 +208,8 @@ def attach(tier: Tier, pairs: int) -> tuple[int, int]:
         kind = (*KINDS, *FORGED)[number % (len(KINDS) + len(FORGED))]
         prompt = array("I", [draw.randrange(50)]) * (BLOCK * draw.randint(1, 2) + 1 + draw.randrange(BLOCK))
         group = tier.namespace(owner) if kind == "group and member" else b""
-        made = request_of(tier.namespace(owner), prompt, group=group)
+        key = tier.namespace(owner)
+        made = request_of(key, prompt, group=group, user=user_key_of(key, "one").key if kind in OF_USERS else b"")
         content = tier.send_away(made)
         if kind in FORGED:
             attached += _forged(tier, kind, made, content, tier.namespace(other))
@@ -215,7 +217,7 @@ def attach(tier: Tier, pairs: int) -> tuple[int, int]:
             asking = other_request(kind, made, tier.namespace(other), draw)
             tier.owners.setdefault(asking.spec.kv_key, f"tenant-{other}")
             attached += tier.bring_back(asking) > 0
-        again = request_of(made.spec.namespace, prompt, group=group)
+        again = request_of(key, prompt, group=group, user=made.spec.user)
         came = tier.bring_back(again) == len(content) * BLOCK
         controls += came and tier.holds(content)
         if kind not in FORGED:
@@ -229,7 +231,10 @@ def _submit_of(request: Request) -> Submit:
     """The submission that a request was made of."""
     spec = request.spec
     return Submit(
-        1, spec.namespace, request.token_ids, 1, GREEDY, group=group_of(request), deterministic=spec.deterministic
+        *(1, spec.namespace, request.token_ids, 1, GREEDY),
+        group=group_of(request),
+        deterministic=spec.deterministic,
+        user=spec.user,
     )
 
 

@@ -36,6 +36,9 @@ MAX_PENDING = 20_000
 ANNOUNCE_S = 3_600.0
 """How often the journal gets a checkpoint: a witness outside of the audit folder."""
 
+UNLINK_FLUSHES = 5
+"""Writes until a tenant that goes on has none of its entries waiting: each takes what came during the one before."""
+
 MAX_ENTRIES = 1_000
 """Entries of one message of the gateway; a datagram holds fewer of ordinary size."""
 
@@ -163,17 +166,28 @@ class Recorder:
         or nothing where it had none.
 
         Raises:
-            AuditNamesError: the disk does not take it; asking again goes on.
+            AuditNamesError: what waits cannot be written, and nothing was destroyed; or the disk does not take it.
+                Asking again goes on.
         """
         audit = self._audit
         if audit is None:
             return ""
         async with self._turn:
-            await self._flush()
+            for _ in range(UNLINK_FLUSHES):
+                await self._flush()
+                if not self._waits(tenant):
+                    break
+            if self.problem or self._dropped or self._waits(tenant):
+                cause = self.problem or "entries still wait to be written"
+                raise AuditNamesError(f"the pseudonyms of {tenant} stay as they are: {cause}")
             try:
                 return await asyncio.to_thread(self._unlink, audit, tenant)
             except (OSError, UsageAccessError) as error:
                 raise AuditNamesError(f"the pseudonyms of {tenant} cannot be unlinked: {error}") from error
+
+    def _waits(self, tenant: str) -> bool:
+        """Return whether an entry about a tenant waits."""
+        return any(one.fields.get("tenant") == tenant for _, one in self._pending)
 
     def _unlink(self, audit: AuditLog, tenant: str) -> str:
         pseudonym = audit.names.pseudonym(tenant)

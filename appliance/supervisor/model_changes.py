@@ -66,6 +66,8 @@ class ServedNow:
 
     models: dict[str, PlannedModel]
     awake: frozenset[str]
+    """Those that are waking among them."""
+    waking: frozenset[str] = frozenset()
 
     def about(self, names: Iterable[str]) -> int:
         """Memory of those models, as far as their files are there: those of a model that goes may be gone already."""
@@ -155,7 +157,8 @@ class ModelChanges:
         if not self._changing:
             self._models.coming = ()
         entries, leaving = self._models.entries, self._models.leaving
-        served = ServedNow({name: self._models.planned(name) for name in entries}, self._models.awake)
+        planned = {name: self._models.planned(name) for name in entries}
+        served = ServedNow(planned, self._models.awake, self._models.waking)
         try:
             found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, served)
             self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
@@ -235,11 +238,11 @@ class ModelChanges:
             self._changing, self._models.coming = False, ()
         # Last: a checkpoint that is being made holds this up.
         if self.warm is not None:
-            for planned in gone:
-                await self.warm.forget(planned.plans, [keeper.plan for keeper in self._models.keepers])
+            plans = [plan for planned in gone for plan in planned.plans]
+            await self.warm.forget(plans, [keeper.plan for keeper in self._models.keepers])
 
     async def _carry_out(self, reviewed: _Reviewed) -> list[PlannedModel]:
-        """Have models come and go; returns those that went for good."""
+        """Have models come and go; returns those that went, also where others of their names have come."""
         found = reviewed.found
         changed = frozenset(model.name for model in found.changed)
         going = [name for name in (*found.removed, *changed) if name in self._models.entries]
@@ -250,13 +253,15 @@ class ModelChanges:
         for one in new:
             self._add(one)
         ended = await asyncio.gather(*(self._end(name, again=name in changed) for name in going))
+        if self.warm is not None:
+            self.warm.leave(plan for one in ended for plan in one.plans)
         for one in reviewed.coming:
             if one.entry.name in changed:
                 self._add(one)
         # Only now: what went has given its memory back.
         for one in reviewed.coming:
             self._models.start(one.entry.name)
-        return [one for one in ended if one.entry.name not in changed]
+        return ended
 
     def _add(self, planned: PlannedModel) -> None:
         name = planned.entry.name
@@ -298,11 +303,13 @@ def lacking(
     config: ApplianceConfig, coming: Iterable[PlannedModel], found: ModelDifference, served: ServedNow
 ) -> dict[str, str]:
     """Why models that come find no memory, by name. What sleeps takes none; one that begins asleep gets it at its wake,
-    from the models that may sleep then."""
+    from the models that may sleep then. What wakes has not taken all of its memory yet (``sleep_rules.decide``): it is
+    subtracted if the model stays, and is none that is given back if it goes."""
     going = {*found.removed, *(model.name for model in found.changed)}
     staying = served.models.keys() - going
     kept = {name for name in staying if served.models[name].entry.keep == ALWAYS}
-    free = machine_memory().available + served.about(going & served.awake)
+    given = served.about(going & (served.awake - served.waking))
+    free = machine_memory().available + given - served.about(staying & served.waking)
     needs = {one.entry.name: one.need for one in coming}
     asleep = {one.entry.name for one in coming if one.entry.keep != ALWAYS}
     always = sum(need.about for name, need in needs.items() if name not in asleep)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,8 @@ class ModelKeepers:
         self.coming: tuple[BootPlan, ...] = ()
         """Boots that were reviewed and are not carried out yet: what they hold of a card is taken; also for other
         threads."""
+        self.on_wake: Callable[[], None] = lambda: None
+        """Called when a model begins to wake; set by the owner."""
         self._falling_asleep: set[asyncio.Task[None]] = set()
         """Tasks of keepers that are ended because their model falls asleep."""
         self.ended: list[asyncio.Task[None]] = []
@@ -111,6 +114,23 @@ class ModelKeepers:
     def awake(self) -> frozenset[str]:
         """Models whose sandboxes are there or boot: the others take no memory."""
         return frozenset(name for name, one in self._models.items() if one.sleep_state != ASLEEP)
+
+    @property
+    def waking(self) -> frozenset[str]:
+        """Models that are waking: not all of their memory is taken yet."""
+        return frozenset(name for name, one in self._models.items() if one.sleep_state == WAKING)
+
+    @property
+    def reserved(self) -> int:
+        """Memory that wakes may need: of those under way, and of the largest model that sleeps; also for other
+        threads."""
+        waking, asleep = 0, 0
+        for one in tuple(self._models.values()):
+            with suppress(OSError):  # Its files are gone.
+                need = 0 if one.sleep_state == AWAKE else one.planned.need.about
+                waking += need if one.sleep_state == WAKING else 0
+                asleep = max(asleep, need if one.sleep_state == ASLEEP else 0)
+        return waking + asleep
 
     def planned(self, name: str) -> PlannedModel:
         """Plan of a model that is served and stays.
@@ -210,6 +230,7 @@ class ModelKeepers:
             if one.state != SERVED or one.sleep_state != ASLEEP:
                 return False
             one.sleep_state, one.cause = WAKING, ""
+            self.on_wake()
             waking()
             self.start(name)
             one.cause = await _came_up(one.keepers, one.tasks)

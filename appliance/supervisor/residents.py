@@ -7,7 +7,8 @@ what it does not boot it refuses by name. Wishes are served one after the other;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -67,6 +68,10 @@ class Residents:
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
         self._wanted: set[Key] = set()
         """Models and tenants whose requests wait or are served and were not taken back."""
+        self._absent: set[str] = set()
+        """Tenants that have no sandboxes of their own for now."""
+        self._later: set[Key] = set()
+        """Models and those tenants that are served again afterwards."""
         self._held: dict[tuple[Key, Role], _Held] = {}
         self._boots = 1
 
@@ -82,7 +87,9 @@ class Residents:
 
     def want(self, wish: Want) -> None:
         """Take the gateway's request for a tenant's sandboxes."""
-        if self._wishes.qsize() < MAX_WISHES:
+        if self._wishes.qsize() + len(self._later) < MAX_WISHES and wish.tenant in self._absent:
+            self._later.add((wish.model, wish.tenant))
+        elif self._wishes.qsize() < MAX_WISHES and wish.tenant not in self._absent:
             self._wanted.add((wish.model, wish.tenant))
             self._wishes.put_nowait(wish)
         else:
@@ -91,7 +98,8 @@ class Residents:
     def release(self, wish: Release) -> None:
         """End a tenant's sandboxes, which the gateway no longer needs. A request for them that still waits is void: it
         would boot sandboxes that nothing uses or releases."""
-        self._wanted.discard((wish.model, wish.tenant))
+        for keys in (self._wanted, self._later):
+            keys.discard((wish.model, wish.tenant))
         self._end(lambda key: key == (wish.model, wish.tenant))
 
     def fault(self, fault: Fault) -> None:
@@ -120,6 +128,7 @@ class Residents:
     def gateway_left(self) -> None:
         """End all of them; the next gateway asks for what it needs."""
         self._wanted.clear()
+        self._later.clear()
         while not self._wishes.empty():
             self._wishes.get_nowait()
         self._end(lambda _key: True)
@@ -149,9 +158,30 @@ class Residents:
     async def end_model(self, model: str) -> None:
         """End all sandboxes of a model that is served no more; returns when nothing is left of them."""
         self._wanted = {key for key in self._wanted if key[0] != model}
+        self._later = {key for key in self._later if key[0] != model}
         self._end(lambda key: key[0] == model)
         leaving = [held.task for (key, _), held in self._held.items() if key[0] == model]
         await asyncio.gather(*leaving, return_exceptions=True)
+
+    @asynccontextmanager
+    async def without(self, tenant: str) -> AsyncIterator[None]:
+        """End a tenant's sandboxes; the block begins when nothing is left of them, and behind it those that the gateway
+        still needs boot again."""
+        self._absent.add(tenant)
+        present = {key for (key, _), held in self._held.items() if not held.leaving}
+        self._later |= {key for key in present | self._wanted if key[1] == tenant}
+        self._wanted -= self._later
+        self._end(lambda key: key[1] == tenant)
+        try:
+            leaving = [held.task for (key, _), held in self._held.items() if key[1] == tenant]
+            await asyncio.gather(*leaving, return_exceptions=True)
+            yield
+        finally:
+            self._absent.discard(tenant)
+            again = {key for key in self._later if key[1] == tenant}
+            self._later -= again
+            for key in sorted(again):
+                self.want(Want(*key))
 
     async def close(self) -> None:
         """End all of them; returns when nothing is left of them."""

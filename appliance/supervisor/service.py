@@ -60,6 +60,7 @@ from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
+from appliance.supervisor.unlinking import Unlinking
 from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from appliance.supervisor.witness_watch import watch_witnesses
@@ -101,7 +102,6 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     _connect(server, vault, port)
     server.models = lambda: models.names
-    operator = _operator_socket(config, vault, server, recorder)
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms), stop.set)
     image = config.sandbox.image_digest
@@ -111,8 +111,9 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     for one in planned:
         models.add(one)
     residents = _residents(config, models, runtime, publish, forms)
+    operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port))
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
-    changes.residents, changes.warm, server.on_models = residents, warm, changes.take
+    changes.residents, changes.warm, server.on_models = residents, _beside(models, warm, forms), changes.take
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
     told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish), cards.run())
@@ -218,7 +219,7 @@ def _residents(
 
 
 def _operator_socket(
-    config: ApplianceConfig, vault: Vault | None, server: ControlServer, recorder: Recorder
+    config: ApplianceConfig, vault: Vault | None, server: ControlServer, recorder: Recorder, unlinking: Unlinking
 ) -> OperatorSocket:
     policy = DeclaredTenants(config.policy, config.policy_keys)
     return OperatorSocket(
@@ -227,7 +228,7 @@ def _operator_socket(
         server.publish,
         recorder.record,
         lambda tenant: accounts_of(policy.read(), tenant),
-        recorder.unlink,
+        unlinking.unlink,
     )
 
 
@@ -381,6 +382,13 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
         log.error("sandbox did not start", problem=problem)
     if problems and len(problems) == len({keeper.plan.model for keeper in keepers}):
         raise StartError("no model could be started:\n  " + "\n  ".join(problems.values()))
+
+
+def _beside(models: ModelKeepers, warm: WarmStarts | None, forms: Forms) -> WarmStarts | None:
+    """Warm starts that leave memory to models that wake, and know what engines are told."""
+    if warm is not None:
+        warm.told, warm.reserved, models.on_wake = forms.told, lambda: models.reserved, warm.make_way
+    return warm
 
 
 @contextlib.asynccontextmanager

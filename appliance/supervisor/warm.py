@@ -17,7 +17,7 @@ import hashlib
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,8 +25,11 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.catalog import check_files
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import FALLEN_BACK
+from appliance.common.errors import ConfigError
+from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
 from appliance.supervisor.sandbox_output import line_logger
@@ -73,19 +76,31 @@ class WarmStarts:
         self.store = store
         self._runtime = runtime
         self._run_dir = run_dir
-        self._wanted: asyncio.Queue[tuple[BootPlan, float] | None] = asyncio.Queue()
+        self.told: Callable[[BootPlan], BootPlan] = lambda plan: plan
+        """What an engine of a plan is told (``Forms.told``); set by the owner."""
+        self.reserved: Callable[[], int] = lambda: 0
+        """Memory that wakes of models may need (``ModelKeepers.reserved``); set by the owner, called in threads."""
+        self._wanted: asyncio.Queue[tuple[BootPlan, float, int] | None] = asyncio.Queue()
+        """Plan, seconds of its cold start, and ``_left_of`` of its name when it was asked for."""
         self._asked: Counter[str] = Counter()
-        self._forgotten: set[str] = set()
-        """Names of sandboxes that are there no more; as many as models were taken away."""
+        """Templates of each sandbox that were made, failed, or wait for their turn."""
+        self._left_of: Counter[str] = Counter()
+        """How often a sandbox of each name has left: what was asked for before is of another."""
         self._making = asyncio.Lock()
         """Held while a checkpoint is made or removed."""
         self._stop = threading.Event()
+        self._give_way = threading.Event()
+        """Set to give up the template with a model that is under way."""
         self._readers = ThreadPoolExecutor(2, "checkpoint")
         self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
         """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
         self._listed = ListedFolders()
         self._ahead: dict[str, str] = {}
         """Name of the checkpoint with the model, by sandbox."""
+        self._left_keys: set[str] = set()
+        """Names of those of sandboxes that have left, until ``forget`` has removed them."""
+        self._names = threading.Lock()
+        """Held while ``_ahead``, ``_left_keys`` and ``_left_of`` change together."""
 
     def boot(self, plan: BootPlan, stop: threading.Event) -> Booted:
         """Boot from a checkpoint where there is one, of those with the model first; without one where there is none or
@@ -130,7 +145,7 @@ class WarmStarts:
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        for key in {self._key_of(plan), self._ahead.pop(plan.name, "")} - {""}:
+        for key in self._keys_of(plan) | ({self._ahead.pop(plan.name, "")} - {""}):
             self.store.drop(key)
         return boot(plan, self._runtime, stop)
 
@@ -148,7 +163,7 @@ class WarmStarts:
         if checkpoint is None:
             return None
         if start_is_ahead(plan):
-            self._ahead[plan.name] = key
+            self._note_ahead(plan, key, self._left_of[plan.name])
         return SavedStart(checkpoint, self._readers.submit(self._verify, checkpoint))
 
     def _verify(self, checkpoint: Checkpoint) -> None:
@@ -163,9 +178,9 @@ class WarmStarts:
             if stamp is not None:
                 self._sound[checkpoint.key] = stamp
 
-    def key(self, spec: SandboxSpec) -> str:
+    def key(self, spec: SandboxSpec, listed: ListedFolders | None = None) -> str:
         """Name of the checkpoint of such sandboxes; empty where none can be made, as with a GPU, whose driver state
-        gVisor does not save.
+        gVisor does not save. ``listed``: what is known of folders; None: what earlier names were made of.
 
         Raises:
             OSError: a file of the sandbox is gone.
@@ -177,86 +192,103 @@ class WarmStarts:
         if not identity:
             return ""
         mounts = tuple(mount for mount in spec.mounts if mount.target != SOCKET_TARGET)
-        seen = contents(replace(spec, mounts=mounts), self._listed)
+        seen = contents(replace(spec, mounts=mounts), listed or self._listed)
         return hashlib.sha256(f"{identity}\0{seen}".encode()).hexdigest()
 
     def ask(self, plan: BootPlan, cold_s: float) -> None:
         """Ask for a checkpoint for the next time, after a cold start."""
         if not plan.tenant and self._asked[plan.name] < MOST_TEMPLATES:
             self._asked[plan.name] += 1
-            self._forgotten.discard(plan.name)
-            self._wanted.put_nowait((plan, cold_s))
+            self._wanted.put_nowait((plan, cold_s, self._left_of[plan.name]))
+
+    def leave(self, plans: Iterable[BootPlan]) -> None:
+        """Note that sandboxes are gone, before others of their names begin; ``forget`` removes their checkpoints."""
+        self.make_way()
+        with self._names:
+            for plan in plans:
+                self._asked.pop(plan.name, None)
+                self._left_of[plan.name] += 1
+                self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
 
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
-        """Remove the checkpoints of sandboxes that are gone, also one that is being made, unless one that stays
-        begins with the same: two models may have the same files."""
-        plans = tuple(plans)
-        for plan in plans:
-            self._asked.pop(plan.name, None)
-            self._forgotten.add(plan.name)
+        """Remove the checkpoints of sandboxes that have left, also one that is being made, unless one that stays begins
+        with the same: two models may have the same files."""
         async with self._making:
-            await asyncio.to_thread(self._drop, plans, tuple(staying))
+            await asyncio.to_thread(self._drop, tuple(plans), tuple(staying))
 
     def _drop(self, plans: tuple[BootPlan, ...], staying: tuple[BootPlan, ...]) -> None:
-        kept = {self._key_of(plan) for plan in staying} | {self._ahead.get(plan.name, "") for plan in staying}
-        gone = {self._key_of(plan) for plan in plans} | {self._ahead.pop(plan.name, "") for plan in plans}
-        for key in gone - kept - {""}:
+        with self._names:
+            kept = {self._ahead.get(plan.name, "") for plan in staying}
+            gone, self._left_keys = self._left_keys, set()
+        for key in gone.union(*map(self._keys_of, plans)) - kept.union(*map(self._keys_of, staying)):
             self.store.drop(key)
 
-    def _key_of(self, plan: BootPlan) -> str:
-        """Name of the plan's checkpoint; empty where its files are gone."""
-        try:
-            return self.key(plan.spec)
-        except OSError:
-            return ""
+    def _keys_of(self, plan: BootPlan) -> set[str]:
+        """Names of all checkpoints that a plan may begin with; none where its files are gone."""
+        found, told = set[str](), self.told(plan)
+        for start in (*starts(plan), *(starts(told) if told != plan else ())):
+            with suppress(OSError):
+                found.add(self.key(start.spec))
+        return found - {""}
+
+    def _note_ahead(self, plan: BootPlan, key: str, left: int) -> None:
+        """Note the checkpoint with the model of a sandbox; of one that has left meanwhile it is to be removed."""
+        with self._names:
+            if left == self._left_of[plan.name]:
+                # One of other files than it has now goes with the next that leaves.
+                self._left_keys |= {self._ahead.get(plan.name, key)} - {key}
+                self._ahead[plan.name] = key
+            else:
+                self._left_keys.add(key)
 
     async def run(self) -> None:
         """Make the requested checkpoints, one at a time, until ``close``."""
         while (wanted := await self._wanted.get()) is not None:
-            plan, cold_s = wanted
+            plan, cold_s, left = wanted
+            counts = False
             try:
                 async with self._making:
                     for start in reversed(starts(plan)):
-                        if plan.name not in self._forgotten:
-                            await asyncio.to_thread(self.take, start, cold_s)
+                        if left == self._left_of[plan.name]:
+                            counts |= await asyncio.to_thread(self.take, start, cold_s, left) is not None
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else
+                counts = True
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
+            if not counts and left == self._left_of[plan.name]:
+                self._asked[plan.name] -= 1
 
-    def take(self, plan: BootPlan, cold_s: float) -> Checkpoint | None:
-        """Start a template, save it, end it; None where that is impossible or was done already.
+    def take(self, plan: BootPlan, cold_s: float, left: int = 0) -> Checkpoint | None:
+        """Start a template, save it, end it; None where that is impossible now or was done already. ``left``: how often
+        a sandbox of this name had left when it was asked for.
 
         Raises:
             IsolationError, OSError: it failed; nothing of it is left.
         """
         if self._stop.wait(BEGIN_AFTER_S):
             return None
-        key = self.key(plan.spec)
-        if not key or self.store.find(key) is not None:
+        # What was written in place since the folders were listed would be noticed by the second look alone.
+        self._listed = ListedFolders()
+        key, ahead = self.key(plan.spec), start_is_ahead(plan)
+        if not key:
             return None
-        if start_is_ahead(plan) and (free := machine_memory().available) < AHEAD_FREE * plan.ahead_bytes:
-            log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
+        if ahead:
+            self._note_ahead(plan, key, left)
+        self._give_way.clear()
+        # ``close`` sets the first of both first.
+        if self._stop.is_set() or self.store.find(key) is not None or (ahead and not self._has_room(plan)):
             return None
-        folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
-        with self.store.draft() as draft:
+        before = _checked(plan) if ahead else {}
+        with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
             try:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True, mode=0o755)
-                folder.chmod(0o755)
-                spec = template(plan.spec, key, folder)
-                save_template(
-                    self._runtime,
-                    spec,
-                    draft,
-                    waits_line=WAITS_LINE,
-                    timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
-                    stop=self._stop,
-                    on_line=line_logger(spec.name),
-                )
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            if self.key(plan.spec) != key:
+                self._save(plan, key, draft)
+            except IsolationError:
+                if not ahead or not self._give_way.is_set() or self._stop.is_set():
+                    raise
+                log.info("a template with a model is given up for models that start", sandbox=plan.name)
+                return None
+            if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
             made = self.store.keep(draft, key, cold_s)
             stamp = _stamp(made)
@@ -265,10 +297,48 @@ class WarmStarts:
         log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
         return made
 
+    def _has_room(self, plan: BootPlan) -> bool:
+        """Return whether the memory for a template with the model is available, beside what a wake may need: no model
+        is refused or put to sleep because of a template."""
+        free = machine_memory().available - self.reserved()
+        if free < AHEAD_FREE * plan.ahead_bytes:
+            log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
+            return False
+        return True
+
+    def make_way(self) -> None:
+        """Give up a template with a model that is under way: its memory is for models that start now."""
+        self._give_way.set()
+
+    def _save(self, plan: BootPlan, key: str, draft: Path) -> None:
+        """Start a template, save it into a draft, end it.
+
+        Raises:
+            IsolationError, OSError: it failed.
+        """
+        folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, mode=0o755)
+            folder.chmod(0o755)
+            spec = template(plan.spec, key, folder)
+            save_template(
+                self._runtime,
+                spec,
+                draft,
+                waits_line=WAITS_LINE,
+                timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
+                stop=self._give_way if start_is_ahead(plan) else self._stop,
+                on_line=line_logger(spec.name),
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def close(self) -> None:
         """Give up what is being made; ``run`` ends when nothing of it is left. Sandboxes still start meanwhile, as
         those of a gateway that has just left do, and find what is there."""
         self._stop.set()
+        self._give_way.set()
         self._wanted.put_nowait(None)
 
 
@@ -295,6 +365,32 @@ def starts(plan: BootPlan) -> tuple[BootPlan, ...]:
 def start_is_ahead(plan: BootPlan) -> bool:
     """Return whether a plan is one of ``starts`` that loads the model before it meets its host."""
     return plan.ahead_bytes > 0 and plan.spec.argv[-1] == plan.configuration.decode()
+
+
+def _checked(plan: BootPlan) -> dict[Path, Identity]:
+    """Check the files that a template with the model loads, as before each boot; returns what ``_identities`` has to
+    find once it is saved. What it has loaded outlives the files, so nothing may be in it that was not checked: the
+    times of content, which are part of the checkpoint's name, can be set by anybody, those of change cannot.
+
+    Raises:
+        CheckpointError: a file is not the one that was pinned, signed or there at the start.
+    """
+    if plan.files is None:
+        return {}
+    hashed = (*plan.files.hashed, *(one for adapter in plan.files.adapters for one in adapter.hashed))
+    # Before the check: what changes after this is noticed, whether the check reads the files again or not. A file may
+    # also be replaced together with its folder, which leaves the file's own times alone.
+    before = _identities(path for one in hashed for path in (one.path, one.path.parent))
+    try:
+        check_files(plan.files, plan.pinned)
+    except ConfigError as error:
+        raise CheckpointError(error.message) from error
+    return before
+
+
+def _identities(paths: Iterable[Path]) -> dict[Path, Identity]:
+    """What tells files and folders from any others. Raises: OSError: one is gone."""
+    return {path: identity_of(path.stat()) for path in paths}
 
 
 def _stamp(checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...] | None:

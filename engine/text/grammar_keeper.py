@@ -2,15 +2,15 @@
 
 A grammar's process is forked (by a separate forker, so that a fork delays no masks), compiles, and then serves the
 requests that use this grammar. So a grammar that exceeds its limits is ended with its process; nothing is compiled
-twice; nothing compiled is shared between tenants; and a grammar that becomes slow later delays only its own requests.
-The keeper itself parses nothing.
+twice; nothing compiled is shared between tenants, or between users that have namespaces of their own; and a grammar
+that becomes slow later delays only its own requests. The keeper itself parses nothing.
 
-Limits: a tenant has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting for compilation; all tenants
-together have ``MAX_GRAMMARS`` processes. An idle process is evicted when its slot is needed: the tenant's own least
-recently used one when the tenant is at its limit; otherwise, or when the sandbox's memory is scarce, one of the tenant
-with the most processes. ``MAX_COMPILING`` compile at a time, one for each tenant, tenants in turn. Long compilations
-are time-sliced, and one slice runs none of them: together they take less than a core, however many are hopeless, and
-serving processes get the rest.
+Limits: a tenant, with all of its users, has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting for
+compilation; all tenants together have ``MAX_GRAMMARS`` processes. An idle process is evicted when its slot is needed:
+the tenant's own least recently used one when the tenant is at its limit; otherwise, or when the sandbox's memory is
+scarce, one of the tenant with the most processes. ``MAX_COMPILING`` compile at a time, one for each tenant, tenants in
+turn. Long compilations are time-sliced, and one slice runs none of them: together they take less than a core, however
+many are hopeless, and serving processes get the rest.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Keeper:
             self._fail(job.request, FailureCode.INVALID, "the request follows a grammar already")
             return
         form = bytes((job.kind, job.whitespace, job.thinking))
-        key = (job.tenant, hashlib.blake2b(form + job.source, digest_size=32).digest())
+        key = (job.tenant, hashlib.blake2b(form + job.user + job.source, digest_size=32).digest())
         process = self.processes.get(key)
         if process is not None:
             process.keep &= job.keep

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from engine.text.grammar_child import COMMAND, RESULT
 
 Key: TypeAlias = tuple[bytes, bytes]
-"""Tenant, and digest of the grammar's kind, whitespace, state of reasoning and source."""
+"""Tenant, and digest of the grammar's kind, whitespace, state of reasoning, user and source."""
 
 _READ_BYTES = 1 << 18
 

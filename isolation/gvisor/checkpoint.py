@@ -40,7 +40,7 @@ MAX_BYTES = 8 << 30
 """Bytes of all checkpoints together: an engine's has 150 MB before it has a model, a text worker's 15 MB."""
 
 LEAST_FREE_BYTES = 1 << 30
-"""Free disk bytes below which nothing is saved: a cache of start-up time must not fill the state directory."""
+"""Free disk bytes that are left beside what is saved: a cache of start-up time must not fill the state directory."""
 
 MAX_ACCOUNT_BYTES = 64 << 10
 _FORMAT = 1
@@ -108,16 +108,23 @@ class CheckpointStore:
         return found
 
     @contextmanager
-    def draft(self) -> Iterator[Path]:
-        """Create an empty folder to save into; it is removed after the block unless it was kept.
+    def draft(self, need: int = 0) -> Iterator[Path]:
+        """Create an empty folder to save ``need`` bytes into, and evict others to make room for them; it is removed
+        after the block unless it was kept.
 
         Raises:
-            CheckpointError: the disk has too little room.
+            CheckpointError: the disk has too little room, also with what would be evicted.
             OSError: it cannot be created.
         """
-        free = shutil.disk_usage(self.root).free
-        if free < LEAST_FREE_BYTES:
-            raise CheckpointError(f"{free >> 20} MiB are free on the disk of {self.root}; nothing is saved below 1 GiB")
+        free, least = shutil.disk_usage(self.root).free, LEAST_FREE_BYTES + need
+        going = self._evicted_for(need) if need else {}
+        if free + sum(going.values()) < least:
+            raise CheckpointError(
+                f"{free >> 20} MiB are free on the disk of {self.root}; such a checkpoint is not saved below "
+                f"{least >> 20} MiB"
+            )
+        for key in going:
+            self.drop(key)
         path = self.root / (_DRAFT + secrets.token_hex(8))
         path.mkdir(mode=_PRIVATE)
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -141,7 +148,8 @@ class CheckpointStore:
             raise CheckpointError(f"a checkpoint of {made.size} bytes is not kept")
         account = {"format": _FORMAT, "key": key, "cold_s": cold_s, "files": files}
         write_whole(draft / ACCOUNT, json.dumps(account).encode())
-        self._make_room(made.size)
+        for evicted in self._evicted_for(made.size):
+            self.drop(evicted)
         try:
             os.rename(draft, made.folder)
         except OSError:
@@ -164,8 +172,9 @@ class CheckpointStore:
             if path.name.startswith(_TRASH) or (path.name.startswith(_DRAFT) and not _is_held(path)):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used checkpoints until one of this size fits; other folders are left alone."""
+    def _evicted_for(self, size: int) -> dict[str, int]:
+        """Least recently used checkpoints, with their bytes, that have to go until one of this size fits; other folders
+        are left alone."""
         kept = []
         for path in self.root.iterdir():
             with suppress(OSError):
@@ -173,8 +182,11 @@ class CheckpointStore:
                     used = path.stat().st_mtime_ns
                     kept.append((used, path.name, sum(file.stat().st_size for file in path.iterdir())))
         kept.sort()
+        going = {}
         while kept and (len(kept) >= MAX_KEPT or sum(one for _, _, one in kept) + size > MAX_BYTES):
-            self.drop(kept.pop(0)[1])
+            _, key, bytes_ = kept.pop(0)
+            going[key] = bytes_
+        return going
 
 
 def open_store(root: Path) -> CheckpointStore:

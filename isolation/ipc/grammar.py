@@ -38,6 +38,8 @@ MAX_MASK_ROWS = 4_096
 """Requests in one ``Advance`` or ``Masks``, as many as an engine runs at once."""
 GRAMMAR_TENANT_BYTES = 16
 """Bytes of the name that stands for a tenant where compiled grammars are kept."""
+NO_GRAMMAR_USER = bytes(GRAMMAR_TENANT_BYTES)
+"""In place of an end user's name: all requests of the tenant find each other's compiled grammars."""
 
 
 class GrammarKind(IntEnum):
@@ -79,22 +81,25 @@ class MaskState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenGrammar:
-    """Compile a grammar, or find it compiled for this tenant, and follow it for this request. Answered by ``Masks``
-    with the request's first row, or by ``Failed``: ``INVALID``, ``TOO_LONG`` (it takes too much to compile),
+    """Compile a grammar, or find it compiled for this tenant and user, and follow it for this request. Answered by
+    ``Masks`` with the request's first row, or by ``Failed``: ``INVALID``, ``TOO_LONG`` (it takes too much to compile),
     ``OVERLOADED``."""
 
     request: int
     tenant: bytes
-    """``GRAMMAR_TENANT_BYTES`` bytes that stand for whose it is."""
+    """``GRAMMAR_TENANT_BYTES`` bytes that stand for whose it is, and on whose account."""
     kind: GrammarKind
     source: bytes
     keep: bool = True
-    """Whether what was compiled may serve later requests of the tenant; if not, it goes with the last that follows
-    it."""
+    """Whether what was compiled may serve later requests of the tenant and user; if not, it goes with the last that
+    follows it."""
     whitespace: Whitespace = Whitespace.COMPACT
     """Without effect for a kind that is not JSON Schema."""
     thinking: Thinking = Thinking.NONE
     """Where the prompt leaves the model's reasoning; without effect for a kind that is not ``TOOLS``."""
+    user: bytes = NO_GRAMMAR_USER
+    """As many bytes that stand for the tenant's end user whose requests alone may find what was compiled. No part of
+    the account: a tenant with many users may have as many grammars as one with none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class Masks:
 
 
 _OPEN = Record(
-    f"kind:B keep:? whitespace:B thinking:B tenant:{GRAMMAR_TENANT_BYTES}s",
+    f"kind:B keep:? whitespace:B thinking:B tenant:{GRAMMAR_TENANT_BYTES}s user:{GRAMMAR_TENANT_BYTES}s",
     kind=GrammarKind,
     whitespace=Whitespace,
     thinking=Thinking,

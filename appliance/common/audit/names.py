@@ -125,14 +125,15 @@ class NameBook:
         """Destroy a tenant's key, and the list of its credentials.
 
         Raises:
-            OSError: the disk does not take it; the key in memory is gone.
+            OSError: the disk does not take it; the key is used on, so that no other is made over its file, which would
+                leave its bytes on the disk.
         """
         if not _TENANT.fullmatch(tenant):
             return
         with self._lock:
+            destroy(self._folder / tenant)
             if self._tenants is not None:
                 self._tenants.pop(tenant, None)
-            destroy(self._folder / tenant)
 
     def _read(self) -> dict[str, _Tenant]:
         if self._tenants is None:

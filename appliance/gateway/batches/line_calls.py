@@ -38,8 +38,12 @@ from isolation.ipc.messages import Priority
 LONGEST_S = 3_600.0
 """Seconds that one attempt may take, as any request without a deadline."""
 
-HOURS_S = 30.0
-"""Seconds after which a line is tried again that came out of its tenant's hours."""
+LATER_S = 30.0
+"""Seconds after which a line is tried again that met one of ``PASSING``."""
+
+PASSING = (".hours", ".features.wake")
+"""Ends of rules that deny for a time, without a word of its end: out of the tenant's hours, and while the model sleeps
+for a tenant that may not wake it."""
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 60.0
 """Bounds of the wait before a line is tried again: a limit that is raised is noticed within a minute."""
@@ -189,8 +193,8 @@ def _entry(charged: list[Entry]) -> str:
 
 def _wait_of(error: ApplianceError) -> float | None:
     """Return the seconds after which a line that met an error is tried again; None where that would not help."""
-    if error.rule.endswith(".hours"):
-        return HOURS_S
+    if error.rule.endswith(PASSING):
+        return LATER_S
     if isinstance(error, UnavailableError | PolicyChangedError):
         return error.retry_after_s or 1.0
     if isinstance(error, RateLimitedError | SpendLimitError):

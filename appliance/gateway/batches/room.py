@@ -9,9 +9,10 @@ half is there for a request that comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.operator_drain import OperatorDrain
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -38,10 +39,15 @@ class Room:
     tenant_sandboxes: TenantSandboxes
     asleep: Callable[[ModelSandboxes, str], ModelState] = lambda _model, _tenant: ModelState.READY
     """State of a model that sleeps, as in ``Routing``."""
+    drain: OperatorDrain = field(default_factory=OperatorDrain)
+    """Whether the operator has the appliance take no requests: a line that began would fail, and be tried again."""
 
     def may_begin(self, tenant: str, model: str, running: int) -> bool:
         """Return whether a line of a tenant may begin now, beside so many that run; ``model`` is the model or route of
-        its batch's last line, empty while none is known. Of a tenant that is gone all may: each ends with an error."""
+        its batch's last line, empty while none is known. None may while the operator drains; of a tenant that is
+        gone all may: each ends with an error."""
+        if self.drain.draining:
+            return False
         known = self.ledger.policy.tenants.get(tenant)
         if known is None:
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from appliance.common.batches import messages
 from appliance.common.control import Control
@@ -15,10 +16,18 @@ from appliance.gateway.batches.room import Room
 from appliance.gateway.batches.runner import BatchRunner
 from appliance.gateway.front.auth import holds
 from appliance.gateway.generate_request import Principal
+from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.withdrawal import caller_withdrawn
 from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
 from policy.model import PolicySet, Retention
+
+
+def epoch_of(ledger: Ledger, tenant: str) -> bytes:
+    """Return a tenant's namespace key; empty while the policy does not let it be served in this region."""
+    known = ledger.policy.tenants.get(tenant)
+    elsewhere = known is not None and known.regions and ledger.region not in known.regions
+    return b"" if elsewhere else ledger.namespaces.get(tenant, b"")
 
 
 class Batches:
@@ -37,14 +46,13 @@ class Batches:
             in_force = holds(principal, keys(), datetime.now(UTC))
             return caller_withdrawn(principal, ledger.policy, credential_holds=in_force)
 
-        room = Room(ledger, service.model_sandboxes, service.tenant_sandboxes, service.routing.asleep)
+        room = Room(
+            ledger, service.model_sandboxes, service.tenant_sandboxes, service.routing.asleep, service.operator_drain
+        )
         self._runner = BatchRunner(self.link, LineCalls(service, withdrawn), room, service.count)
         policy, changed = (lambda: ledger.policy), self._runner.changed
 
-        def epoch(tenant: str) -> bytes:
-            return ledger.namespaces.get(tenant, b"")
-
-        self._work = KeptWork(self.link, policy, changed, service.count, epoch)
+        self._work = KeptWork(self.link, policy, changed, service.count, partial(epoch_of, ledger))
 
     @property
     def work(self) -> KeptWork | None:

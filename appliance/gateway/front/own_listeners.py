@@ -163,9 +163,15 @@ def _check_folder(path: Path, where: str) -> None:
     """Check that no other user could put a socket of its own in the place of ours.
 
     Raises:
-        StartError: the folder's group, or everybody, may write to it.
+        StartError: the folder is another user's, or its group, or everybody, may write to it.
     """
-    if path.parent.stat().st_mode & OTHERS_WRITE:
+    folder = path.parent.stat()
+    if folder.st_uid not in (0, os.geteuid()):  # root could replace anything anyhow
+        raise StartError(
+            f"{where}: its folder belongs to another user, who could put a socket of their own in its place; "
+            f"chown athanor-gateway {path.parent}"
+        )
+    if folder.st_mode & OTHERS_WRITE:
         raise StartError(
             f"{where}: its folder is writable for others than its owner, who could put a socket of their own in its "
             f"place; chmod go-w {path.parent}"

@@ -163,14 +163,20 @@ class HttpFrontEnd:
             if self._settings.demands_certificate and not exchange.connection.certified and not entrance.local:
                 raise certificate_wanted()
             address = str(exchange.context.attributes["client.address"])
-            exchange.principal = self._resolver.resolve(
-                _proofs(exchange), exchange.connection.peer_uris, address=address, only=entrance.tenant
+            again = partial(
+                self._resolver.resolve,
+                _proofs(exchange),
+                exchange.connection.peer_uris,
+                address=address,
+                only=entrance.tenant,
             )
+            exchange.principal, scope = again(), None if route is None else route.scope
+            exchange.authenticate = partial(_hold, again, scope)
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding
             _claim(exchange, exchange.principal.tenant)
-            if route is not None and route.scope is not None:
-                require(exchange.principal, route.scope)
+            if scope is not None:
+                require(exchange.principal, scope)
         if route is not None:
             await route.handler(self, exchange)
         elif found:
@@ -353,6 +359,13 @@ class HttpFrontEnd:
         if self._over:
             raise shutting_down()
         await self._generation.count(exchange, _principal(exchange), parse, answer)
+
+
+def _hold(again: Callable[[], Principal], scope: Scope | None) -> None:
+    """Check that a caller's credential still holds, for this scope."""
+    found = again()
+    if scope is not None:
+        require(found, scope)
 
 
 def _stored(handler: StoredHandler) -> Handler:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import partial
 
 from appliance.common.errors import ApplianceError, CancelledError, FeatureNotAllowedError, InvalidRequestError
+from appliance.common.ids import new_request_id
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.defect import defect
 from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Principal
@@ -23,7 +24,7 @@ from appliance.gateway.service import Service
 from appliance.gateway.stored_work import ResponseKeeper
 
 LOOK_S = 1.0
-"""Seconds between two looks at what is to be forgotten."""
+"""Seconds between two looks at what is to be forgotten, and at which readers' credentials still hold."""
 
 LAST_EVENT_ID = "last-event-id"
 """Header with which a client of event streams says what it has (WHATWG HTML, section 9.2.4)."""
@@ -62,6 +63,8 @@ class Background:
         self.runs = BackgroundRuns()
         """The responses that go on, and those that are kept for a while."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._following: dict[Cut, Exchange] = {}
+        """The streams to clients, by what ends them."""
         self._looking: asyncio.TimerHandle | None = None
 
     async def serve(
@@ -85,9 +88,10 @@ class Background:
         events = self._service.generate(principal, request, exchange.context, sink)
         del request  # with the prompt, which the session keeps no longer than it needs it
         begun = self._start(run, exchange.request_id, events, writer, keeping, exchange.errors)
-        await self._began(exchange, principal, keeping.response_id, begun)
-        rows = [*header_fields.rates(self._service.rates(principal)), *notes]
-        await self.follow(exchange, run, 0, rows)
+        with run.read(self.runs.clock):  # from now on, since it may wait for long in a queue or for its model to wake
+            await self._began(exchange, principal, keeping.response_id, begun)
+            rows = [*header_fields.rates(self._service.rates(principal)), *notes]
+            await self._follow(exchange, run.window, 0, rows)
 
     def _begin(self, exchange: Exchange, principal: Principal, response: str) -> BackgroundRun:
         """Return a run for a new response.
@@ -163,6 +167,11 @@ class Background:
             self.drop(principal, response)
             raise
 
+    @property
+    def tasks(self) -> frozenset[asyncio.Task[None]]:
+        """The work on responses that have not ended, with a reader or without."""
+        return frozenset(self._tasks)
+
     def cut_all(self, reason: ApplianceError) -> None:
         """End every response that runs with ``reason``."""
         for run in self.runs.running():
@@ -172,13 +181,24 @@ class Background:
         """Stream the events from this number on to a client, to the end of the response.
 
         Raises:
+            RateLimitedError: as many clients read it as may.
+            UnauthenticatedError: the client's credential was withdrawn meanwhile.
             ClientGoneError: it left, or read so slowly that events it has not are not kept any more.
         """
+        with run.read(self.runs.clock) as window:
+            exchange.request_id = exchange.request_id or new_request_id()
+            await self._follow(exchange, window, number, rows)
+
+    async def _follow(self, exchange: Exchange, window: EventWindow, number: int, rows: Headers) -> None:
         cut = Cut()
         exchange.when_gone(partial(cut.end, ClientGoneError()))
         exchange.keep_alive(self._keepalive_s)
-        with run.read(self.runs.clock) as window:
+        self._following[cut] = exchange
+        self._look_later()
+        try:
             await cut.run(_pour(exchange, window, number, rows))
+        finally:
+            del self._following[cut]
 
     def find(self, principal: Principal, response: str) -> BackgroundRun | None:
         """Return a response of the caller's tenant that goes on or is kept, if it may be read."""
@@ -201,7 +221,12 @@ class Background:
     def _look(self) -> None:
         self._looking = None
         self.runs.look(self._epoch, _ended)
-        if self.runs.held:
+        for cut, exchange in list(self._following.items()):
+            try:
+                exchange.authenticate()
+            except ApplianceError as error:
+                cut.end(error)
+        if self.runs.held or self._following:
             self._look_later()
 
 

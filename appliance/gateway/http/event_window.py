@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from appliance.common.errors import RateLimitedError
 from appliance.gateway.front.cut import Cut
@@ -38,18 +36,24 @@ STREAMS_EACH = 8
 STREAMS = 64
 """Streams of all tenants: 256 MiB."""
 
+READERS_EACH = 8
+"""Clients that read one stream at a time: each is sent every token, and a stream has one reader, or two while a client
+that has lost its network comes back."""
+
 READ_BYTES = 64 << 10
 """Bytes that a reader takes at a time."""
 
 FULL_RETRY_S = 5.0
-"""When a caller with too many running streams may try again."""
+"""When a caller with too many running streams, or too many readers of one, may try again."""
 
 
 class EventWindow:
     """Newest events of one stream."""
 
     def __init__(self) -> None:
-        self._events: deque[bytes] = deque()
+        self._events: list[bytes] = []
+        """Those that are kept, behind ``_gone`` empty places: a reader gets at any of them at once."""
+        self._gone = 0
         self._news = asyncio.Event()
         self.first = 0
         """Number of the oldest event that is kept."""
@@ -61,7 +65,7 @@ class EventWindow:
     @property
     def next(self) -> int:
         """Number of the event that follows the newest."""
-        return self.first + len(self._events)
+        return self.first + self._kept
 
     def add(self, chunk: bytes) -> None:
         """Take whole events, and give each its number as its id."""
@@ -70,15 +74,21 @@ class EventWindow:
                 numbered = b"id: %d\n%b\n\n" % (self.next, event)
                 self._events.append(numbered)
                 self.size += len(numbered) + EVENT_OVERHEAD_BYTES
-        while len(self._events) > WINDOW_EVENTS or (self.size > WINDOW_BYTES and len(self._events) > 1):
-            self.size -= len(self._events.popleft()) + EVENT_OVERHEAD_BYTES
+        while self._kept > WINDOW_EVENTS or (self.size > WINDOW_BYTES and self._kept > 1):
+            self.size -= len(self._events[self._gone]) + EVENT_OVERHEAD_BYTES
+            self._events[self._gone] = b""
+            self._gone += 1
             self.first += 1
+        if self._gone > self._kept:
+            del self._events[: self._gone]
+            self._gone = 0
         self._tell()
 
     def forget(self) -> None:
         """Drop all events; a reader that lacks one of them gets no more."""
         self.first = self.next
         self._events.clear()
+        self._gone = 0
         self.size = 0
         self._tell()
 
@@ -90,9 +100,9 @@ class EventWindow:
     def read(self, number: int) -> tuple[bytes, int]:
         """Return some events from this number on, which is kept, and the number behind them."""
         found, size = [], 0
-        for event in islice(self._events, number - self.first, None):
-            found.append(event)
-            size += len(event)
+        for index in range(self._gone + number - self.first, len(self._events)):
+            found.append(self._events[index])
+            size += len(found[-1])
             if size >= READ_BYTES:
                 break
         return b"".join(found), number + len(found)
@@ -104,6 +114,10 @@ class EventWindow:
                 return False
             await self._news.wait()
         return True
+
+    @property
+    def _kept(self) -> int:
+        return len(self._events) - self._gone
 
     def _tell(self) -> None:
         self._news.set()
@@ -126,7 +140,15 @@ class BackgroundRun:
 
     @contextlib.contextmanager
     def read(self, clock: Callable[[], float]) -> Iterator[EventWindow]:
-        """Count a reader while the block runs."""
+        """Count a reader while the block runs.
+
+        Raises:
+            RateLimitedError: as many read it as may.
+        """
+        if self.readers >= READERS_EACH:
+            raise RateLimitedError(
+                "too many clients read this stream at once; end one of them", retry_after_s=FULL_RETRY_S
+            )
         self.readers += 1
         try:
             yield self.window
@@ -156,7 +178,8 @@ class BackgroundRuns:
         return sum(run.window.size for run in self._runs.values())
 
     def begin(self, tenant: str, response: str, epoch: bytes) -> BackgroundRun:
-        """Return a new run; the oldest one that has ended makes room where there are too many.
+        """Return a new run; the oldest one that has ended makes room where there are too many, first one that nobody
+        reads.
 
         Raises:
             RateLimitedError: as many run as may.
@@ -203,4 +226,5 @@ class BackgroundRuns:
             raise RateLimitedError(
                 "too many background responses at once; wait for one to end, or delete it", retry_after_s=FULL_RETRY_S
             )
-        del self._runs[ended[0]]
+        chosen = next((key for key in ended if not self._runs[key].readers), ended[0])
+        self._runs.pop(chosen).window.forget()  # its events too: a slow reader would keep them beyond the bound

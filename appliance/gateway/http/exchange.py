@@ -40,6 +40,8 @@ class Exchange:
         self.errors = ERRORS
         """The form of errors of the API that is asked."""
         self.principal: Principal | None = None
+        self.authenticate: Callable[[], object] = lambda: None
+        """Looks again whether the caller's credential holds and has the scope that is asked; raises where not."""
         self.request_id: str | None = None
         """Set when a session begins: from then on the session traces its own errors."""
         self.body_pending = has_body(head)

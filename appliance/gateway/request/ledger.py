@@ -412,6 +412,7 @@ class Reservation:
             longest_input=longest,
             feature=None,
             content=None,
+            asleep=False,  # It was when the request came; the request's wake, or its refusal, is over.
         )
         decision = self._ledger.reserve(access, queued, takes=takes, user=self._user)
         if not takes or not decision.allowed:
@@ -444,7 +445,7 @@ class Reservation:
             ApplianceError: the policy denies.
         """
         access = replace(self._access, input_tokens=least, max_output_tokens=asked, feature=None, content=None)
-        access = replace(access, uncounted=True)
+        access = replace(access, asleep=False, uncounted=True)
         self._ledger.refuse(access)
 
     def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0, cached_tokens: int = 0) -> None:

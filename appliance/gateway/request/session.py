@@ -188,9 +188,9 @@ class Session:
         if grammar is None:
             yield None
             return
-        client, owner = self.life.text_client(), reservation.user.key or reservation.namespace
+        client, owner, user = self.life.text_client(), reservation.namespace, reservation.user.key
         with self.life.waiting():
-            run = await client.follow(grammar, owner, self.life.enter_by, keep=reservation.keeps)
+            run = await client.follow(grammar, owner, self.life.enter_by, keep=reservation.keeps, user=user)
         try:
             yield run
         finally:

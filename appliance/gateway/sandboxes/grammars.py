@@ -29,7 +29,7 @@ from appliance.common.errors import (
 from appliance.gateway.generate_request import Grammar
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from isolation.ipc.codec import Message
-from isolation.ipc.grammar import MAX_MASK_ROWS, Advance, CloseGrammar, Masks, MaskState, OpenGrammar
+from isolation.ipc.grammar import MAX_MASK_ROWS, NO_GRAMMAR_USER, Advance, CloseGrammar, Masks, MaskState, OpenGrammar
 from isolation.ipc.messages import Failed, FailureCode
 
 MASK_WAIT_S = 10.0
@@ -146,9 +146,11 @@ class Grammars:
         """Whether an answer is awaited."""
         return any(run.asked is not None for run in self._runs.values())
 
-    async def open(self, request: int, tenant: bytes, grammar: Grammar, *, keep: bool = True) -> GrammarRun:
+    async def open(
+        self, request: int, tenant: bytes, grammar: Grammar, *, keep: bool = True, user: bytes = NO_GRAMMAR_USER
+    ) -> GrammarRun:
         """Have the grammar compiled, or found compiled, and followed from its beginning. ``keep``: whether later
-        requests of the tenant may find it.
+        requests of the tenant and user may find it.
 
         Raises:
             ApplianceError: it cannot be used, or too many are asked for.
@@ -161,9 +163,8 @@ class Grammars:
         self._opening[tenant] += 1
         self._runs[request] = run
         try:
-            self._send(
-                OpenGrammar(request, tenant, grammar.kind, grammar.source, keep, grammar.whitespace, grammar.thinking)
-            )
+            form = grammar.whitespace, grammar.thinking
+            self._send(OpenGrammar(request, tenant, grammar.kind, grammar.source, keep, *form, user))
             self._watch()
             await run.first
         except BaseException:

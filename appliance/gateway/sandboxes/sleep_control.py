@@ -122,7 +122,9 @@ class SleepControl:
         while not sleep.awake:
             left = sleep.left_s(now := self.clock())
             if sleep.asleep and not wakes:  # It fell asleep after the policy had looked.
-                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
+                error = FeatureNotAllowedError("this tenant may not use a model that sleeps")
+                error.rule = f"tenants.{tenant}.features.wake"
+                raise error
             if sleep.asleep:
                 decision = self._decide(model, tenant)
                 # One that cannot be answered in time ends no other model.

@@ -27,7 +27,7 @@ from appliance.gateway.sandboxes.grammars import GrammarLostError, GrammarRun, p
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.text_link import Answer, Job, TextFullError, TextLink, TextLostError
-from isolation.ipc.grammar import GRAMMAR_TENANT_BYTES
+from isolation.ipc.grammar import GRAMMAR_TENANT_BYTES, NO_GRAMMAR_USER
 from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Failed, FailureCode, TextReady
 from isolation.ipc.output import Thinking
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, SourceKind
@@ -96,19 +96,23 @@ class TextClient:
         """
         return (await self._model.wait_text(until)).ready
 
-    async def follow(self, grammar: Grammar, namespace: bytes, until: float, *, keep: bool = True) -> GrammarRun:
+    async def follow(
+        self, grammar: Grammar, namespace: bytes, until: float, *, keep: bool = True, user: bytes = b""
+    ) -> GrammarRun:
         """Have the grammar compiled, or found compiled for this namespace, ready to be followed by one request.
-        ``keep``: whether later requests may find it.
+        ``keep``: whether later requests may find it; ``user``: key of the end user's own namespace, whose requests
+        alone may find it then, on the tenant's account.
 
         Raises:
             ApplianceError: it cannot be used, or could not be compiled in time.
         """
-        tenant = hashlib.blake2b(b"grammars", key=namespace, digest_size=GRAMMAR_TENANT_BYTES).digest()
+        tenant, of_user = _grammar_name(namespace), _grammar_name(user) if user else NO_GRAMMAR_USER
         waited = AwakeTime(OPEN_WAIT_S)
         for _ in range(MAX_OPENINGS):
             link = await self._model.wait_text(until)
             try:
-                return await waited.wait(link.grammars.open(self._next_id(), tenant, grammar, keep=keep), until)
+                opening = link.grammars.open(self._next_id(), tenant, grammar, keep=keep, user=of_user)
+                return await waited.wait(opening, until)
             except TimeoutError:
                 raise UnavailableError("too many grammars wait to be compiled", retry_after_s=RETRY_AFTER_S) from None
             except GrammarLostError:
@@ -180,6 +184,11 @@ class TextClient:
                     raise QuarantinedError("this prompt ended its tokenizer twice") from error
                 # The link is closed but model may not have been told in this turn of the loop.
                 self._model.forget_text(link)
+
+
+def _grammar_name(namespace: bytes) -> bytes:
+    """Return what stands for a namespace where compiled grammars are kept."""
+    return hashlib.blake2b(b"grammars", key=namespace, digest_size=GRAMMAR_TENANT_BYTES).digest()
 
 
 def _spent(answer: Failed, source_bytes: int, most: int) -> int:

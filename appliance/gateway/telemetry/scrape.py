@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ VARIES = {"vary": "accept"}
 OPENMETRICS = "application/openmetrics-text"
 """Media type of the form that has exemplars; Prometheus asks for it and takes text too."""
 
+_REFUSES = re.compile(r"q\s*=\s*0(\.0*)?")
+"""Weight of what is not taken (RFC 9110, 12.4.2)."""
+
 Scrape = tuple[str, bytes]
 """Content type and body."""
 
@@ -65,8 +69,12 @@ class ScrapeParts:
 
 
 def asks_for_openmetrics(request: Request) -> bool:
-    """Return whether a scraper takes OpenMetrics."""
-    return OPENMETRICS in request.headers.get("accept", "").lower()
+    """Return whether a scraper takes OpenMetrics: names it, and not with the weight 0."""
+    for one in request.headers.get("accept", "").lower().split(","):
+        media, *parameters = (part.strip() for part in one.split(";"))
+        if media == OPENMETRICS:
+            return not any(map(_REFUSES.fullmatch, parameters))
+    return False
 
 
 def metrics_endpoint(render: Render, refresh: Callable[[], None]) -> Endpoint:

@@ -19,7 +19,7 @@ from appliance.common.version import VERSION
 from appliance.operator.api.commands import commanding, run_command
 from appliance.operator.api.generated import admin_pb2 as pb
 from appliance.operator.api.method import ChangeTurn, Method, Work
-from appliance.operator.api.roles import OperatorRole
+from appliance.operator.api.roles import OperatorRole, require
 from appliance.operator.cli import key, key_list, model_serving, model_sleep, tenant, tenant_list, tenant_show
 from appliance.operator.cli.admin_client import UnreachableError, ask, read, try_ask
 from appliance.operator.cli.key_in_force import wait_for
@@ -28,6 +28,9 @@ from appliance.operator.cli.tenant_change import key_files_of
 from appliance.operator.cli.terminal import Format
 
 SERVICE = "athanor.admin.v1.AdminService"
+
+SIGNED_BY = "signed_by"
+"""Setting of a model that names the keys that must have signed it."""
 
 NOT_FOUND = 404
 """Status of an answer about a request that is over."""
@@ -296,6 +299,9 @@ def _models(_asked_for: pb.ListModelsRequest, work: Work) -> pb.ListModelsRespon
 
 
 def _add(asked: pb.AddModelRequest, work: Work) -> pb.AddModelResponse:
+    if any(one.partition("=")[0].strip() == SIGNED_BY for one in asked.settings):
+        # It stands in place of the configuration's model_keys: it decides which models may be served.
+        require(work.roles, OperatorRole.SECURITY, f"AddModel with {SIGNED_BY}")
     found = run_command(
         model_serving.add,
         _named(asked.name, "name"),

@@ -85,6 +85,8 @@ class _Call:
     began: float = field(default_factory=time.monotonic)
     audited: bool = True
     """Whether its end is told where it is answered, and not elsewhere, or not at all."""
+    change: asyncio.Task[Message] | None = None
+    """What it changes, which goes on without its caller, with its message."""
 
     def ended(self, outcome: str) -> OperatorCall:
         """What is told of its end."""
@@ -145,7 +147,7 @@ class OperatorFront:
 
     async def _answer(self, call: _Call) -> Status:
         try:
-            async with self._entered():
+            async with self._entered(call):
                 message = await self._behave(call)
                 if message is not None:
                     await call.wire.write(message)
@@ -160,7 +162,12 @@ class OperatorFront:
         return Status(rich.code, rich.message, rich.SerializeToString())
 
     @contextlib.asynccontextmanager
-    async def _entered(self) -> AsyncIterator[None]:
+    async def _entered(self, call: _Call) -> AsyncIterator[None]:
+        """Count a call, until what it changes has ended, too.
+
+        Raises:
+            ApplianceError: no more are taken.
+        """
         if self._ending:
             raise shutting_down()
         if self._calls >= MAX_CALLS:
@@ -169,7 +176,13 @@ class OperatorFront:
         try:
             yield
         finally:
-            self._calls -= 1
+            if call.change is None or call.change.done():
+                self._leave()
+            else:
+                call.change.add_done_callback(self._leave)
+
+    def _leave(self, _change: object = None) -> None:
+        self._calls -= 1
 
     async def _behave(self, call: _Call) -> Message | None:
         method = METHODS.get(call.wire.method)
@@ -194,7 +207,8 @@ class OperatorFront:
             async with self._work:
                 return await asyncio.to_thread(method.answer, asked, work)
         call.audited = False
-        return await asyncio.shield(self._keep(self._change(method, method.turn, asked, work, call)))
+        call.change = self._keep(self._change(method, method.turn, asked, work, call))
+        return await asyncio.shield(call.change)
 
     def _keep(self, work: Coroutine[Any, Any, _R]) -> asyncio.Task[_R]:
         """Have work done to its end, whatever becomes of the call."""

@@ -38,7 +38,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change,
 Force = Annotated[bool, typer.Option("--force", help="Also units that were edited by hand.")]
 
 STYLES = {"new": "green", "changed": "yellow", "edited": "bold red", "removed": "red", "same": "dim"}
-STYLES |= {"state": STYLES["changed"], "kept": STYLES["same"], "note": STYLES["same"]}
+STYLES |= {
+    "state": STYLES["changed"],
+    "kept": STYLES["same"],
+    "note": STYLES["same"],
+    "problem": STYLES["edited"],
+    "": "",
+}
 """Styles of what happens to a file or to the state."""
 
 
@@ -119,7 +125,7 @@ def _show_install(console: Console, plan: InstallPlan) -> None:
     for step in plan.state.steps:
         _line(console, "state", step.summary)
     _show_image(console, plan)
-    if plan.idle:
+    if plan.idle and not plan.image.problem:
         console.print(Text("nothing to do: everything is as it shall be", "green"))
 
 
@@ -127,11 +133,18 @@ def _show_image(console: Console, plan: InstallPlan) -> None:
     from appliance.operator.install.packaged_image import PIN
 
     image = plan.image
+    if image.problem:
+        _line(console, "problem", image.problem)
+        _line(console, "", image.hint)
+        return
     if image.image is None:
-        _line(console, "note", "no image: sandboxes see the Python of this machine, read-only", "   docs/images.md")
+        if not image.chosen:
+            _line(console, "note", "no image: sandboxes see the Python of this machine, read-only", "   docs/images.md")
         return
     if image.pin is not None:
-        _line(console, "changed", str(plan.root / PIN), f"   the image of the package, {image.pin.pinned[:16]}")
+        ours = image.pin.pinned == image.image.digest
+        note = f"the image of the package, {image.pin.pinned[:16]}" if ours else "without images of earlier packages"
+        _line(console, "changed", str(plan.root / PIN), f"   {note}")
     for path in image.stale:
         _line(console, "removed", str(path))
 

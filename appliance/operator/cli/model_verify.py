@@ -29,7 +29,7 @@ Keys = Annotated[
 
 def verify(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="One model, or a folder, with a / in it; else all.", show_default=False)
+        str, typer.Argument(metavar="MODEL", help="A model, or a folder with a / in it; else all.", show_default=False)
     ] = "",
     key: Keys = None,
     config: Config = DEFAULT_CONFIG,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from appliance.operator.cli.long_work import LongWork, of_bytes
-from appliance.operator.cli.terminal import output
+from appliance.operator.cli.terminal import errors, output
 
 DEB_EXAMPLES = """
 athanor package deb dist | with everything that it needs; minutes
@@ -61,8 +61,20 @@ def _sign(image: Path, key: Path, *, new: bool) -> None:
     from appliance.operator.cli.image import build
     from isolation.keys.signing import load_or_make
 
+    signing, made = load_or_make(key)
+    if made:
+        public = signing.public.hex()
+        said = f"NEW KEY: there was no {key}, so one was made: {public}"
+        errors().print(said, style="bold red", soft_wrap=True, markup=False)
+        errors().print(
+            "  Machines whose sandbox.image_keys name another key will not start with this package's image until they "
+            "name this one. To upgrade such machines, end this and say --sign FILE with their key. "
+            f"Keep {key}, and use it for the next package.",
+            soft_wrap=True,
+            markup=False,
+        )
     if new:
         build(image, key=key)
         return
     with os_errors_as(f"cannot sign {image}"):
-        sign(image, load_or_make(key)[0])
+        sign(image, signing)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,6 +67,9 @@ MAX_PURPOSES = 4
 
 PEPPER_SOURCE = Path("/etc/athanor/pepper")
 """From where the gateway's unit loads the pepper."""
+
+GATEWAY_USER = "athanor-gateway"
+"""User of the gateway's unit, as it is shipped."""
 
 OTLP = "OTEL_EXPORTER_OTLP_{signal}ENDPOINT"
 
@@ -208,7 +213,7 @@ def own_socket(name: str, address: str, group: str) -> Port:
 
     path = Path(address.removeprefix("unix:"))
     number = group_number(group)
-    made = f"install -d -m 2750 -o athanor-gateway -g {group} {path.parent}"
+    made = f"install -d -m 2750 -o {GATEWAY_USER} -g {group} {path.parent}"
     if number is None:
         return Port(name=name, address=address, problem=f"there is no group {group}", mend=f"groupadd --system {group}")
     try:
@@ -216,6 +221,9 @@ def own_socket(name: str, address: str, group: str) -> Port:
         given = path.stat().st_gid == number if path.is_socket() else None
     except OSError as error:
         return Port(name=name, address=address, problem=f"{path.parent}: {reason_of(error)}", mend=made)
+    if folder.st_uid not in _gateway_users():
+        problem = f"{path.parent} belongs to another user, who could put a socket of their own there"
+        return Port(name=name, address=address, problem=problem, mend=f"chown {GATEWAY_USER} {path.parent}")
     if folder.st_mode & OTHERS_WRITE:
         problem = f"{path.parent} is writable for others than its owner, who could put a socket of their own there"
         return Port(name=name, address=address, problem=problem, mend=f"chmod go-w {path.parent}")
@@ -224,6 +232,14 @@ def own_socket(name: str, address: str, group: str) -> Port:
         return Port(name=name, address=address)
     whose = "is" if given is not None else "would be"
     return Port(name=name, address=address, problem=f"the socket {whose} of another group than {group}", mend=made)
+
+
+def _gateway_users() -> frozenset[int]:
+    """Users as which the gateway may run, and root: of the folder of its socket, another owner could replace it."""
+    users = {0, os.geteuid()}
+    with suppress(KeyError):
+        users.add(pwd.getpwnam(GATEWAY_USER).pw_uid)
+    return frozenset(users)
 
 
 def _port(name: str, address: str) -> Port:

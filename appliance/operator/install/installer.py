@@ -15,7 +15,7 @@ from appliance.common.errors import ConfigError
 from appliance.common.schema import StatePlan
 from appliance.operator.install import state, system
 from appliance.operator.install.changes import Change, Kind, apply, find_changes, find_removals
-from appliance.operator.install.packaged_image import ImagePlan, named_in, plan_image, put_image
+from appliance.operator.install.packaged_image import ImagePlan, named_in, plan_image, put_image, read_named
 from appliance.operator.install.rendering import GATEWAY_UNIT, PACKAGE_PLACE, UNITS, hidden, render
 from appliance.operator.install.share import ADMIN_SHARE, ShareChange, apply_share, find_share_changes, share_files
 from appliance.operator.install.sources import CONFIG, document_folder, own_command, read_sources, source_folder
@@ -79,7 +79,7 @@ def plan_install(root: Path, command: Path | None, app: typer.Typer) -> InstallP
     files = () if packaged else render(sources, str(chosen))
     brought = {} if packaged else share_files(document_folder(), app, ADMIN_SHARE)
     shared = () if packaged else find_share_changes(root, ADMIN_SHARE, brought)
-    image = plan_image(root) if packaged else ImagePlan()
+    image = plan_image(root) if packaged else ImagePlan(chosen=read_named(root).image)
     sources[CONFIG] = named_in(sources[CONFIG], image.image)
     seeds = state.missing_seeds(root)
     return InstallPlan(root, find_changes(root, files), shared, seeds, packaged, found, image, sources)

@@ -197,6 +197,15 @@ class StoreBook:
         with self.look() as connection:
             connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
 
+    def overwrite(self) -> None:
+        """Take what was removed out of the write-ahead log as well.
+
+        Raises:
+            StoreRefusedError: the disk fails.
+        """
+        with self.look() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def shred(self, tenant: str) -> bool:
         """Destroy a tenant's key while nothing else uses the book; False when there was none.
 
@@ -259,5 +268,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")  # ids and names of what a shred removes are overwritten
     connection.executescript(TABLES)
     connection.execute(f"PRAGMA user_version = {SCHEMA}")

@@ -40,6 +40,7 @@ class Outbox:
         self._write = write
         self._more = asyncio.Event()
         self._more.set()
+        self._turn = asyncio.Lock()
 
     def reconcile(self, folder: Path, size: int) -> int:
         """Forget entries that the log, of ``size`` entries, has already; returns how many. Blocks.
@@ -72,7 +73,11 @@ class Outbox:
                 await asyncio.sleep(RETRY_S)
 
     async def flush(self) -> bool:
-        """Write all that wait; False where log or book fail."""
+        """Write all that wait, once who writes already is done; False where log or book fail."""
+        async with self._turn:
+            return await self._flush()
+
+    async def _flush(self) -> bool:
         try:
             while group := await asyncio.to_thread(self._book.pending, GROUP):
                 size = await self._write([(time_ms, one) for _, time_ms, one in group])

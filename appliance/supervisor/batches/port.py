@@ -71,6 +71,16 @@ class StorePort:
         finally:
             self._end()
 
+    async def flush(self) -> bool:
+        """Write all entries that wait, and overwrite them in the store's book; False where log or book fail."""
+        if not await self._outbox.flush():
+            return False
+        try:
+            await asyncio.to_thread(self._store.book.overwrite)
+        except StoreRefusedError:
+            return False
+        return True
+
     async def close(self) -> None:
         """Close the socket, write the last entries, and close the store."""
         self._end()

@@ -172,9 +172,11 @@ class BatchStore:
         with self._lock:
             self.book.shred(tenant)
             try:
-                return self._forget(tenant)
+                count = self._forget(tenant)
+                self.book.overwrite()
             except StoreRefusedError as error:
                 raise KeyringError(f"the key of {tenant} is destroyed; files that it sealed are left") from error
+            return count
 
     def figures(self) -> dict[str, int]:
         """Return what is kept, by name.
@@ -221,6 +223,8 @@ class BatchStore:
         for tenant, kek in keks:
             if not self.book.holds(tenant, kek):
                 count += self._remove("WHERE tenant = ? AND kek = ?", (tenant, kek))
+        if count:
+            self.book.overwrite()
         return count
 
     def _remove(self, where: str, values: tuple[Any, ...]) -> int:

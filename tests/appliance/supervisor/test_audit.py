@@ -14,6 +14,7 @@ from appliance.common.audit.entry import Entry, entry, from_line, to_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError, open_log
 from appliance.common.audit.names import PSEUDONYM, shown_by
 from appliance.common.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
+from appliance.common.errors import AuditNamesError
 from appliance.supervisor import audit as module
 from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
 from appliance.supervisor.operator_socket import OperatorSocket
@@ -212,6 +213,34 @@ async def test_a_shred_unlinks_what_was_recorded_before(tmp_path: Path) -> None:
     assert told[0][1] == told[1][1] and PSEUDONYM.fullmatch(told[0][1])
     assert told[2][1] == "omega"
     assert b"alpha" not in b"".join(path.read_bytes() for path in (tmp_path / "audit").glob("*.log"))
+
+
+async def test_what_cannot_be_written_keeps_its_pseudonym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry from before a shred never comes into the log under the pseudonym of after: while the disk takes none the
+    shred is refused and the key stays, and so with entries that had no place to wait. With room it goes through
+    (control)."""
+    audit = open_log(tmp_path, pseudonyms=True)
+    recorder = Recorder(audit, lambda _: None)
+    one = entry("file", event="created", tenant="alpha", principal="key:a", file="f", bytes=1)
+    recorder.record(one)
+    await recorder.flush()
+    pseudonym = audit.names.pseudonym("alpha")
+
+    def full(_batch: object) -> int:
+        raise AuditWriteError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit, "append", full)
+        patched.setattr(module, "MAX_PENDING", 1)
+        for _ in range(2):
+            recorder.record(one)
+        with pytest.raises(AuditNamesError, match="No space left"):
+            await recorder.unlink("alpha")
+    assert audit.names.pseudonym("alpha") == pseudonym
+    assert await recorder.unlink("alpha") == pseudonym
+    assert audit.names.pseudonym("alpha") == ""
+    await recorder.close()
+    assert [one.fields["tenant"] for one in found(tmp_path) if one.kind == "file"] == [pseudonym] * 2
 
 
 async def test_what_is_wrong_with_witnesses_is_told_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from appliance.common.config import ApplianceConfig
+from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_loader import Resolved
 from appliance.common.control import Control
 from appliance.common.control_models import ApplyModels, ModelsReviewed, ReviewModels
@@ -99,6 +100,8 @@ class Kept:
 
     def __init__(self, plan: object) -> None:
         self.plan, self.life, self._stopped = plan, Life(), asyncio.Event()
+        self.boot_s = 0.0
+        self.first_boot: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Boots five times, until it is stopped."""
@@ -165,3 +168,100 @@ def test_sleeping_models_take_no_memory_from_one_that_comes(monkeypatch: pytest.
     assert found(kept, awake="b", removed=("a",)) == ["c"], "what sleeps has nothing to give back"
     assert found(sleeper, budget=4 * GIB) == ["c"], "the kept one leaves 3 GiB of the budget"
     assert found(sleeper, budget=5 * GIB) == []
+
+
+def test_a_model_that_wakes_has_not_taken_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gigabytes are available, and a model of one is waking: two can be had, whether it stays or goes; one that
+    comes asleep may have its memory later. Controls: the same model awake."""
+    monkeypatch.setattr(model_changes, "machine_memory", lambda: Memory(16 * GIB, 3 * GIB))
+    models = {"a": planned_model("a", "while_used", GIB)}
+
+    def found(gib: int, keep: str, waking: str, removed: tuple[str, ...] = ()) -> list[str]:
+        sandbox = SimpleNamespace(models_memory_bytes=0, memory_bytes=16 * GIB)
+        served = ServedNow(models, frozenset("a"), frozenset(waking))
+        config: Any = SimpleNamespace(sandbox=sandbox)
+        return list(lacking(config, [planned_model("c", keep, gib * GIB)], ModelDifference(removed=removed), served))
+
+    assert found(3, "always", "") == [], "the control"
+    assert (found(2, "always", "a"), found(3, "always", "a")) == ([], ["c"]), "a stays, and takes 1 GiB more"
+    assert found(4, "always", "", removed=("a",)) == [], "the control"
+    assert (found(3, "always", "a", ("a",)), found(4, "always", "a", ("a",))) == ([], ["c"]), "a has nothing to give"
+    assert (found(3, "while_used", "a"), found(4, "while_used", "a")) == ([], ["c"]), "a sleeps then"
+    assert found(4, "while_used", "") == [], "the control"
+
+
+def never_kept(name: str) -> ModelConfig:
+    """An entry of a model that begins asleep."""
+    return ModelConfig.model_validate({"name": name, "path": "/m", "keep": "never"})
+
+
+class Checkpoints:
+    """Warm starts as far as changes of models go: what they were told, in its order."""
+
+    def __init__(self, keepers: ModelKeepers) -> None:
+        self.keepers, self.said = keepers, list[tuple[str, list[str], list[str]]]()
+
+    def leave(self, plans: Iterable[Any]) -> None:
+        """Note what left, and what is there then."""
+        self.said.append(("leave", [plan.digest for plan in plans], self.keepers.names))
+
+    async def forget(self, plans: Iterable[Any], staying: Iterable[Any]) -> None:
+        """Note what is removed, and what stays."""
+        self.said.append(("forget", [plan.digest for plan in plans], [plan.digest for plan in staying]))
+
+
+async def test_checkpoints_of_changed_models_go_too() -> None:
+    """What a model had before it changed, as an adapter that was taken out, is in its old checkpoints: they are removed
+    as those of a model that goes for good are, and those of what stays are not."""
+    keepers = ModelKeepers(Kept, lambda: None)  # type: ignore[arg-type]
+    changes = ModelChanges(None, keepers, None, lambda *_: True, lambda _one: None, None)  # type: ignore[arg-type]
+
+    def planned(name: str, digest: str) -> Any:
+        plan = SimpleNamespace(name=f"engine-{name}", digest=digest)
+        entry = never_kept(name)
+        files = SimpleNamespace(digest=digest, signer="", folder=Path("/"))
+        return SimpleNamespace(entry=entry, files=files, plans=(plan,), need=ModelNeed(name, 1, 1, 0))
+
+    for name in ("changed", "gone", "stays"):
+        keepers.add(planned(name, f"{name} 1"))
+    found = ModelDifference(changed=(never_kept("changed"),), removed=("gone",))
+    changes.warm = said = Checkpoints(keepers)  # type: ignore[assignment]
+    change = asyncio.create_task(
+        changes._change(model_changes._Reviewed("", found, (planned("changed", "changed 2"),)))
+    )
+    await asyncio.sleep(0)
+    for name in ("changed", "gone"):
+        keepers.drained(name)
+    await change
+    (_, left, then), (_, removed, staying) = said.said
+    assert [one for one, _, _ in said.said] == ["leave", "forget"]
+    assert set(left) == set(removed) == {"changed 1", "gone 1"}
+    assert then == ["stays"], "before the one that comes again"
+    assert set(staying) == {"stays 1", "changed 2"}
+
+
+async def test_memory_is_reserved_for_wakes() -> None:
+    """That of the largest model that sleeps, and that of those that wake, from before a wake is told; none of those
+    that are awake, and none where the files of one are gone."""
+    keepers = ModelKeepers(Kept, lambda: None)  # type: ignore[arg-type]
+
+    class Gone:
+        @property
+        def about(self) -> int:
+            raise FileNotFoundError
+
+    for name, about in (("a", 1), ("b", 4), ("c", 2), ("d", 0)):
+        need = ModelNeed(name, about, about, 0, engine=0) if about else Gone()
+        plans = (SimpleNamespace(name=f"engine-{name}"),)
+        files = SimpleNamespace(digest=name, signer="")
+        keepers.add(SimpleNamespace(entry=never_kept(name), files=files, plans=plans, need=need))  # type: ignore[arg-type]
+    assert (keepers.reserved, keepers.waking) == (4, frozenset())
+    told: list[tuple[int, frozenset[str]]] = []
+    keepers.on_wake = lambda: told.append((keepers.reserved, keepers.waking))
+    wakes = asyncio.create_task(keepers.wake("a", lambda: None))
+    await asyncio.sleep(0)
+    assert told == [(5, frozenset("a"))]
+    keepers.keepers[0].first_boot.set_result(None)
+    assert await wakes
+    assert (keepers.reserved, keepers.awake) == (4, frozenset("a"))
+    await keepers.sleep("a")

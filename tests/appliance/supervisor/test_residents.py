@@ -190,6 +190,27 @@ async def test_they_go_with_the_gateway(room: Room) -> None:
     await until(lambda: room.alive == [])
 
 
+async def test_a_tenant_is_without_its_sandboxes_for_a_while(room: Room) -> None:
+    """They are gone before the block begins, a wish in it boots nothing, and behind it what is still needed is there
+    again as another generation; what the gateway released meanwhile stays away, and another tenant's stay (control)."""
+    for tenant in ("d", "t"):
+        room.residents.want(Want("m", tenant))
+    await until(lambda: len(room.of(SandboxUp)) == 3)
+    async with room.residents.without("d"):
+        assert room.alive == ["text-t"]
+        room.residents.want(Want("m", "d"))
+        await asyncio.sleep(0.05)
+        assert room.alive == ["text-t"]
+    await until(lambda: sorted(room.alive) == ["engine-d", "text-d", "text-t"])
+    await until(lambda: len(room.of(SandboxUp)) == 5)
+    generations = [up.generation for up in room.of(SandboxUp) if up.tenant == "d"]
+    assert len(set(generations)) == 4
+    async with room.residents.without("t"):
+        room.residents.release(Release("m", "t"))
+    await asyncio.sleep(0.05)
+    assert sorted(room.alive) == ["engine-d", "text-d"]
+
+
 async def test_a_bad_policy_changes_nothing(room: Room, tmp_path: Path) -> None:
     """As in the gateway: the one before stays in force, and a good one is read at the next wish."""
     room.residents.want(Want("m", "t"))

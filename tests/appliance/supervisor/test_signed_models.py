@@ -17,7 +17,7 @@ from appliance.common.served_models import models_digest
 from appliance.operator.doctor.facts import Running
 from appliance.operator.doctor.service_facts import look_at_service
 from appliance.supervisor.boot import boot
-from appliance.supervisor.model_changes import ModelChanges, read_models
+from appliance.supervisor.model_changes import ModelChanges, ServedNow, read_models
 from appliance.supervisor.model_keepers import ModelKeepers
 from isolation.errors import SandboxStartError
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
@@ -104,7 +104,7 @@ def test_a_change_to_an_unsigned_model_is_refused_where_it_is_written(place: Pat
             lambda _entry: None,
             lambda: found,
         )
-        return changes._plan(models_digest(found.config.models), {}, frozenset(), {})
+        return changes._plan(models_digest(found.config.models), {}, frozenset(), ServedNow({}, frozenset()))
 
     assert [one.files.signer for one in plan(f"    signed_by: [{LINE}]")[1]] == [public_key_of(SIGNER).id]
     with pytest.raises(ConfigError, match=r"athanor\.yaml:4:5: model m: .*does not hold"):

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, RESULT, ROW
-from engine.text.grammar_keeper import COMPILE_WALL_S, HEAVY_AFTER_S, KEPT_S, TURN_S, Keeper
+from engine.text.grammar_keeper import (
+    COMPILE_WALL_S,
+    HEAVY_AFTER_S,
+    KEPT_S,
+    TENANT_GRAMMARS,
+    TENANT_QUEUE,
+    TURN_S,
+    Keeper,
+)
 from isolation.ipc.grammar import CloseGrammar, GrammarKind, OpenGrammar, Whitespace
 from isolation.ipc.messages import Failed, FailureCode
 
@@ -149,6 +157,33 @@ def test_a_schema_of_other_whitespace_is_another_grammar(sleepers: Sleepers) -> 
     os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0))
     keeper.read(process)
     assert [one.requests for one in keeper.processes.values()] == [{1, 2}, {3}]
+
+
+def test_users_of_a_tenant_share_its_account_and_no_grammar(sleepers: Sleepers) -> None:
+    """One grammar of many users is compiled for each, one after the other, and no user finds another's; but they have
+    as many processes and places in the queue as a tenant without users. One user finds its own (control)."""
+    keeper = Keeper(sleepers.fork, 4)
+
+    def opened(request: int, user: int) -> None:
+        keeper.take(OpenGrammar(request, b"t" * 16, GrammarKind.REGEX, b"a", user=bytes([user]) * 16))
+
+    for user in range(1, TENANT_QUEUE + 3):
+        opened(user, user)
+    # One compiles, as many wait as may, and the last is refused.
+    assert len(keeper.processes) == 1
+    assert [(one.request, one.code) for one in keeper.answers if isinstance(one, Failed)] == [
+        (TENANT_QUEUE + 2, FailureCode.OVERLOADED)
+    ]
+    for number in range(TENANT_GRAMMARS):
+        keeper.forked(sleepers.processes[number].pid)
+        process = keeper.processes[next(reversed(keeper.processes))]
+        os.write(sleepers.ends[number][1], RESULT.pack(COMPILED, number + 1, 0, 0, 0))
+        keeper.read(process)
+    assert [one.requests for one in keeper.processes.values()] == [{n} for n in range(1, TENANT_GRAMMARS + 1)]
+    opened(100, 1)
+    assert next(iter(keeper.processes.values())).requests == {1, 100}
+    keeper.take(OpenGrammar(101, b"o" * 16, GrammarKind.REGEX, b"a"))
+    assert len(keeper.processes) == TENANT_GRAMMARS + 1
 
 
 def test_a_grammar_that_nobody_follows_is_let_go_after_a_while(sleepers: Sleepers) -> None:

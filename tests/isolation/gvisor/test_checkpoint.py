@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +105,30 @@ def test_a_full_disk_takes_no_checkpoint(store: CheckpointStore, monkeypatch: py
     with pytest.raises(CheckpointError, match="are free"), store.draft():
         pass
     assert names(store) == []
+
+
+def test_room_is_made_before_a_checkpoint_is_saved(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are told beforehand must be free beside the least, with what is evicted for them, and nothing is
+    evicted where that is too little; it is gone before anything is written. Control: a small one that fits evicts
+    none."""
+    free = 2_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(checkpoint_module, "LEAST_FREE_BYTES", 1_000)
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 2_000)
+    for count, key in enumerate(("1" * 64, "2" * 64)):
+        save(store, key)
+        os.utime(store.root / key, (count, count))
+    with store.draft(400) as draft:
+        assert names(store) == [draft.name, "1" * 64, "2" * 64]
+    free = 500
+    with pytest.raises(CheckpointError, match="are free"), store.draft(1_400):
+        pass
+    assert names(store) == ["1" * 64, "2" * 64]
+    free = 1_800
+    with store.draft(1_200) as draft:
+        assert names(store) == [draft.name, "2" * 64], "1 is gone before anything is written"
+    with pytest.raises(CheckpointError, match="are free"), store.draft(1_900):
+        pass
 
 
 def test_drafts_of_the_dead_are_cleared_and_of_the_living_not(store: CheckpointStore) -> None:

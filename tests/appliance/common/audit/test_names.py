@@ -120,6 +120,25 @@ def test_a_disk_that_takes_no_key_takes_no_entry(tmp_path: Path, monkeypatch: py
     assert [shown_by(tmp_path)(one) for one in entries(tmp_path)] == [request("alpha")]
 
 
+def test_a_key_that_cannot_be_destroyed_is_used_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk does not take it no other key is written over the file, which would leave the old one's bytes on
+    the disk with nothing that overwrites them; the next order finds the same key, and destroys it (control)."""
+    book = NameBook(tmp_path)
+    before = book.hidden(request("alpha"))
+
+    def refuses(_path: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(names, "destroy", refuses)
+        with pytest.raises(OSError, match="Input/output"):
+            book.forget("alpha")
+    assert book.hidden(request("alpha")) == before
+    book.forget("alpha")
+    assert not (tmp_path / names.FOLDER / "alpha").exists()
+    assert book.hidden(request("alpha")) != before
+
+
 def used(book: UsageBook) -> dict[str, int]:
     """Requests by tenant, as the book has them."""
     rows = book._connection.execute("SELECT tenant, SUM(requests) FROM used GROUP BY tenant")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from appliance.gateway.batches.kept_work import KeptWork
 from appliance.gateway.batches.line_calls import LineCalls
 from appliance.gateway.batches.room import Room
 from appliance.gateway.batches.runner import BatchRunner
+from appliance.gateway.batches.wiring import epoch_of
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.ledger import Ledger
@@ -143,9 +145,7 @@ async def stacked(folder: Path, shift_s: float = 0.0, most: int = MOST) -> Async
         return withdrawn.get(principal.tenant)
 
     runner = BatchRunner(link, LineCalls(service, holds), Room(ledger, {}, TenantSandboxes()))
-    work = KeptWork(
-        link, lambda: ledger.policy, runner.changed, epoch=lambda tenant: ledger.namespaces.get(tenant, b"")
-    )
+    work = KeptWork(link, lambda: ledger.policy, runner.changed, epoch=partial(epoch_of, ledger))
     settings = FrontEndSettings(http_port=0, grpc_port=0)
     tasks = [asyncio.create_task(one) for one in (port.run(), runner.run())]
     link.attached(Welcome(CONTROL_VERSION, "none", "none", []))

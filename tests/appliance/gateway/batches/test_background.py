@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ import pytest
 from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.generate_request import Started
 from appliance.gateway.http import event_window
-from appliance.gateway.http.event_window import ALONE_S, STREAMS, STREAMS_EACH, WINDOW_S, BackgroundRuns, EventWindow
+from appliance.gateway.http.event_window import (
+    ALONE_S,
+    READERS_EACH,
+    STREAMS,
+    STREAMS_EACH,
+    WINDOW_S,
+    BackgroundRun,
+    BackgroundRuns,
+    EventWindow,
+)
 from tests.appliance.gateway.batches.stack import LIMITED, POLICY, Stack, stacked, until
 from tests.appliance.gateway.batches.test_files import send
 from tests.appliance.gateway.front.support import MODEL, text_script
@@ -283,6 +293,138 @@ async def test_runs_are_bounded_and_forgotten() -> None:
     now[0] = WINDOW_S + 1
     runs.look(lambda _tenant: b"", lambda: UnavailableError("ended"))
     assert runs.held == runs.size == 0
+
+
+async def test_a_client_that_waits_for_its_first_event_reads(stack: Stack) -> None:
+    """A response that waits in a queue or for its model for longer than one may be alone goes on while its client is
+    there. Control: once that has left, it is ended after that time."""
+    gate, now, runs = asyncio.Event(), [0.0], stack.ends.background
+    runs.clock = lambda: now[0]
+    stack.service.script = [gate, *text_script(*TEXTS)]
+    for leaves in (False, True):
+        waiting = asyncio.ensure_future(send(stack, "POST", "/v1/responses", json=ASKED))
+        await until(lambda: runs.running() and runs.running()[0].readers)
+        if leaves:
+            waiting.cancel()
+            await until(lambda: not runs.running()[0].readers)
+        now[0] += ALONE_S + 1
+        runs.look(lambda _tenant: bytes(32), lambda: UnavailableError("alone"))
+        assert len(runs.running()) == (0 if leaves else 1)
+        if not leaves:
+            gate.set()
+            answer = await waiting
+            assert answer.status_code == 200 and b"response.completed" in answer.content
+            gate.clear()
+    assert runs.dropped == 1
+
+
+async def test_readers_of_a_stream_are_bounded(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused with a retryable error before its stream begins, and counted as a refused call; the place of
+    one that has left is free."""
+    run = BackgroundRun(b"", 0.0)
+    with contextlib.ExitStack() as readers:
+        for _ in range(READERS_EACH):
+            readers.enter_context(run.read(lambda: 0.0))
+        with pytest.raises(RateLimitedError), run.read(lambda: 0.0):
+            pass
+        assert run.readers == READERS_EACH
+    with run.read(lambda: 0.0):
+        assert run.readers == 1
+    monkeypatch.setattr(event_window, "READERS_EACH", 1)
+    gate = asyncio.Event()
+    stack.service.script = script(gate)
+    async with begun(stack) as events:
+        response = id_of(await anext(events))
+        refused = await rest(stack, response)
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        assert isinstance(stack.service.refusals[-1][1], RateLimitedError)
+        gate.set()
+    await until(lambda: not stack.ends.background.find("acme", response).readers)
+    assert (await rest(stack, response)).status_code == 200
+
+
+def test_the_newest_event_costs_a_reader_what_the_oldest_does() -> None:
+    """Each reader takes each token by itself, so that must not grow with the events that are kept."""
+    window = EventWindow()
+    for _ in range(event_window.WINDOW_EVENTS + 20):
+        window.add(b"x\n\n")
+    assert (window.first, window.next) == (20, event_window.WINDOW_EVENTS + 20)
+    assert window.read(window.next - 1) == (b"id: %d\nx\n\n" % (window.next - 1), window.next)
+    assert window.read(20)[0].startswith(b"id: 20\n")
+    small = EventWindow()
+    small.add(b"x\n\n")
+
+    def took_s(read: EventWindow) -> float:
+        before = time.process_time()
+        for _ in range(2_000):
+            read.read(read.next - 1)
+        return time.process_time() - before
+
+    assert took_s(window) < 10 * took_s(small)
+
+
+def test_what_makes_room_keeps_no_events() -> None:
+    """The events of a stream that makes room are gone, also for a reader of it; one that nobody reads makes room
+    first."""
+    runs = BackgroundRuns(lambda: 0.0)
+    made = [runs.begin("acme", str(number), b"") for number in range(STREAMS_EACH)]
+    for run in made[:2]:
+        run.window.add(b"data: x\n\n")
+        run.window.end()
+    with made[0].read(runs.clock) as window:
+        runs.begin("acme", "more", b"")
+        assert runs.find("acme", "0") is made[0] and runs.find("acme", "1") is None and window.size
+        runs.begin("acme", "again", b"")
+        assert runs.find("acme", "0") is None and not window.size and window.first == window.next
+
+
+async def test_a_reader_ends_with_its_credential(stack: Stack) -> None:
+    """Once a key is withdrawn, what reads with it ends with an error. Control: the reader with another key of the
+    tenant gets the rest."""
+    gate = asyncio.Event()
+    stack.service.script = script(gate)
+    async with begun(stack, LIMITED) as events:
+        response = id_of(await anext(events))
+        reading = asyncio.ensure_future(rest(stack, response))
+        await until(lambda: stack.ends.background.find("acme", response).readers == 2)
+        del stack.service.tenants["key:acme-1"]
+        content = (await asyncio.wait_for(reading, 5)).content
+        assert b"event: error" in content and b"response.completed" not in content
+        gate.set()
+        assert b"response.completed" in [event async for event in events][-1]
+
+
+@pytest.mark.parametrize("how", ["nothing", "region", "padded"])
+async def test_an_ended_stream_is_read_by_the_rules_of_now(stack: Stack, how: str) -> None:
+    """A tenant that may not be served in this region any more, or whose answers are padded by now, reads no stream that
+    was kept before. Control: without a change it does."""
+    stack.service.script = text_script(*TEXTS)
+    async with begun(stack) as events:
+        found = [event async for event in events]
+    if how == "region":
+        stack.use(POLICY.replace('["key:acme-1"]', '["key:acme-1"]\n    regions: [eu-1]'))
+    elif how == "padded":
+        stack.service.padded.add("acme")
+    answer = await rest(stack, id_of(found[0]))
+    assert answer.status_code == (200 if how == "nothing" else 400), answer.text
+    assert (b"event:" in answer.content) is (how == "nothing")
+
+
+async def test_a_drain_leaves_what_has_no_reader_its_time(stack: Stack) -> None:
+    """A response whose client has left has the grace of the appliance's end as any other: it ends whole, and the end
+    waits for it."""
+    gate = asyncio.Event()
+    stack.service.script = script(gate)
+    async with begun(stack) as events:
+        response = id_of(await anext(events))
+    run = stack.ends.background.find("acme", response)
+    await until(lambda: not run.readers)
+    stopping = asyncio.ensure_future(stack.ends.stop(20.0))
+    await asyncio.wait({stopping}, timeout=0.5)
+    assert not stopping.done() and not run.window.ended
+    gate.set()
+    await asyncio.wait_for(stopping, 10)
+    assert run.window.ended and b"response.completed" in run.window.read(run.window.next - 1)[0]
 
 
 async def test_a_drain_tells_every_reader(stack: Stack) -> None:

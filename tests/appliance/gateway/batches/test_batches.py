@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError, UnavailableError
-from appliance.gateway.batches import room, runner
+from appliance.gateway.batches import line_calls, room, runner
 from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.operator_drain import OperatorDrain
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from isolation.ipc.messages import Priority
@@ -160,6 +161,28 @@ async def test_a_line_that_is_refused_for_now_waits(stack: Stack, error: Excepti
     stack.service.script = text_script("Hello")
     done = await stack.ended(client, batch.id, "completed")
     assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
+
+
+@pytest.mark.parametrize("rule", ["tenants.acme.hours", "tenants.acme.features.wake"])
+async def test_a_line_waits_for_the_end_of_a_denial_that_passes(
+    stack: Stack, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of hours, and while a model sleeps that the tenant may not wake: no line fails for good. A denial that does
+    not pass fails it."""
+    monkeypatch.setattr(line_calls, "LATER_S", 0.1)
+    client, error = stack.openai(), FeatureNotAllowedError("not now")
+    error.rule = rule
+    stack.service.script = [error]
+    batch = await begin(client, [line("a")])
+    await until(lambda: len(stack.service.requests) >= 2)
+    stack.service.script = text_script("Hello")
+    done = await stack.ended(client, batch.id, "completed")
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+    other = FeatureNotAllowedError("never")
+    other.rule = "tenants.acme.features.tools"
+    stack.service.script = [other]
+    done = await stack.ended(client, (await begin(client, [line("a")])).id, "completed")
+    assert (done.request_counts.completed, done.request_counts.failed) == (0, 1)
 
 
 async def test_a_line_that_never_can_fails(stack: Stack) -> None:
@@ -310,3 +333,13 @@ routes:
     policy = load_policy([Source("p.yaml", text)])
     found = room.Room(Ledger(policy, {"a": bytes(32)}), {"m": ModelSandboxes("m")}, TenantSandboxes())
     assert found.may_begin("a", name, 0) is free
+
+
+def test_no_line_begins_while_the_operator_drains() -> None:
+    """It would fail, and be tried again every few seconds. Control: once the drain is over it may."""
+    policy = load_policy([Source("p.yaml", 'version: 1\ntenants: {a: {credentials: ["key:a"], models: ["*"]}}')])
+    drain = OperatorDrain(draining=True)
+    found = room.Room(Ledger(policy, {"a": bytes(32)}), {}, TenantSandboxes(), drain=drain)
+    assert not found.may_begin("a", "m", 0) and not found.may_begin("gone", "m", 0)
+    drain.draining = False
+    assert found.may_begin("a", "m", 0)

@@ -11,6 +11,7 @@ import socket
 import ssl
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 from appliance.common.errors import StartError
 from appliance.common.refused_credentials import CredentialRefusal
 from appliance.gateway.front.own_listeners import SOCKET_MODE, OwnAddress, Stalls, bind_own
+from appliance.gateway.grpc.connection import STRANGER
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
 from tests.appliance.gateway.front.pki import Pki
@@ -220,6 +222,34 @@ def test_what_is_wrong_is_told_at_the_start(folder: Path) -> None:
         bind(OwnAddress("acme", "grpc", f"127.0.0.1:{taken.getsockname()[1]}"))
     open_folder.chmod(0o755)
     bind(at(open_folder / "a.sock")).close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
+    """It could put a socket of its own in the place of ours, whatever the folder's mode. Control: one of root's."""
+    given = folder / "given"
+    given.mkdir(0o755)
+    os.chown(given, 65533, -1)
+    with pytest.raises(StartError, match="acme cannot listen on .* belongs to another user"):
+        bind(at(given / "a.sock"))
+    assert not list(given.iterdir())
+    os.chown(given, 0, -1)
+    bind(at(given / "a.sock")).close()
+
+
+async def test_strangers_at_one_listener_take_nothing_from_another(folder: Path) -> None:
+    """What connections without a credential may send that serves nothing is counted for each listener by itself: what
+    is used up at the listener of all is whole at the tenant's own."""
+    async with serving(own=own(folder, local=False)) as running:
+        shared = {
+            key: listener._make.args[0].strangers.of("127.0.0.1")  # type: ignore[attr-defined]
+            for key, listener in running.front_ends._listeners.items()
+            if key[0] == "grpc"
+        }
+        now = time.monotonic()
+        everyone, acme = shared["grpc", ""], shared["grpc", "acme"]
+        assert everyone.spend(STRANGER.burst, now) and not everyone.spend(STRANGER.burst, now)
+        assert acme.spend(STRANGER.burst, now)
 
 
 async def test_a_peer_that_takes_nothing_is_ended_at_a_unix_socket() -> None:

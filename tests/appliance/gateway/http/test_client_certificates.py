@@ -199,11 +199,11 @@ async def test_connections_of_an_authority_that_is_gone_end(own: Pki, tmp_path: 
             assert (await client.get("/v1/models")).status_code == 200
             own.files.certificate.write_bytes(own.files.certificate.read_bytes())
             await asyncio.sleep(0.3)
-            connections = set(running.front_ends._http_shared.opened.connections)
+            connections = set(running.front_ends._opened["http", ""].connections)
             assert len(connections) == 1
             assert own.files.client_ca is not None
             own.files.client_ca.write_bytes(Authority.create("the next one").pem)
-            while running.front_ends._http_shared.opened.connections:
+            while running.front_ends._opened["http", ""].connections:
                 await asyncio.sleep(0.02)
             with pytest.raises((httpx.TransportError, ssl.SSLError)):
                 await client.get("/v1/models")
@@ -223,7 +223,7 @@ async def test_a_connection_with_a_certificate_ends_after_an_hour(
         ):
             for client in (certified, keyed):
                 assert (await client.get("/v1/models")).status_code == 200
-            opened = running.front_ends._http_shared.opened.connections
+            opened = running.front_ends._opened["http", ""].connections
             assert len(opened) == 2
             monkeypatch.setattr(protocol, "CERTIFIED_S", 0.0)
             monkeypatch.setattr(listener, "FAREWELL_S", 0.2)

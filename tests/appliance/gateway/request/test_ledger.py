@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 
 from appliance.common.errors import (
     ContextLengthError,
+    FeatureNotAllowedError,
     InvalidRequestError,
     PermissionDeniedError,
     RateLimitedError,
     UnauthenticatedError,
 )
-from appliance.gateway.request.ledger import NO_RATES, Ledger
+from appliance.gateway.request.ledger import NO_RATES, Ledger, Reservation, first_access
 from policy.loader import Source, load_policy
 from policy.model import PolicySet
 
@@ -95,6 +97,22 @@ def test_a_grant_is_never_more_than_anybody_allows() -> None:
         reservation = ledger(Clock()).admit("alpha", "m", None)
         reservation.reserve(prompt, None, room)
         assert reservation.grant == grant
+
+
+def test_what_slept_when_its_request_came_is_awake_for_the_second_decision() -> None:
+    """A reload with ``wake: false`` after the wake denies neither the request nor a prompt that nobody counted; one
+    that comes then for a model that sleeps is denied."""
+    book = ledger(Clock())
+    asleep = replace(first_access("alpha", "m", None, 1, None), asleep=True)
+    reservation = book.try_admit(asleep)
+    assert isinstance(reservation, Reservation)
+    text = TEXT.format(rpm=60, tpm=600, concurrency=2) + "    features: {wake: false}\n"
+    book.replace(load_policy([Source("p.yaml", text)]), {"alpha": b"k" * 32})
+    reservation.reserve(10, None, 100)
+    with pytest.raises(ContextLengthError):
+        reservation.refuse_uncounted(101, None)
+    with pytest.raises(FeatureNotAllowedError):
+        book.try_admit(asleep)
 
 
 def test_denials_have_their_own_errors() -> None:

@@ -32,6 +32,7 @@ from appliance.gateway.generate_request import (
     Event,
     Finished,
     GenerateRequest,
+    Grammar,
     Operation,
     Principal,
     Started,
@@ -49,15 +50,16 @@ from appliance.gateway.sandboxes import model_sandboxes as rooms_module
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.engine_loss import EngineLoss
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
-from appliance.gateway.sandboxes.text_link import VocabularyTable
+from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from isolation.ipc.codec import Message
 from isolation.ipc.engine import Abort, RequestFailure, StepOutput, Submit
 from isolation.ipc.engine import Started as WireStarted
+from isolation.ipc.grammar import NO_GRAMMAR_USER, GrammarKind, OpenGrammar
 from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.messages import FailureCode, Finish, Priority, Role
 from isolation.ipc.sampling import Sampling
 from policy.loader import Source, load_policy
-from tests.appliance.gateway.pairs import ENGINE_READY, Pair, make_pair
+from tests.appliance.gateway.pairs import ENGINE_READY, TEXT_READY, Pair, make_pair
 
 POLICY = 'version: 1\ntenants:\n  alpha: {credentials: ["key:a"], models: ["m"]}\n'
 
@@ -395,6 +397,28 @@ async def test_tools_with_a_schema_need_both_features(
     task = asyncio.ensure_future(collect(stage.session(tools=replace(tools, answer_param=None), max_tokens=1)))
     say(pair, (await hear(pair, Submit)).request, 5, finish=Finish.LENGTH)
     await task
+
+
+async def test_grammars_of_end_users_are_on_the_tenants_account(stage: Stage) -> None:
+    """With ``namespace: user`` each end user finds its own grammars alone, all of them on the tenant's one account, and
+    a request that names none has a user of its own; without (control) no user is told."""
+    stage.boot()
+    pair = make_pair(Role.TEXT, TEXT_READY)
+    stage.model.set_text(text := TextLink(pair.host, TEXT_READY, 1, lambda *_: None))
+    told: list[OpenGrammar] = []
+    for namespace, user in (("tenant", "ann"), ("user", "ann"), ("user", "bob"), ("user", ""), ("user", "")):
+        stage.grant(f"namespace: {namespace}")
+        session = stage.session(grammar=Grammar(GrammarKind.REGEX, b"a*"), end_user=user)
+        task = asyncio.ensure_future(collect(session))
+        told.append(await hear(pair, OpenGrammar))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert len({one.tenant for one in told}) == 1
+    assert told[0].user == NO_GRAMMAR_USER
+    assert len({one.user for one in told}) == 5
+    assert [one.keep for one in told] == [True, True, True, False, False]
+    text.close()
+    pair.close()
 
 
 async def test_a_prompt_that_leaves_no_room_is_blamed_on_its_own_field(stage: Stage) -> None:

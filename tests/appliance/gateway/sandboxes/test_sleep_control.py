@@ -295,9 +295,9 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     type; a wake that another has begun is waited for."""
     scene = Scene()
     until = scene.control.clock() + 60
-    with pytest.raises(FeatureNotAllowedError):
+    with pytest.raises(FeatureNotAllowedError) as refused:
         await scene.control.awaken(scene.models["a"], until, "t", wakes=False)
-    assert scene.told == []
+    assert (scene.told, refused.value.rule) == ([], "tenants.t.features.wake")
     other = scene.ask("a")
     await turns()
     joined = asyncio.create_task(scene.control.awaken(scene.models["a"], until, "t", wakes=False))

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from appliance.common.json_codec import decode
 from appliance.common.status import ApplianceStatus, ReloadOutcome
 from appliance.gateway.telemetry.loopback import is_loopback
+from appliance.gateway.telemetry.scrape import asks_for_openmetrics
 from appliance.gateway.telemetry.store import StoredTrace, TraceList
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.gateway.telemetry import samples
@@ -36,6 +38,23 @@ def test_metrics_are_prometheus_text(appliance: FakeAppliance) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert b"athanor_policy_reloads_total" in answer.content
+
+
+@pytest.mark.parametrize(
+    ("accept", "taken"),
+    [
+        ("application/openmetrics-text; version=1.0.0;q=0.5, text/plain;q=0.3", True),
+        ("Application/OpenMetrics-Text", True),
+        ("application/openmetrics-text;q=0, text/plain", False),
+        ("text/plain, application/openmetrics-text; version=1.0.0; Q = 0.000", False),
+        ("text/plain, */*", False),
+        ("", False),
+    ],
+)
+def test_openmetrics_is_for_scrapers_that_take_it(accept: str, taken: bool) -> None:
+    """Those that name it, but not with the weight 0, by which a client says that it takes none."""
+    request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
+    assert asks_for_openmetrics(request) is taken
 
 
 def test_status_is_the_callables_answer(appliance: FakeAppliance) -> None:
@@ -110,6 +129,23 @@ def test_no_web_page_can_reload(appliance: FakeAppliance, origin: str) -> None:
     answer = httpx.post(f"{appliance.url}/reload", headers={"origin": origin})
     assert answer.status_code == 403
     assert appliance.reloads == 0
+
+
+WRITING = ("/reload", "/models/m/sleep", "/models/m/wake", "/requests/r/cancel", "/drain", "/operator/calls", "/resume")
+"""Paths that change something or count it."""
+
+
+@pytest.mark.parametrize("refused", [{"origin": "null"}, {"origin": "http://localhost:8082"}, {"host": "evil.example"}])
+def test_no_web_page_changes_anything(appliance: FakeAppliance, refused: dict[str, str]) -> None:
+    """Each is refused with any Origin header and under a rebound name; without these it is taken, also over loopback's
+    TCP, where nobody knows which user of the machine asks."""
+    for path in WRITING:
+        assert httpx.post(f"{appliance.url}{path}", headers=refused).status_code == 403
+    assert (appliance.reloads, appliance.draining, appliance.called) == (0, False, [])
+    for path in WRITING:
+        assert httpx.post(f"{appliance.url}{path}").status_code in (200, 400, 404)
+        assert appliance.draining is (path in ("/drain", "/operator/calls"))
+    assert appliance.reloads == 1
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/status", "/traces", "/health/live", "/nothing"])

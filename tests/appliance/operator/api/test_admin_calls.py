@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -9,9 +11,13 @@ import grpc
 import pytest
 
 from appliance.common.credentials import read_key_table
+from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.generated import admin_pb2 as pb
+from appliance.operator.api.method import ChangeTurn
+from appliance.operator.api.roles import OperatorRole, Roles
+from appliance.operator.api.server import serving
 from tests.appliance.admin_server import LIVE, FakeAppliance, serve_admin
-from tests.appliance.operator.api.place import Client, Place, a_place, calling
+from tests.appliance.operator.api.place import OWN_POOL, Client, Place, a_place, calling
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 
@@ -136,6 +142,45 @@ async def test_models_are_listed_and_changes_refused_as_by_the_commands(place: P
     assert removed.code() is added.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert [one.code() for one in asleep] == [grpc.StatusCode.NOT_FOUND] * 2
     assert place.config.read_text() == before and not (place.folder / "models.d").exists()
+
+
+async def test_keys_of_a_model_are_a_matter_of_security(place: Place) -> None:
+    """The role operator may not say whose signature a model needs: with a key of its own, any files would be served.
+    With the role security beside it the call gets as far as one without the setting does (control)."""
+    answers = []
+    for roles in ((OperatorRole.OPERATOR,), (OperatorRole.OPERATOR, OperatorRole.SECURITY)):
+        held = Roles(frozenset(), frozenset((role, os.geteuid()) for role in roles))
+        async with calling(place, held) as client:
+            for settings in (["signed_by=[own]"], ["kv_bytes=1000000"]):
+                asked = pb.AddModelRequest(name="new", path=str(place.folder), settings=settings)
+                answers.append(await refusal(client, "AddModel", asked))
+    codes = [answer.code() for answer in answers]
+    assert codes == [grpc.StatusCode.PERMISSION_DENIED, *[grpc.StatusCode.FAILED_PRECONDITION] * 3]
+    assert "AddModel with signed_by needs the role security" in (answers[0].details() or "")
+    assert not (place.folder / "models.d").exists()
+
+
+async def test_a_change_without_its_caller_keeps_its_place(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that leaves while its change waits frees no place among the calls before that has ended: it is held with
+    its message. Control: behind its end the next call is served."""
+    monkeypatch.setattr("appliance.operator.api.front.MAX_CALLS", 1)
+    roles = Roles(frozenset({os.geteuid()}))
+    front, address = OperatorFront(place.config, roles), f"unix:{place.socket}"
+    async with serving(place.socket, front, roles, 5.0), grpc.aio.insecure_channel(address, OWN_POOL) as channel:
+        client, turn = Client(channel), front._turns[ChangeTurn.REQUESTS]
+        async with turn:
+            change = channel.unary_unary(f"/{SERVICE.full_name}/Drain")(b"")
+            async with asyncio.timeout(20):
+                while not front._running:
+                    await asyncio.sleep(0.01)
+            change.cancel()
+            for _ in range(3):
+                refused = await refusal(client, "GetServerInfo", pb.GetServerInfoRequest())
+                assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with asyncio.timeout(20):
+            while front._running:
+                await asyncio.sleep(0.01)
+        assert (await client(SERVICE, "GetServerInfo")).draining
 
 
 async def test_forgetting_needs_keys(place: Place) -> None:

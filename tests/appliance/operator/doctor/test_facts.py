@@ -248,8 +248,8 @@ def test_a_manifest_that_says_nothing_asked_for_nothing(said: str, tmp_path: Pat
 
 
 def test_the_socket_of_a_tenant_is_looked_at(tmp_path: Path) -> None:
-    """A group that is not there, a folder that is not there, one that others may write to, and a socket of another
-    group are problems with a command that mends them. Control: the folder as it should be, with and without one."""
+    """A group that is not there, a folder that is not there, one that others may write to or own, and a socket of
+    another group are problems with a command that mends them. Control: the folder as it should be."""
     group, path = str(os.getgid()), tmp_path / "own" / "a.sock"
     address = f"unix:{path}"
     assert own_socket("x", address, "no-such-group").mend == "groupadd --system no-such-group"
@@ -260,6 +260,10 @@ def test_the_socket_of_a_tenant_is_looked_at(tmp_path: Path) -> None:
     path.parent.chmod(0o750)
     assert not own_socket("x", address, group).problem
     assert "would be of another group" in own_socket("x", address, str(os.getgid() + 1)).problem
+    if not os.getuid():  # root alone can give the folder away
+        os.chown(path.parent, 65533, -1)
+        assert own_socket("x", address, group).mend == f"chown athanor-gateway {path.parent}"
+        os.chown(path.parent, 0, -1)
     with socket.socket(socket.AF_UNIX) as bound:
         folder = os.open(path.parent, os.O_PATH)
         bound.bind(f"/proc/self/fd/{folder}/a.sock")

@@ -15,12 +15,12 @@ from appliance.common.image.pin import Pin, read_pin, write_pin
 from appliance.common.image.signature import sign
 from appliance.common.image.store import remove
 from appliance.operator.install.deb import add_image, normalise
-from appliance.operator.install.packaged_image import KEYS, PIN, PLACE, STORE, find_packaged
+from appliance.operator.install.packaged_image import CONFIG, KEYS, PIN, PLACE, STORE, find_packaged
 from appliance.operator.install.rendering import PACKAGE_PLACE, render
 from appliance.operator.install.sources import read_sources, source_folder
 from isolation.errors import ImageError
 from isolation.image.rootfs import verify_image
-from isolation.keys.signing import key_of
+from isolation.keys.signing import SigningKey, key_of, load
 from tests.appliance.common.image.samples import make_image
 from tests.appliance.operator.cli.conftest import Run, run
 from tests.appliance.operator.install.test_install import COMMAND
@@ -30,14 +30,15 @@ __all__ = ["run"]
 KEY = key_of(bytes(range(32)))
 
 
-def bring(root: Path, content: str) -> str:
+def bring(root: Path, content: str, key: SigningKey = KEY) -> str:
     """Put units and an image below a root as a package does, in place of those of an earlier one; gives its digest."""
     for file in render(read_sources(source_folder()), COMMAND, PACKAGE_PLACE):
         (root / file.path).parent.mkdir(parents=True, exist_ok=True)
         (root / file.path).write_text(file.content)
     made = root.with_name(f"made-{content}")
+    shutil.rmtree(made, ignore_errors=True)
     digest = make_image(made, content).digest
-    sign(made, KEY)
+    sign(made, key)
     shutil.rmtree(root / PLACE.relative_to("/"), ignore_errors=True)
     add_image(root, made)
     return digest
@@ -107,11 +108,73 @@ def test_an_upgrade_moves_the_pin_and_leaves_the_operators(run: Run, tmp_path: P
     write_pin(root / PIN, Pin("ab" * 32, (second,)))
     (root / "etc/athanor/athanor.yaml").write_text("# mine\n")
     third = bring(root, "three")
-    put(run, root)
-    assert read_pin(root / PIN) == Pin("ab" * 32, (second,))
+    assert "without images of earlier packages" in put(run, root)
+    assert read_pin(root / PIN) == Pin("ab" * 32), "the second is gone, and no rollback leads to it"
     assert {path.name for path in (root / STORE).iterdir()} == {third}
     assert (root / "etc/athanor/athanor.yaml").read_text() == "# mine\n"
     assert len({first, second, third}) == 3
+
+
+def test_an_upgrade_without_an_image_says_that_the_supervisor_will_not_start(run: Run, tmp_path: Path) -> None:
+    """It says so with what to do, and not that sandboxes see this machine's Python; pin and link stay, so that the
+    package before can come back. Without a store in the configuration it is no problem."""
+    root = tmp_path / "root"
+    first = bring(root, "one")
+    put(run, root)
+    shutil.rmtree(root / PLACE.relative_to("/"))
+    said = put(run, root)
+    assert f"problem this package brings no image, and /etc/athanor/image.json pins {first[:16]}" in said
+    assert "the supervisor will not start" in said and "athanor image use" in said
+    assert "sandboxes see the Python of this machine, read-only" not in said and "nothing to do" not in said
+    assert (read_pin(root / PIN), (root / STORE / first).is_symlink()) == (Pin(first), True)
+    with pytest.raises((StartError, ImageError)):
+        check(resolve(moved(root)))
+    config = root / CONFIG
+    lines = [one for one in config.read_text().splitlines(keepends=True) if not one.lstrip().startswith("image_")]
+    config.write_text("".join(lines))
+    said = put(run, root)
+    assert "problem" not in said and "sandboxes see the Python of this machine, read-only" in said
+
+
+def test_an_upgrade_by_another_key_leaves_the_pin(run: Run, tmp_path: Path) -> None:
+    """The problem names the key; pin and link stay until the configuration names it. The package before can come back,
+    and a pin of the operator's own is no problem."""
+    root, other = tmp_path / "root", key_of(bytes(32))
+    first = bring(root, "one")
+    put(run, root)
+    second = bring(root, "two", other)
+    said = put(run, root)
+    assert f"is signed by {other.public.hex()}, and sandbox.image_keys" in said and "nothing to do" not in said
+    assert read_pin(root / PIN) == Pin(first)
+    assert [path.name for path in (root / STORE).iterdir()] == [first]
+    bring(root, "one")
+    assert "nothing to do" in put(run, root)
+    bring(root, "one", other)
+    assert "is signed by" in put(run, root), "the same image, signed by another"
+    bring(root, "two", other)
+    write_pin(root / PIN, Pin("ab" * 32))
+    assert "problem" not in put(run, root)
+    assert {path.name for path in (root / STORE).iterdir()} == {second}
+    (root / PIN).unlink()
+    assert "is signed by" in put(run, root), "nothing is pinned, and this image would be refused"
+    config = root / CONFIG
+    config.write_text(config.read_text().replace(KEY.public.hex(), other.public.hex()))
+    put(run, root)
+    assert read_pin(root / PIN) == Pin(second)
+    found = check(resolve(moved(root)))
+    assert found is not None and found.digest == second
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb on this machine")
+def test_a_new_key_of_a_package_is_told(run: Run, tmp_path: Path) -> None:
+    """Before anything is packed, with the key; where it was there already, nothing is said of it."""
+    key = tmp_path / "image.key"
+    argv = ("package", "deb", str(tmp_path / "out"), "--image", str(tmp_path / "none"), "--sign", str(key))
+    said = run(*argv, columns=400)
+    assert "NEW KEY" in said.output and load(key).public.hex() in said.output
+    again = run(*argv, columns=400)
+    assert "NEW KEY" not in again.output
+    assert again.exit_code == said.exit_code == 1, "there is no such image"
 
 
 def test_without_a_packaged_image_it_is_said_what_sandboxes_see(run: Run, tmp_path: Path) -> None:

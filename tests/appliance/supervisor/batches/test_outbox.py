@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -79,6 +80,19 @@ async def test_a_kill_between_log_and_book_writes_nothing_twice(tmp_path: Path, 
         **{f"request {batch.id}-{line}": 1 for line in LINES},
     }
     assert store.store.book.pending(GROUP) == []
+    store.close()
+
+
+async def test_two_that_write_at_once_write_nothing_twice(tmp_path: Path) -> None:
+    """An order that waits for the entries, beside the turn of every half second, and each is in the log once."""
+    store = Store(tmp_path)
+    store.upload(b"x")
+    audit = open_log(tmp_path / "audit")
+    recorder = Recorder(audit, lambda _state: None)
+    box = Outbox(store.store.book, audit.name, recorder.append)
+    assert await asyncio.gather(box.flush(), box.flush()) == [True, True]
+    await recorder.close()
+    assert logged(tmp_path / "audit") == {"file created": 1}
     store.close()
 
 

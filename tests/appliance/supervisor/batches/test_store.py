@@ -308,6 +308,22 @@ def test_bounds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.refusal(m.UploadPiece(begun.file), b"1234") == "appliance_full"  # type: ignore[union-attr]
 
 
+def test_a_shred_overwrites_ids_in_the_books_files(store: Store) -> None:
+    """Once the log has the entries, a file's id is in no page of the book and not in its write-ahead log; another
+    tenant's is (control)."""
+    ids = [store.upload(b"x"), store.upload(b"x", tenant="beta")]
+
+    def found() -> list[bool]:
+        files = [path.read_bytes() for path in (store.folder / "kept").iterdir()]
+        return [any(one.encode() in data for data in files) for one in ids]
+
+    store.store.book.note_logged([key for key, _, _ in store.store.book.pending(-1)], "log", 2)
+    assert found() == [True, True]
+    store.store.shred("alpha")
+    store.store.book.note_logged([key for key, _, _ in store.store.book.pending(-1)], "log", 2)
+    assert found() == [False, True]
+
+
 def test_a_shred_leaves_nothing(store: Store) -> None:
     """After a shred a tenant's files and batches are gone, and a copy of the book from before opens to nobody; those of
     another tenant stay."""
