@@ -358,7 +358,7 @@ def test_a_load_error_is_one_line_and_status_3(
 def test_wrong_arguments_are_status_2(root: Path) -> None:
     """Without a socket the program says how it is called."""
     done = subprocess.run([sys.executable, "-m", "engine"], cwd=root, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "usage: python -m engine SOCKET\n")
+    assert (done.returncode, done.stderr) == (2, "usage: python -m engine SOCKET [CONFIGURATION]\n")
 
 
 def test_engine_type_is_what_the_loop_drives() -> None:

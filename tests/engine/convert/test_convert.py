@@ -163,7 +163,7 @@ def tiny(folder: Path, family: str, **changes: object) -> transformers.PreTraine
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "vocab_size": 2_048,
+        "vocab_size": 4_096,
         "max_position_embeddings": 256,
         "head_dim": 16,
         "tie_word_embeddings": False,

@@ -31,7 +31,7 @@ def test_a_key_is_destroyed_offline(run: Run, tmp_path: Path) -> None:
     assert (busy.exit_code, "running appliance" in busy.stderr) == (1, True)
     keyring.close()
     done = run("tenant", "shred", "alpha", "-c", str(config), "-o", "json")
-    assert json.loads(done.stdout) == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": True}
+    assert json.loads(done.stdout) == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": True, "unlinked": False}
     assert [path.name for path in (tmp_path / "keyring").glob("*.kek")] == ["beta.kek"]
     plain = run("tenant", "shred", "alpha", "-c", str(config))
     assert "it had no key" in plain.stdout
@@ -51,7 +51,7 @@ def test_a_key_is_renewed_and_all_are_wrapped_anew_offline(run: Run, tmp_path: P
     assert fresh.stdout == "alpha: it has a new key\n"
     before = (tmp_path / "keyring" / "alpha.kek").read_bytes()
     done = run("tenant", "rotate", "alpha", "-c", str(config), "--yes", "-o", "json")
-    assert json.loads(done.stdout) == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": True}
+    assert json.loads(done.stdout) == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": True, "unlinked": False}
     rotated = (tmp_path / "keyring" / "alpha.kek").read_bytes()
     assert rotated != before
     (tmp_path / "no-key").write_bytes(b"short")
