@@ -66,8 +66,8 @@ NOT_CAUSED = GPUS | {
 }
 """A disk has to fill over half an hour; the next two need a memory cgroup, which not every machine of the tests has;
 the next two need an engine with a defect, and the last two a tenant that was seen a day ago and a witness.
-``tests/test_operators_week.py`` has all of them but ``GPUS`` and the last two, in a booted container: a tenant's days are
-in ``tests/test_unusual_tenants.py``, late witnesses in ``tests/appliance/operator/test_witnesses.py``."""
+``tests/test_operators_week.py`` has all of them but ``GPUS`` and the last two, in a booted container: a tenant's days
+are in ``tests/test_unusual_tenants.py``, late witnesses in ``tests/appliance/operator/test_witnesses.py``."""
 
 STATIC = {"AthanorCertificate", "AthanorDiskLow", "AthanorSpansLost"}
 """Caused by the configuration: a certificate that ends tomorrow, a small disk, a collector that is not there."""
