@@ -35,8 +35,8 @@ class ResponseRoutes:
         query = stored_objects.query_of(exchange.head.query)
         streamed = query.get("stream", "false") != "false"
         # The stream of a tenant whose answers are padded by now would show its moments and sizes.
-        found = self._background.find(principal, _id_in(exchange)) if exchange.padding is None else None
-        if streamed and (run := found) is not None:
+        looked = streamed and exchange.padding is None
+        if looked and (run := self._background.find(principal, _id_in(exchange))) is not None:
             first = first_wanted(run.window, query, exchange.head.values(LAST_EVENT_ID))
             await self._background.follow(exchange, run, first, [])
             return
