@@ -89,7 +89,7 @@ def test_everything_is_accounted_for_and_no_content(own_appliance: Appliance) ->
     report = json.loads(told.stdout)
     assert (told.returncode, report["live"], report["unsigned"]) == (0, False, 0), told.stdout
     kept = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.parent.name for path in kept} == {"audit", "usage", "policies"}
+    assert {path.parent.name for path in kept} == {"audit", "usage", "policies", "names"}
     for path in kept:
         assert CANARY.encode() not in path.read_bytes(), path
     path = next(folder.glob("*.log"))

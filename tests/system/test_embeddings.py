@@ -78,7 +78,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "vocab_size": 2_048,
+    "vocab_size": 4_096,
     "max_position_embeddings": 256,
 }
 

@@ -33,7 +33,7 @@ tenants:
   shy: {credentials: ["key:s"], models: ["*"], retention: none}
 """
 
-BLOCK_BYTES = 16 * 6 * 2 * 2 * 32 * 4
+BLOCK_BYTES = 16 * 5 * 2 * 2 * 32 * 4
 """Of the embedded model in float32: tokens, layers, keys and values, heads, width, bytes."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -279,14 +280,21 @@ def test_a_cold_start_after_deaths_drops_the_checkpoint(made: tuple[WarmStarts, 
     assert warm.take(plan, 1.0) is not None
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name: the path of a socket is bounded."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(os.path.realpath(folder))
+
+
 def test_an_engine_of_a_model_that_may_sleep_is_saved_with_it(
-    gvisor: GvisorRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of it has the model already: nothing is loaded between its configuration and its first token, and what it
     announces is what a cold start does. A checkpoint that this life has made or read whole is not read again, unless a
     file of it was touched. A host with another configuration finds no checkpoint under its name, and a copy that is
     told another one ends; the sandbox then starts without."""
-    warm, plan = make(Path(os.path.realpath(tmp_path)), gvisor, Role.ENGINE, keep="while_used")
+    warm, plan = make(short, gvisor, Role.ENGINE, keep="while_used")
     ahead, imports = starts(plan)
     assert (start_is_ahead(ahead), start_is_ahead(imports)) == (True, False)
     assert warm.key(ahead.spec) != warm.key(imports.spec)

@@ -70,17 +70,18 @@ def spelt(
 
 
 def checker() -> jsonschema.FormatChecker:
-    """The validator's formats; a moment may have a leap second, as RFC 3339 allows and its checker does not."""
+    """The validator's formats; a moment may have a leap second and the year 0, as RFC 3339 allows and its checker does
+    not."""
     made = jsonschema.FormatChecker()
     made.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
-    for name in ("date-time", "time"):
+    for name in ("date-time", "date", "time"):
         known, raises = made.checkers[name]
-        made.checkers[name] = partial(_at_leap, known), raises
+        made.checkers[name] = partial(_as_known, known), raises
     return made
 
 
-def _at_leap(known: Callable[[object], bool], one: object) -> bool:
-    return known(one.replace(":60", ":59") if isinstance(one, str) else one)
+def _as_known(known: Callable[[object], bool], one: object) -> bool:
+    return known(re.sub(r"^0000-", "2000-", one.replace(":60", ":59")) if isinstance(one, str) else one)
 
 
 CHECKER = checker()
