@@ -93,5 +93,5 @@ def test_everything_is_accounted_for_and_no_content(own_appliance: Appliance) ->
     for path in kept:
         assert CANARY.encode() not in path.read_bytes(), path
     path = next(folder.glob("*.log"))
-    path.write_bytes(path.read_bytes().replace(b'"alpha"', b'"omega"', 1))
+    path.write_bytes(path.read_bytes().replace(b'"OK"', b'"NO"', 1))
     assert athanor(*verify).returncode == 1

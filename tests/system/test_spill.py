@@ -36,6 +36,9 @@ tenants:
 BLOCK_BYTES = 16 * 5 * 2 * 2 * 32 * 4
 """Of the embedded model in float32: tokens, layers, keys and values, heads, width, bytes."""
 
+POOL_BYTES = 72 * BLOCK_BYTES
+"""Less than the prompt and the four that crowd it out take."""
+
 
 @dataclass
 class Spilling:
@@ -104,7 +107,7 @@ def spilling(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iter
     run_dir = run_directory(state)
     config = {
         "listen": {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{rpc}", "admin": f"127.0.0.1:{admin}"},
-        "models": [{"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 4 << 20}],
+        "models": [{"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": POOL_BYTES}],
         "policy": "policy.yaml",
         "credentials": "credentials.json",
         "pepper": "pepper",
