@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import itertools
+import mmap
 import os
 import ssl
 import subprocess
@@ -434,7 +435,8 @@ def test_what_a_process_holds_is_seen() -> None:
     before = sample_of(os.getpid())
     assert before is not None
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
-    filled = bytearray(os.urandom(1 << 16)) * (64 << 4)
+    filled = mmap.mmap(-1, 64 << 20)  # pages of its own: a heap may have as much that was freed
+    filled.write(os.urandom(1 << 16) * (64 << 4))
     now = sample_of(os.getpid())
     assert now is not None
     for fd in held:
