@@ -376,6 +376,7 @@ def test_late_first_tokens(troubled: Troubled) -> None:
     troubled.until_fired("AthanorSlowFast", "AthanorSlowSlowly", cause=delay)
 
 
+@pytest.mark.full
 def test_more_requests_than_fit(troubled: Troubled) -> None:
     """Long answers for more callers than the KV memory holds: they wait, and the memory is full."""
 
