@@ -71,7 +71,7 @@ def parse_verifier(line: str) -> Verifier:
         CheckpointError: it is none.
     """
     parts = line.strip().split("+", 2)
-    data = _decode(parts[2]) if len(parts) == 3 else b""
+    data = strict_base64(parts[2]) if len(parts) == 3 else b""
     verifier = Verifier(parts[0], data[1:])
     if len(data) != 1 + PUBLIC_BYTES or data[:1] != ED25519 or verifier.line() != line.strip():
         raise CheckpointError("that is not the verifier key of an audit log: name+digits+base64, on one line")
@@ -97,7 +97,7 @@ def read_checkpoint(text: str, verifier: Verifier) -> Checkpoint:
     name, size, root, signer, signature = match.groups()
     if name != verifier.name or signer != name:
         raise CheckpointError(f"a checkpoint is of the log {name}, not of {verifier.name}")
-    hashed, signed = _decode(root), _decode(signature)
+    hashed, signed = strict_base64(root), strict_base64(signature)
     body = text[: text.index("\n\n") + 1].encode()
     if len(hashed) != HASH_BYTES or len(signed) != KEY_HASH_BYTES + SIGNATURE_BYTES:
         raise CheckpointError("a checkpoint is malformed")
@@ -106,7 +106,7 @@ def read_checkpoint(text: str, verifier: Verifier) -> Checkpoint:
     return Checkpoint(int(size), hashed)
 
 
-def _decode(text: str) -> bytes:
+def strict_base64(text: str) -> bytes:
     """Bytes of strict base64; empty for any other text. A decoder would pass over bits behind the last byte, which were
     not written either."""
     try:

@@ -13,13 +13,12 @@ like the log's, of the kind 4.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from appliance.common.audit.checkpoint import KEY_HASH_BYTES, MAX_CHECKPOINT_BYTES, CheckpointError
+from appliance.common.audit.checkpoint import KEY_HASH_BYTES, MAX_CHECKPOINT_BYTES, CheckpointError, strict_base64
 from isolation.keys.signing import PUBLIC_BYTES, SIGNATURE_BYTES, SigningKey, verifies
 
 COSIGNED = b"\x04"
@@ -65,7 +64,7 @@ def parse_witness(line: str) -> Witness:
         CheckpointError: it is none.
     """
     parts = line.strip().split("+", 2)
-    data = _decode(parts[2]) if len(parts) == 3 else b""
+    data = strict_base64(parts[2]) if len(parts) == 3 else b""
     witness = Witness(parts[0], data[1:])
     named = re.fullmatch("[!-*,-~]{1,64}", parts[0]) is not None
     if not named or len(data) != 1 + PUBLIC_BYTES or data[:1] != COSIGNED or witness.line() != line.strip():
@@ -100,7 +99,7 @@ def read_cosignature(note: str, line: str, witness: Witness) -> Cosignature:
         CheckpointError: it is another's, of another checkpoint, or was changed.
     """
     found = _LINE.fullmatch(line)
-    data = _decode(found[2]) if found is not None else b""
+    data = strict_base64(found[2]) if found is not None else b""
     if found is None or len(data) != KEY_HASH_BYTES + TIME_BYTES + SIGNATURE_BYTES:
         raise CheckpointError("a cosignature is malformed")
     if found[1] != witness.name or data[:KEY_HASH_BYTES] != witness.mark:
@@ -137,12 +136,3 @@ def read_cosignatures(text: str, witnesses: Sequence[Witness], *, every: bool = 
 def _message(note: str, time: int) -> bytes:
     body = note.partition("\n\n")[0]
     return f"cosignature/v1\ntime {time}\n{body}\n".encode()
-
-
-def _decode(text: str) -> bytes:
-    """Bytes of strict base64, empty for other text: one signature has one spelling."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return b""
-    return data if base64.b64encode(data).decode() == text else b""

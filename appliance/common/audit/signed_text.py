@@ -8,13 +8,12 @@ all of them, and none can pass for another.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from appliance.common.audit.checkpoint import KEY_HASH_BYTES, Verifier
+from appliance.common.audit.checkpoint import KEY_HASH_BYTES, Verifier, strict_base64
 from isolation.keys.signing import SIGNATURE_BYTES, SigningKey, verifies
 
 _SIGNATURE = re.compile("\u2014 ([!-~]{1,64}) ([A-Za-z0-9+/=]{92})")
@@ -47,7 +46,7 @@ def read_lines(data: bytes, first: str, verifier: Verifier) -> list[str]:
         raise SignedTextError("there is no signature: the text was cut off or changed")
     if found[1] != verifier.name:
         raise SignedTextError(f"it is of the log {found[1]}, not of {verifier.name}")
-    signed = _decode(found[2])
+    signed = strict_base64(found[2])
     if len(signed) != KEY_HASH_BYTES + SIGNATURE_BYTES or signed[:KEY_HASH_BYTES] != verifier.mark:
         raise SignedTextError("it was signed with another key")
     if not verifies(verifier.public, signed[KEY_HASH_BYTES:], body):
@@ -72,12 +71,3 @@ def json_object(line: str) -> dict[str, Any]:
 
 json_line = json.JSONEncoder(separators=(",", ":")).encode
 """One JSON value as a line, without spaces."""
-
-
-def _decode(text: str) -> bytes:
-    """Bytes of strict base64, empty for other text: one signature has one spelling."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return b""
-    return data if base64.b64encode(data).decode() == text else b""
