@@ -113,7 +113,7 @@ def name_of(pid: int) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return "gone"
-    for word in ("gateway", "supervisor", "gofer", "boot", "engine.text", "engine"):
+    for word in ("gateway", "supervisor", "boot", "gofer", "engine.text", "engine"):
         if re.search(rf"(^|[ /-]){re.escape(word)}\b", command):
             return {"boot": "sandbox"}.get(word, word)
     return command.split(" ", 1)[0].rpartition("/")[2] or "thread"

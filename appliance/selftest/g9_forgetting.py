@@ -29,6 +29,10 @@ AFTER_S = 5.0
 
 REQUESTS, FULL_REQUESTS = 8, 60
 
+FAR_CHARACTERS = 4_000
+"""Characters of a grammar before its canary: more than any message that follows, so that a copy which is kept somewhere
+on the way is not overwritten by chance."""
+
 NEEDED_IDS = 8
 """Number of consecutive token ids that is unique to the check."""
 
@@ -108,8 +112,9 @@ def _talk(one: SpillingAppliance, tenant: str, wanted: Wanted, count: int) -> No
     """Send requests with a canary in prompt, grammar and output, and with long prompts."""
     for number in range(count):
         inside, outside, long = wanted.canaries[3 * number : 3 * number + 3]
-        said = one.complete(tenant, prompt=f"please keep {inside} safe", max_tokens=80, guided_regex=outside)
-        if said != outside:
+        far = f"[{'x' * FAR_CHARACTERS}]{outside}"
+        said = one.complete(tenant, prompt=f"please keep {inside} safe", max_tokens=80, guided_regex=far)
+        if said != f"x{outside}":
             raise RuntimeError("the answer does not follow its grammar: the canary never was in an output")
         one.complete(tenant, prompt=f"please keep {long} safe " * 40, max_tokens=4)
 

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _lock_down(channel: Channel, grammars: GrammarLine | None) -> None:
     _memory, inbound, outbound = channel.fds()
-    keeper = None if grammars is None else Bells(*grammars.pipes)
+    keeper = None if grammars is None else Bells(*grammars.bells)
     size = own_size()
     lock_down(worker_calls(Bells(inbound, outbound), keeper, None if size is None else size.file))
 

@@ -2,10 +2,10 @@
 the program.
 
 There are four programs with four lists (``grammar_process`` describes them). The *worker* processes tenants' texts and
-so has the fewest rights: no process, no descriptor, no signal to other processes. The *keeper* creates pipes, passes
-them on, and stops and ends grammar processes; it receives grammars and parses none. The *forker* creates processes and
-sees no tenant data. A *grammar process* compiles a tenant's grammar: it is forked under the forker's list and adds its
-own, stricter one.
+so has the fewest rights: no process, no descriptor, no signal to other processes. The *keeper* creates shared pipes,
+passes them on, and stops and ends grammar processes; it receives grammars and parses none. The *forker* creates
+processes and sees no tenant data. A *grammar process* compiles a tenant's grammar: it is forked under the forker's list
+and adds its own, stricter one.
 
 Opening or looking up a file returns an error instead of ending the program. Python does this lazily in places that no
 list could enumerate (an encoding requested by a chat template), and handles the error there.
@@ -13,7 +13,23 @@ list could enumerate (an encoding requested by a chat template), and handles the
 
 from __future__ import annotations
 
-from engine.sandbox.allowed_calls import ENDING, ENOSYS, MEMORY, NO_CODE, STDERR, WAITING, Argument, Bells, Call
+from dataclasses import replace
+
+from engine.sandbox.allowed_calls import (
+    ENDING,
+    ENOSYS,
+    MAP_ANONYMOUS,
+    MAP_PRIVATE,
+    MAP_SHARED,
+    MEMORY,
+    NO_CODE,
+    PROT_EXEC,
+    STDERR,
+    WAITING,
+    Argument,
+    Bells,
+    Call,
+)
 
 ENOENT = 2
 FORK_FLAGS = 0x0120_0011
@@ -24,6 +40,8 @@ ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF = 0, 1, 2
 RLIMIT_AS = 9
 FIONBIO = 0x5421
 SECCOMP_SET_MODE_FILTER = 1
+NOT_EXECUTABLE = Argument(2, (0,), PROT_EXEC)
+SHARED = Argument(3, (MAP_PRIVATE | MAP_ANONYMOUS, MAP_SHARED), MAP_SHARED | MAP_PRIVATE | MAP_ANONYMOUS)
 WRITING_FLAGS = 0x643
 """Open flags that write, create, truncate or append: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND."""
 
@@ -33,7 +51,7 @@ def worker_calls(bells: Bells, keeper: Bells | None, size: int | None) -> tuple[
 
     Args:
         bells: the channel's pipes.
-        keeper: the pipes from and to the grammar keeper, if there is one.
+        keeper: the bells from and to the grammar keeper, if there is one.
         size: the open file that shows the worker's size, if there is one.
     """
     pairs = (bells,) if keeper is None else (bells, keeper)
@@ -42,16 +60,10 @@ def worker_calls(bells: Bells, keeper: Bells | None, size: int | None) -> tuple[
             "write",
             1,
             64,
-            "ring the host's bell; orders to the keeper; the last line on stderr",
+            "ring the host's bell and the keeper's; the last line on stderr",
             (Argument(0, (*(pair.outbound for pair in pairs), STDERR)),),
         ),
-        Call(
-            "read",
-            0,
-            63,
-            "take the rings off our own bell; the keeper's answers",
-            (Argument(0, tuple(pair.inbound for pair in pairs)),),
-        ),
+        Call("read", 0, 63, "take the rings off our own bells", (Argument(0, tuple(pair.inbound for pair in pairs)),)),
         *WAITING,
         *MEMORY,
         NO_CODE,
@@ -82,9 +94,11 @@ def keeper_calls(memory: int | None) -> tuple[Call, ...]:
     return (
         *ANY_PIPE,
         *WAITING,
-        *MEMORY,
+        *SHARED_MEMORY,
         NO_CODE,
-        Call("pipe2", 293, 59, "two pipes for each grammar's process"),
+        Call("memfd_create", 319, 279, "the memory that a grammar's process shares with the keeper"),
+        Call("ftruncate", 77, 46, "the size of that memory"),
+        Call("pipe2", 293, 59, "two bells for each grammar's process"),
         Call("ioctl", 16, 29, "pipes that do not block, and nothing else", (Argument(1, (FIONBIO,)),)),
         *PACKETS,
         Call(
@@ -108,7 +122,8 @@ def forker_calls(size: int) -> tuple[Call, ...]:
         size: the open file that shows the forker's size.
     """
     return (
-        *grammar_calls(),
+        *(call for call in grammar_calls() if call not in MEMORY),
+        *SHARED_MEMORY,
         _pread(size, "the size that a grammar's bound on memory is added to"),
         ENDS,
         Call("rt_sigreturn", 15, 139, "the handler that asks for those ends returns"),
@@ -156,10 +171,15 @@ def _pread(fd: int, reason: str) -> Call:
 
 
 ANY_PIPE = (
-    Call("read", 0, 63, "what comes through a pipe"),
-    Call("write", 1, 64, "what goes through a pipe; the last line on stderr"),
+    Call("read", 0, 63, "take the rings off a bell"),
+    Call("write", 1, 64, "ring a bell; the last line on stderr"),
 )
-"""Calls of programs that hold only pipes to each other."""
+"""Calls of programs whose only descriptors to read and write are bells to each other."""
+
+SHARED_MEMORY = tuple(
+    replace(call, arguments=(NOT_EXECUTABLE, SHARED)) if call.name == "mmap" else call for call in MEMORY
+)
+"""Memory as ``MEMORY`` has it, and memory that keeper and grammar process both map: never executable."""
 
 ENDS = Call("wait4", 61, 260, "how a process of ours ended, without waiting for it", (Argument(2, (WNOHANG,)),))
 

@@ -1,21 +1,22 @@
 """Process of one grammar: compiles it under limits of time and memory, then computes masks until it is released.
 
-It is forked with the tokenizer already built (``grammar_process``), and communicates with the keeper over two pipes.
-The first input is the frame of an ``OpenGrammar``, whose request id appears only in a refusal. Commands are ``op u8,
+It is forked with the tokenizer already built (``grammar_process``). A shared pipe connects it with the keeper. The
+first input is the frame of an ``OpenGrammar``, whose request id appears only in a refusal. Commands are ``op u8,
 request u64, token u32``; results ``tag u8, request u64, position u32, state u8, length u32`` and that many bytes: a
 mask, or the reason of a refusal.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from engine.errors import RequestRejectedError
+from engine.sandbox.shared_pipe import SharedPipe
 from engine.text.grammar_matcher import CompiledGrammar, Row
 from engine.text.reasons import presentable
 from engine.text.token_bytes import Words
@@ -39,25 +40,27 @@ MEMORY_BYTES = 512 << 20
 EXIT_DONE = 0
 EXIT_DEFECT = 1
 
-_READ_BYTES = 1 << 16
+ROOM_WAIT_S = 0.0002
+"""Seconds between two tries while the keeper has not made room; it always reads."""
 
 
-def run_child(tokenizer: Any, words: Words, commands: int, results: int, held_bytes: int) -> int:
+def run_child(tokenizer: Any, words: Words, pipe: SharedPipe, held_bytes: int) -> int:
     """Compile, then serve until the keeper closes its end; return the exit status. The memory limit stays in force.
 
     Args:
         tokenizer: result of ``build_tokenizer``.
         words: of the model.
-        commands: pipe from which commands are read.
-        results: pipe to which results are written.
+        pipe: brings commands and takes results; its inbound bell blocks.
         held_bytes: address space that the process starts with.
     """
     resource.setrlimit(resource.RLIMIT_AS, (held_bytes + MEMORY_BYTES, held_bytes + MEMORY_BYTES))
-    frame = _exactly(commands, HEADER_BYTES)
-    frame += _exactly(commands, int.from_bytes(frame[:4], "little") - len(frame))
-    if not frame:
-        return EXIT_DONE
-    job = decode(frame)
+    held = bytearray()
+    while len(held) < HEADER_BYTES or len(held) < _length(held):
+        if (data := pipe.read()) is None:
+            return EXIT_DONE
+        held += data
+    job = decode(bytes(held[: _length(held)]))
+    del held[: _length(held)]
     assert isinstance(job, OpenGrammar)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
@@ -65,11 +68,11 @@ def run_child(tokenizer: Any, words: Words, commands: int, results: int, held_by
     except RequestRejectedError as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
         reason = presentable(error.reason).encode()
-        _write(results, RESULT.pack(REFUSED, job.request, 0, error.code, len(reason)) + reason)
+        _write(pipe, RESULT.pack(REFUSED, job.request, 0, error.code, len(reason)) + reason)
         return EXIT_DONE
     signal.setitimer(signal.ITIMER_PROF, 0)
-    _write(results, RESULT.pack(COMPILED, job.request, 0, 0, 0))
-    for operation, request, token_id in _commands(commands):
+    _write(pipe, RESULT.pack(COMPILED, job.request, 0, 0, 0))
+    for operation, request, token_id in _commands(pipe, held):
         row: Row | None = None
         if operation == OPEN:
             row = grammar.open(request)
@@ -78,31 +81,25 @@ def run_child(tokenizer: Any, words: Words, commands: int, results: int, held_by
         else:
             grammar.close(request)
         if row is not None:
-            _write(results, RESULT.pack(ROW, row.request, row.position, row.state, len(row.words)) + row.words)
+            _write(pipe, RESULT.pack(ROW, row.request, row.position, row.state, len(row.words)) + row.words)
     return EXIT_DONE
 
 
-def _exactly(fd: int, size: int) -> bytes:
-    """Read exactly ``count`` bytes; none when the other end is closed before."""
-    data = b""
-    while len(data) < size:
-        more = os.read(fd, size - len(data))
-        if not more:
-            return b""
-        data += more
-    return data
+def _length(frame: bytearray) -> int:
+    return int.from_bytes(frame[:4], "little")
 
 
-def _commands(fd: int) -> Iterator[tuple[int, int, int]]:
-    held = b""
-    while data := os.read(fd, _READ_BYTES):
-        held += data
+def _commands(pipe: SharedPipe, held: bytearray) -> Iterator[tuple[int, int, int]]:
+    while True:
         whole = len(held) - len(held) % COMMAND.size
-        yield from COMMAND.iter_unpack(held[:whole])
-        held = held[whole:]
+        yield from COMMAND.iter_unpack(bytes(held[:whole]))
+        del held[:whole]
+        if (data := pipe.read()) is None:
+            return
+        held += data
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write(pipe: SharedPipe, data: bytes) -> None:
     view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    while view := view[pipe.write(view) :]:
+        time.sleep(ROOM_WAIT_S)

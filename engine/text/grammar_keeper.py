@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import clock_gettime, monotonic
 
+from engine.sandbox.shared_pipe import SharedPipe
 from engine.text.grammar_child import ADVANCE, CLOSE, COMPILE_CPU_S, COMPILED, OPEN, REFUSED, ROW
 from engine.text.grammar_process_handle import GrammarProcess, Key, Result
 from isolation.ipc.codec import Message, encode
@@ -70,8 +71,8 @@ _PROCESS_CLOCK = 2
 """Low bits of a clock id that selects the processor time of all threads; the high bits are the process (Linux,
 ``include/uapi/linux/time.h``; ``clock_getcpuclockid``)."""
 
-Fork = Callable[[], tuple[int, int]]
-"""Requests a new process: returns the pipe to it and the pipe from it. Its pid is reported later (``Keeper.forked``),
+Fork = Callable[[], SharedPipe]
+"""Requests a new process: returns the keeper's end of the pipe to it. Its pid is reported later (``Keeper.forked``),
 in the order of the requests."""
 
 
@@ -113,7 +114,7 @@ class Keeper:
         process = self._unborn.popleft()
         process.pid = pid
         if process.ended:
-            # Its pipes are closed, so it may have ended before its pid was reported.
+            # Its pipe is closed, so it may have ended before its pid was reported.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         elif process.key[0]:
@@ -262,7 +263,7 @@ class Keeper:
         return len(self.processes) >= MAX_GRAMMARS or self._scarce()
 
     def _ask(self) -> GrammarProcess:
-        process = GrammarProcess(*self._fork())
+        process = GrammarProcess(self._fork())
         self._unborn.append(process)
         return process
 
@@ -300,11 +301,10 @@ class Keeper:
         """End a process and notify the requests that use it."""
         del self.processes[process.key]
         process.ended = True
-        os.close(process.commands)
-        os.close(process.results)
         if process.pid:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+        process.pipe.close()
         for request in process.requests:
             del self._by_request[request]
             if process.compiled:

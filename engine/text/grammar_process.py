@@ -1,11 +1,13 @@
-"""Grammar processes: the keeper, the forker, and the worker's end of the two pipes to them.
+"""Grammar processes: the keeper, the forker, and the worker's end of the shared pipe to them.
 
 Both are forked from the worker before it receives any tenant's text, so neither they nor a grammar process ever contain
 one. The *keeper* routes; it holds little memory and never forks again. The *forker* imports llguidance and builds its
 tokenizer at once, concurrently with the worker's first answers, so that no grammar waits for it (a second for 150,000
 ids). It forks a grammar process on the keeper's request: under gVisor a fork of so much memory takes a tenth of a
-second, which delays only the forker. Frames on the pipes use the wire format. A process whose peer is gone exits. Each
-locks itself down before a tenant's first byte arrives, to its own list (``engine.text.allowed_calls``).
+second, which delays only the forker. Frames use the wire format. They pass through memory that the two processes alone
+map (``engine.sandbox.shared_pipe``), so that no copy of a grammar stays in gVisor's own process. A process whose peer
+is gone exits. Each locks itself down before a tenant's first byte arrives, to its own list
+(``engine.text.allowed_calls``).
 """
 
 from __future__ import annotations
@@ -15,23 +17,26 @@ import os
 import select
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from engine.sandbox.attach import LocalSocket, receive_packet, send_packet, socket_pair
 from engine.sandbox.lockdown import compiled, lock_down, narrow
+from engine.sandbox.shared_pipe import SharedMemory, SharedPipe, memory_by_descriptor
 from engine.text.allowed_calls import forker_calls, grammar_calls, keeper_calls
 from engine.text.ending import how_ended, reap
 from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, MEMORY_BYTES, run_child
 from engine.text.grammar_keeper import MAX_COMPILING, Keeper
-from engine.text.grammar_process_handle import GrammarProcess
 from engine.text.guard import OwnSize
 from engine.text.sandbox_memory import SandboxMemory
 from engine.text.token_bytes import Words, build_tokenizer
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message, decode, encode
-from isolation.ipc.errors import RemoteProtocolError
+from isolation.ipc.doorbell import create_pipe
+from isolation.ipc.errors import PeerGoneError, RemoteProtocolError
 from isolation.ipc.frame import HEADER_BYTES
+from isolation.ipc.memory_order import require_total_store_order
 from isolation.ipc.messages import MAX_FRAME_BYTES
 from isolation.ipc.sweeping import Rounds
 
@@ -41,25 +46,26 @@ TICK_S = 0.02
 IDLE_S = 10.0
 """Longest sleep in seconds without work; input wakes it."""
 
-READ_BYTES = 1 << 18
+ROOM_WAIT_S = 0.0002
+"""Seconds between two tries while the keeper has not made room; it always reads."""
 
 
 class GrammarLine:
     """The worker's end: sends frames to the keeper and receives its frames."""
 
-    def __init__(self, outbound: int, inbound: int, pid: int) -> None:
-        self._outbound = outbound
+    def __init__(self, pipe: SharedPipe, pid: int) -> None:
+        self._pipe = pipe
         self._pid = pid
-        self._frames = FrameReader(inbound)
+        self._frames = FrameReader(pipe)
 
     @property
-    def pipes(self) -> tuple[int, int]:
-        """Return the descriptors from the keeper and to it."""
-        return self._frames.fd, self._outbound
+    def bells(self) -> tuple[int, int]:
+        """Return the descriptors that the keeper rings and that ring it."""
+        return self._pipe.bells
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the keeper has sent something or has ended."""
-        return self._frames.fd
+        return self._pipe.fileno()
 
     def send(self, message: Message) -> None:
         """Send a message. The keeper always reads, so this hardly ever waits.
@@ -69,9 +75,9 @@ class GrammarLine:
         """
         view = memoryview(encode(message))
         try:
-            while view:
-                view = view[os.write(self._outbound, view) :]
-        except BrokenPipeError as error:
+            while view := view[self._pipe.write(view) :]:
+                time.sleep(ROOM_WAIT_S)
+        except PeerGoneError as error:
             raise self._ended() from error
 
     def receive(self) -> list[Message]:
@@ -90,20 +96,16 @@ class GrammarLine:
 
 
 class FrameReader:
-    """Reads frames from a pipe without blocking."""
+    """Reads frames from a shared pipe without blocking."""
 
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self.fd = fd
+    def __init__(self, pipe: SharedPipe) -> None:
+        self._pipe = pipe
         self._held = bytearray()
 
     def read(self) -> list[Message] | None:
-        """Return the complete messages available; None at the pipe's end."""
-        try:
-            data = os.read(self.fd, READ_BYTES)
-        except BlockingIOError:
-            return []
-        if not data:
+        """Return the complete messages available; None once the other side has ended."""
+        data = self._pipe.read()
+        if data is None:
             return None
         self._held += data
         messages = []
@@ -126,14 +128,19 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
         channel: the channel to the host; closed in the child.
         rounds: schedule of memory sweeps; the child has its own.
         memory_bytes: the sandbox's limit, as ``TextConfig`` has it.
+
+    Raises:
+        UnsupportedMachineError: this machine orders memory otherwise.
     """
-    read_from_worker, write_to_keeper = os.pipe()
-    read_from_keeper, write_to_worker = os.pipe()
+    require_total_store_order()
+    shared = SharedMemory(None)
+    read_from_worker, write_to_keeper = create_pipe()
+    read_from_keeper, write_to_worker = create_pipe()
     pid = os.fork()
     if pid:
         os.close(read_from_worker)
         os.close(write_to_worker)
-        return GrammarLine(write_to_keeper, read_from_keeper, pid)
+        return GrammarLine(SharedPipe(shared, read_from_keeper, write_to_keeper, first=True), pid)
     status = EXIT_DEFECT
     try:
         # The host treats the worker's end as the sandbox's end: no other process may hold its doorbells.
@@ -145,12 +152,14 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
             theirs.close()
             memory = SandboxMemory(memory_bytes, MAX_COMPILING * MEMORY_BYTES)
             lock_down(keeper_calls(memory.file))
-            keeping = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker, rounds, memory)
+            worker = SharedPipe(shared, read_from_worker, write_to_worker, first=False)
+            keeping = _Keeping(words.mask_bytes, ours, worker, rounds, memory)
             status = keeping.run()
             if status == EXIT_DEFECT:
                 sys.stderr.write(f"engine.text: the forker of grammars has ended{how_ended(forker)}\n")
         else:
             ours.close()
+            shared.close()  # A grammar's process has no part in what others are told.
             os.close(read_from_worker)
             os.close(write_to_worker)
             status = _fork_on(theirs, words)
@@ -164,15 +173,14 @@ class _Keeping:
     """The keeper's loop: one poll over the worker, the forker and all grammar processes."""
 
     def __init__(
-        self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int, rounds: Rounds, memory: SandboxMemory
+        self, mask_bytes: int, forker: LocalSocket, worker: SharedPipe, rounds: Rounds, memory: SandboxMemory
     ) -> None:
         self._forker = forker
-        self._frames = FrameReader(inbound)
-        self._outbound = outbound
+        self._worker = worker
+        self._frames = FrameReader(worker)
         self._rounds = rounds
         self._unsent = bytearray()
         self._keeper = Keeper(self._ask, mask_bytes, scarce=memory.scarce)
-        os.set_blocking(outbound, False)
 
     def run(self) -> int:
         """Run until the worker or the forker has gone."""
@@ -180,18 +188,18 @@ class _Keeping:
         keeper.prepare()
         while True:
             poll = select.poll()
-            poll.register(self._frames.fd, select.POLLIN)
+            poll.register(self._worker, select.POLLIN)
             poll.register(self._forker.fileno(), select.POLLIN)
-            if self._unsent:
-                poll.register(self._outbound, select.POLLOUT)
-            by_fd = self._register(poll)
+            by_fd = {process.pipe.fileno(): process for process in keeper.processes.values()}
+            for fd in by_fd:
+                poll.register(fd, select.POLLIN)
             for fd, _events in poll.poll(self._rounds.left_s(TICK_S if keeper.busy else IDLE_S) * 1_000):
                 if fd == self._forker.fileno():
                     data, _ = receive_packet(self._forker, 0)
                     if not data:
                         return EXIT_DEFECT
                     keeper.forked(int.from_bytes(data, "little"))
-                elif fd == self._frames.fd:
+                elif fd == self._worker.fileno():
                     messages = self._frames.read()
                     if messages is None:
                         return EXIT_DONE
@@ -199,44 +207,31 @@ class _Keeping:
                         keeper.take(messages.pop(0))
                     self._rounds.worked()
                 elif fd in by_fd and not by_fd[fd].ended:
-                    if fd == by_fd[fd].results:
-                        keeper.read(by_fd[fd])
-                    else:
-                        by_fd[fd].flush()
+                    keeper.read(by_fd[fd])
             keeper.tick()
             self._send()
             self._rounds.turn()
 
-    def _register(self, poll: select.poll) -> dict[int, GrammarProcess]:
-        by_fd = {}
-        for process in self._keeper.processes.values():
-            by_fd[process.results] = process
-            poll.register(process.results, select.POLLIN)
-            if process.wants_write:
-                by_fd[process.commands] = process
-                poll.register(process.commands, select.POLLOUT)
-        return by_fd
-
     def _send(self) -> None:
         for answer in self._keeper.drain():
             self._unsent += encode(answer)
-        with suppress(BlockingIOError):
-            while self._unsent:
-                del self._unsent[: os.write(self._outbound, self._unsent)]
+        if self._unsent:
+            with suppress(PeerGoneError):  # The next read tells.
+                del self._unsent[: self._worker.write(self._unsent)]
 
-    def _ask(self) -> tuple[int, int]:
-        commands_in, commands_out = os.pipe()
-        results_in, results_out = os.pipe()
-        send_packet(self._forker, b"f", (commands_in, results_out))
-        os.close(commands_in)
-        os.close(results_out)
-        os.set_blocking(commands_out, False)
-        os.set_blocking(results_in, False)
-        return commands_out, results_in
+    def _ask(self) -> SharedPipe:
+        bell_in, rings_us = create_pipe()
+        bell_of_process, bell_out = os.pipe2(os.O_CLOEXEC)  # It blocks: a grammar's process has nothing else to do.
+        memfd = memory_by_descriptor()
+        send_packet(self._forker, b"f", (memfd, bell_of_process, rings_us))
+        os.close(bell_of_process)
+        os.close(rings_us)
+        os.set_blocking(bell_out, False)
+        return SharedPipe.opened(memfd, bell_in, bell_out, first=True)
 
 
 def _fork_on(keeper: LocalSocket, words: Words) -> int:
-    """The forker's loop: fork a process for each pair of pipes received; report its pid."""
+    """The forker's loop: fork a process for each shared pipe received; report its pid."""
     signal.signal(signal.SIGCHLD, reap)  # The pipes report an end; this reports a lock-down violation.
     tokenizer = build_tokenizer(words)
     # Everything allocated so far is shared with all grammar processes: exempt it from garbage collection.
@@ -247,8 +242,8 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
     narrower = compiled(grammar_calls())
     lock_down(forker_calls(size.file))
     while True:
-        data, fds = receive_packet(keeper, 2)
-        if not data or len(fds) != 2:
+        data, fds = receive_packet(keeper, 3)
+        if not data or len(fds) != 3:
             return EXIT_DONE
         held_bytes = size.bytes()
         pid = os.fork()
@@ -256,8 +251,9 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
             keeper.close()
             os.close(size.file)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            pipe = SharedPipe.opened(*fds, first=False)
             narrow(narrower)
-            _be_grammar(tokenizer, words, fds[0], fds[1], held_bytes)
+            _be_grammar(tokenizer, words, pipe, held_bytes)
         for fd in fds:
             os.close(fd)
         try:
@@ -266,12 +262,12 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
             return EXIT_DONE
 
 
-def _be_grammar(tokenizer: Any, words: Words, commands: int, results: int, held_bytes: int) -> NoReturn:
+def _be_grammar(tokenizer: Any, words: Words, pipe: SharedPipe, held_bytes: int) -> NoReturn:
     """Run a grammar process from its start to its end."""
     status = EXIT_DEFECT
     try:
-        status = run_child(tokenizer, words, commands, results, held_bytes)
-    except BrokenPipeError:
+        status = run_child(tokenizer, words, pipe, held_bytes)
+    except PeerGoneError:
         status = EXIT_DONE
     finally:
         os._exit(status)

@@ -1,4 +1,4 @@
-"""The keeper's view of a grammar process: two pipes, pending commands and results, and timestamps."""
+"""The keeper's view of a grammar process: its shared pipe, pending commands and results, and timestamps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from engine.sandbox.shared_pipe import SharedPipe
 from engine.text.grammar_child import COMMAND, RESULT
+from isolation.ipc.errors import PeerGoneError, RemoteProtocolError
 
 Key: TypeAlias = tuple[bytes, bytes]
 """Tenant, and digest of the grammar's kind, whitespace, state of reasoning, user and source."""
 
-_READ_BYTES = 1 << 18
+MAX_RESULT_BYTES = 1 << 18
+"""Bytes of one result's data: a mask of two million tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,8 @@ class Result:
 class GrammarProcess:
     """One grammar's process."""
 
-    commands: int
-    """Pipe to the process."""
-    results: int
-    """Pipe from the process."""
+    pipe: SharedPipe
+    """Commands to the process, and its results."""
     key: Key = (b"", b"")
     """Tenant and grammar; empty while the process is a spare."""
     pid: int = 0
@@ -70,11 +71,6 @@ class GrammarProcess:
         """Return whether no request needs it now."""
         return self.compiled and not self.requests
 
-    @property
-    def wants_write(self) -> bool:
-        """Return whether commands wait for space in the pipe."""
-        return bool(self._outbound)
-
     def halt(self, halted: bool) -> None:
         """Stop or continue a process whose pid is known."""
         if halted is not self.halted:
@@ -93,22 +89,22 @@ class GrammarProcess:
         self.flush()
 
     def flush(self) -> None:
-        """Send queued commands as far as the pipe has space. The process's end shows on the other pipe."""
-        try:
-            while self._outbound:
-                del self._outbound[: os.write(self.commands, self._outbound)]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            self._outbound.clear()
+        """Send queued commands as far as the pipe has space. The process's end shows in ``read``."""
+        if self._outbound:
+            try:
+                del self._outbound[: self.pipe.write(self._outbound)]
+            except PeerGoneError:
+                self._outbound.clear()
 
     def read(self) -> list[Result] | None:
-        """Return the available results; None when the process has ended or wrote an invalid result."""
+        """Return the available results, and send commands for which there is space now; None when the process has
+        ended or wrote an invalid result."""
         try:
-            data = os.read(self.results, _READ_BYTES)
-        except BlockingIOError:
-            return []
-        if not data:
+            data = self.pipe.read()
+            self.flush()
+        except RemoteProtocolError:
+            return None
+        if data is None:
             return None
         self._inbound += data
         results = []
@@ -116,7 +112,7 @@ class GrammarProcess:
         while len(self._inbound) - place >= RESULT.size:
             tag, request, position, state, length = RESULT.unpack_from(self._inbound, place)
             end = place + RESULT.size + length
-            if length > _READ_BYTES:
+            if length > MAX_RESULT_BYTES:
                 return None
             if end > len(self._inbound):
                 break

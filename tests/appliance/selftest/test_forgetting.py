@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,6 @@ from appliance.selftest.canary import Hits, draw, scan_folder, scan_memory, scan
 from appliance.selftest.g9_forgetting import memory_rows
 from appliance.selftest.g9_sealed import sealed_rows
 from appliance.selftest.result import Result
-
-OF_GVISOR = re.compile(r"1 hit in \d+ MiB \(gofer \d+ anonymous: 1, kept traces: 0\)")
-"""Figure of a run whose only hit is in gVisor's own memory: its kernel and its file server, by their arguments."""
 
 
 def told(rows: list[Result]) -> dict[str, str]:
@@ -35,15 +31,8 @@ def test_sealed_objects_are_rejected_and_forgotten() -> None:
 @pytest.mark.runsc
 @pytest.mark.timeout(180)
 def test_no_canary_is_left(runsc_path: Path) -> None:
-    """Five seconds after the last answer no canary is found anywhere, and the scanner finds those that may stay.
-
-    One in some runs has a single hit in the heap of a process of gVisor's own, which nothing of ours can overwrite
-    (SECURITY.md): such a run is made again, once; a hit anywhere else fails at once."""
-    rows = memory_rows(full=False)
-    if any(OF_GVISOR.fullmatch(row.figure) for row in rows):
-        told(rows)
-        rows = memory_rows(full=False)
-    verdicts = told(rows)
+    """Five seconds after the last answer no canary is found anywhere, and the scanner finds those that may stay."""
+    verdicts = told(memory_rows(full=False))
     if os.geteuid() == 0:
         assert set(verdicts) == {"G9.canaries", "G9.canaries.control", "G9.ids", "G9.ids.control", "G9.cores"}
         assert set(verdicts.values()) == {"pass"}

@@ -44,6 +44,7 @@ WITHIN_TEXT = {
         "read another descriptor",
         "pipe",
         "a pipe that does not block",
+        "memfd",
         "end nobody",
         "send a packet",
     },

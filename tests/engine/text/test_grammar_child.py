@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from engine.sandbox.shared_pipe import SharedMemory, SharedPipe
 from engine.text.grammar_child import COMMAND, COMPILED, OPEN, REFUSED, RESULT, ROW, run_child
 from engine.text.token_bytes import Words, build_tokenizer
 from isolation.ipc.codec import encode
@@ -20,6 +21,7 @@ def life(source: str, *commands: bytes, look: bool = False) -> tuple[list[int], 
     """Tags of what a real forked process answers, and the paths that it opened."""
     tokenizer = build_tokenizer(WORDS)
     (orders, to_child), (from_child, results) = os.pipe(), os.pipe()
+    shared = SharedMemory(None)
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -27,13 +29,14 @@ def life(source: str, *commands: bytes, look: bool = False) -> tuple[list[int], 
         os.close(to_child)
         if look:
             open("/proc/self/statm").close()
-        os._exit(run_child(tokenizer, WORDS, orders, results, 4 * GIB))
+        os._exit(run_child(tokenizer, WORDS, SharedPipe(shared, orders, results, first=False), 4 * GIB))
     for fd in (orders, results, tell):
         os.close(fd)
+    pipe = SharedPipe(shared, from_child, to_child, first=True)
     job = OpenGrammar(1, bytes(16), GrammarKind.REGEX, source.encode())
-    os.write(to_child, encode(job) + b"".join(commands))
+    pipe.write(encode(job) + b"".join(commands))
     os.close(to_child)
-    data = b"".join(iter(lambda: os.read(from_child, 1 << 16), b""))
+    data = b"".join(iter(pipe.read, None))
     paths = b"".join(iter(lambda: os.read(told, 1 << 16), b"")).decode().splitlines()
     os.waitpid(pid, 0)
     tags = []

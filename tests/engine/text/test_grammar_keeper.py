@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.sandbox.shared_pipe import SharedPipe, memory_by_descriptor
 from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, RESULT, ROW
 from engine.text.grammar_keeper import (
     COMPILE_WALL_S,
@@ -20,6 +21,7 @@ from engine.text.grammar_keeper import (
     TURN_S,
     Keeper,
 )
+from isolation.ipc.doorbell import create_pipe
 from isolation.ipc.grammar import CloseGrammar, GrammarKind, OpenGrammar, Whitespace
 from isolation.ipc.messages import Failed, FailureCode
 
@@ -29,16 +31,17 @@ class Sleepers:
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.ends: list[tuple[int, int]] = []
+        self.ends: list[SharedPipe] = []
         self.program = ["sleep", "600"]
 
-    def fork(self) -> tuple[int, int]:
+    def fork(self) -> SharedPipe:
         """One more."""
-        commands_in, commands_out = os.pipe()
-        results_in, results_out = os.pipe()
-        self.ends.append((commands_in, results_out))
+        commands_in, commands_out = create_pipe()
+        results_in, results_out = create_pipe()
+        memfd = memory_by_descriptor()
+        self.ends.append(SharedPipe.opened(os.dup(memfd), commands_in, results_out, first=False))
         self.processes.append(subprocess.Popen(self.program))
-        return commands_out, results_in
+        return SharedPipe.opened(memfd, results_in, commands_out, first=True)
 
     def halted(self, keeper: Keeper) -> tuple[bool, ...]:
         """Which of the grammars' processes stand still, once the system has done what the keeper asked it."""
@@ -65,8 +68,8 @@ def sleepers() -> Iterator[Sleepers]:
     for process in made.processes:
         process.kill()
         process.wait()
-    for end in (fd for pair in made.ends for fd in pair):
-        os.close(end)
+    for end in made.ends:
+        end.close()
 
 
 def test_heavy_compilations_have_turns(sleepers: Sleepers) -> None:
@@ -92,7 +95,7 @@ def test_heavy_compilations_have_turns(sleepers: Sleepers) -> None:
         now[0] += TURN_S
         keeper.tick()
     first = next(process for process in keeper.processes.values() if process.pid == sleepers.processes[0].pid)
-    os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0))
+    sleepers.ends[0].write(RESULT.pack(COMPILED, 1, 0, 0, 0))
     keeper.read(first)
     for _ in range(4):
         assert not sleepers.halted(keeper)[0]
@@ -138,7 +141,7 @@ def test_a_grammar_that_must_not_be_kept_goes_with_its_last_request(sleepers: Sl
             keeper.take(OpenGrammar(request, tenant, GrammarKind.REGEX, b"a", keep=keep))
         keeper.forked(sleepers.processes[number].pid)
         (process,) = [one for one in keeper.processes.values() if one.tenant == tenant]
-        os.write(sleepers.ends[number][1], RESULT.pack(COMPILED, 10 * number + 1, 0, 0, 0))
+        sleepers.ends[number].write(RESULT.pack(COMPILED, 10 * number + 1, 0, 0, 0))
         keeper.read(process)
         keeper.take(CloseGrammar(10 * number + 1))
         assert not process.ended
@@ -154,7 +157,7 @@ def test_a_schema_of_other_whitespace_is_another_grammar(sleepers: Sleepers) -> 
         keeper.take(OpenGrammar(request, b"t" * 16, GrammarKind.JSON_SCHEMA, b"{}", whitespace=whitespace))
     (process,) = keeper.processes.values()
     keeper.forked(sleepers.processes[0].pid)
-    os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0))
+    sleepers.ends[0].write(RESULT.pack(COMPILED, 1, 0, 0, 0))
     keeper.read(process)
     assert [one.requests for one in keeper.processes.values()] == [{1, 2}, {3}]
 
@@ -177,7 +180,7 @@ def test_users_of_a_tenant_share_its_account_and_no_grammar(sleepers: Sleepers) 
     for number in range(TENANT_GRAMMARS):
         keeper.forked(sleepers.processes[number].pid)
         process = keeper.processes[next(reversed(keeper.processes))]
-        os.write(sleepers.ends[number][1], RESULT.pack(COMPILED, number + 1, 0, 0, 0))
+        sleepers.ends[number].write(RESULT.pack(COMPILED, number + 1, 0, 0, 0))
         keeper.read(process)
     assert [one.requests for one in keeper.processes.values()] == [{n} for n in range(1, TENANT_GRAMMARS + 1)]
     opened(100, 1)
@@ -194,7 +197,7 @@ def test_a_grammar_that_nobody_follows_is_let_go_after_a_while(sleepers: Sleeper
     keeper.take(OpenGrammar(1, b"t" * 16, GrammarKind.REGEX, b"a"))
     keeper.forked(sleepers.processes[0].pid)
     (process,) = keeper.processes.values()
-    os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0) + RESULT.pack(ROW, 1, 0, 0, 4) + bytes(4))
+    sleepers.ends[0].write(RESULT.pack(COMPILED, 1, 0, 0, 0) + RESULT.pack(ROW, 1, 0, 0, 4) + bytes(4))
     keeper.read(process)
     now[0] += 2 * KEPT_S
     keeper.tick()
@@ -220,7 +223,7 @@ def test_where_memory_gets_scarce_who_has_most_gives_one_up(sleepers: Sleepers) 
         place = len(sleepers.processes) - 2  # The last one is the spare.
         keeper.forked(sleepers.processes[place].pid)
         process = keeper.processes[next(reversed(keeper.processes))]
-        os.write(sleepers.ends[place][1], RESULT.pack(COMPILED, request, 0, 0, 0))
+        sleepers.ends[place].write(RESULT.pack(COMPILED, request, 0, 0, 0))
         keeper.read(process)
         if closed:
             keeper.take(CloseGrammar(request))
@@ -245,8 +248,7 @@ def test_a_process_that_is_gone_before_it_was_announced_ends_nobody(sleepers: Sl
     serves the next."""
     keeper = Keeper(sleepers.fork, 4)
     keeper.take(OpenGrammar(1, b"a" * 16, GrammarKind.REGEX, b"("))
-    for end in sleepers.ends.pop(0):
-        os.close(end)
+    sleepers.ends.pop(0).close()
     keeper.read(next(iter(keeper.processes.values())))
     assert not keeper.processes
     sleepers.processes[0].kill()

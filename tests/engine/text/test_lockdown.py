@@ -104,13 +104,20 @@ def test_files_are_gone_and_none_is_written(name: str, machine: str) -> None:
 
 
 def test_a_grammar_has_nothing_that_its_forker_has_not() -> None:
-    """Its list lies on top of the forker's: what is on it alone would be forbidden all the same."""
-    assert set(GRAMMAR) < set(FORKER)
+    """Its list lies on top of the forker's: what is on it alone would be forbidden all the same. Memory that others map
+    is on the forker's alone, which a new process uses once, before its own list holds."""
+    (mapping,) = {call for call in GRAMMAR if call.name == "mmap"}
+    assert set(GRAMMAR) - {mapping} < set(FORKER)
+    shared, private, anonymous, writable = 0x01, 0x02, 0x20, 0x3
+    for flags, who in ((private | anonymous, set(LISTS)), (shared, {"keeper", "forker"}), (shared | anonymous, set())):
+        assert {name for name, calls in LISTS.items() if says(calls, "mmap", 0, 0, writable, flags) == ALLOW} == who
+        assert all(says(calls, "mmap", 0, 0, 0x5, flags) == TRAP for calls in LISTS.values())
 
 
 def test_every_entry_has_its_reason_and_its_number() -> None:
     """Names and numbers are unique for each machine, every entry says why it is there, the lists stay short; nobody
-    makes sockets, memory that others see, or code, and only the worker and the forker have a handler to return from."""
+    makes sockets or code, the keeper alone makes memory that others see, and only the worker and the forker have a
+    handler to return from."""
     for name, calls in LISTS.items():
         assert len({call.name for call in calls}) == len(calls) <= 45
         for machine in ("x86_64", "aarch64"):
@@ -118,7 +125,8 @@ def test_every_entry_has_its_reason_and_its_number() -> None:
             assert len(set(numbers)) == len(numbers)
         assert all(len(call.reason.split()) >= 3 for call in calls)
         names = {call.name for call in calls}
-        assert not names & {"socket", "connect", "execve", "memfd_create", "ptrace", "unlinkat", "fcntl", "dup"}
+        assert not names & {"socket", "connect", "execve", "ptrace", "unlinkat", "fcntl", "dup"}
+        assert ("memfd_create" in names) == (name == "keeper")
         assert ("rt_sigreturn" in names) == (name in ("worker", "forker"))
         assert all(argument.mask <= LOW_WORD for call in calls for argument in call.arguments)
 
