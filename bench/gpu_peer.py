@@ -45,6 +45,9 @@ LIMITS = {"weights": 20.0, "our engine": 40.0, "their engine": 40.0, "ours": 15.
 PATIENCE = 8.0
 """So many times longer on a processor, which others may use too."""
 
+WATCH_S = 0.5
+"""Seconds between two rows of what a job has made."""
+
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """A missing kernel is not looked for in a network, which on a machine without one takes minutes."""
 
@@ -96,9 +99,9 @@ def measure(report: Report, streams: int) -> None:
     streams = 4 if toy else streams
     pages = streams * -(-(world.prompt + world.output) // PAGE) + 2
     _begin(toy, "our engine")
-    engine = _our_engine(world, streams, pages)
+    engine = our_engine(world, streams, pages)
     _begin(toy, "their engine")
-    theirs = _Theirs(world, streams, pages)
+    theirs = Theirs(world, streams, pages)
     meter = Meter()
     runs: dict[str, Callable[[], int]] = {
         "ours": lambda: _ours(world, engine, meter, streams),
@@ -125,7 +128,7 @@ def _begin(toy: bool, part: str) -> float:
     return limit
 
 
-def _our_engine(world: World, streams: int, pages: int) -> Engine:
+def our_engine(world: World, streams: int, pages: int) -> Engine:
     """A warm engine with as much room for keys and values as theirs."""
     sizes = world.sizes
     token_bytes = 2 * sizes["num_layers"] * sizes["num_kv_heads"] * sizes["head_dim"] * world.model.dtype.itemsize
@@ -161,7 +164,7 @@ def their_model(world: World, attention: str) -> Any:
     return model.eval()
 
 
-class _Theirs:
+class Theirs:
     """``transformers``' continuous batching, with what it has by default for the attention that is installed."""
 
     def __init__(self, world: World, streams: int, pages: int) -> None:
@@ -186,10 +189,7 @@ class _Theirs:
 
     def run(self, streams: int, output: int) -> int:
         """Answer so many requests; gives the tokens made."""
-        world = self._world
-        draw = random.Random(0)
-        prompts = [[draw.randrange(world.sizes["vocab_size"]) for _ in range(world.prompt)] for _ in range(streams)]
-        left = len(self._manager.add_requests(prompts, max_new_tokens=output))
+        left = len(self._manager.add_requests(self._prompts(streams), max_new_tokens=output))
         made = 0
         while left:
             result = self._manager.get_result(timeout=1)
@@ -201,6 +201,33 @@ class _Theirs:
             elif result is None and not self._manager.is_running():
                 raise RuntimeError("continuous batching ended by itself")
         return made
+
+    def watch(self, streams: int, output: int, limit_s: float) -> list[tuple[float, int]]:
+        """Answer so many requests for so long; gives seconds since the begin and tokens made until then."""
+        prompts = self._prompts(streams)
+        began, made, total = time.perf_counter(), {}, 0
+        rows = [(0.0, 0)]
+        for name, prompt in enumerate(prompts):
+            made[str(name)] = 0
+            self._manager.add_request(prompt, request_id=str(name), max_new_tokens=output, streaming=True)
+        while total < streams * output and (now := time.perf_counter() - began) < limit_s:
+            result = self._manager.get_result(timeout=1)
+            if result is None:
+                if not self._manager.is_running():
+                    raise RuntimeError("continuous batching ended by itself")
+                continue
+            if result.error:
+                raise RuntimeError(f"continuous batching failed: {result.error}")
+            total += len(result.generated_tokens) - made[result.request_id]
+            made[result.request_id] = len(result.generated_tokens)
+            if now - rows[-1][0] >= WATCH_S:
+                rows.append((now, total))
+        return [*rows, (time.perf_counter() - began, total)]
+
+    def _prompts(self, streams: int) -> list[list[int]]:
+        draw = random.Random(0)
+        vocabulary = self._world.sizes["vocab_size"]
+        return [[draw.randrange(vocabulary) for _ in range(self._world.prompt)] for _ in range(streams)]
 
     def stop(self) -> None:
         """End its thread."""
@@ -252,40 +279,63 @@ def _generated(model: Any, prompt: torch.Tensor, count: int) -> float:
 
 def _captured(model: Any, prompt: torch.Tensor, count: int) -> float:
     """Seconds of a greedy step that is replayed as one graph, as an engine would do it; on a processor, called."""
-    from transformers import StaticCache
-
-    device, length = prompt.device, prompt.shape[1] + count + 8
-    cache = StaticCache(config=model.config, max_cache_len=length)
-    token = model(input_ids=prompt, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
-    place = torch.full((1, 1), prompt.shape[1], device=device)
-    places = torch.arange(length, device=device)
-
-    def step() -> None:
-        mask = (places <= place)[None, None]
-        given = {"input_ids": token, "position_ids": place, "attention_mask": mask}
-        logits = model(**given, past_key_values=cache, use_cache=True).logits
-        token.copy_(logits[:, -1:].argmax(-1))
-        place.add_(1)
-
-    replay: Callable[[], object] = step
-    if device.type == "cuda":
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        replay = graph.replay
-    replay()
-    synchronise(device)
+    step = StaticStep.after(model, prompt, length=prompt.shape[1] + count + 8)
+    step.run()
+    synchronise(prompt.device)
     began = time.perf_counter()
     for _ in range(count):
-        replay()
-    synchronise(device)
+        step.run()
+    synchronise(prompt.device)
     return (time.perf_counter() - began) / count
+
+
+class StaticStep:
+    """A greedy step of their model with a static cache, captured as one graph on a card."""
+
+    def __init__(self, world: World, rows: int, *, at: int, length: int) -> None:
+        """Rows of equal length ``at``, in a cache of ``length`` that nothing was written to."""
+        from transformers import StaticCache
+
+        model = their_model(world, "sdpa")
+        device = world.report.device
+        token = torch.ones((rows, 1), dtype=torch.int64, device=device)
+        self._build(model, StaticCache(config=model.config, max_cache_len=length), token, at, length)
+
+    @classmethod
+    def after(cls, model: Any, prompt: torch.Tensor, *, length: int) -> StaticStep:
+        """The step that follows a prompt, shape [rows, tokens]."""
+        from transformers import StaticCache
+
+        cache = StaticCache(config=model.config, max_cache_len=length)
+        token = model(input_ids=prompt, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        step = cls.__new__(cls)
+        step._build(model, cache, token, prompt.shape[1], length)
+        return step
+
+    def _build(self, model: Any, cache: Any, token: torch.Tensor, at: int, length: int) -> None:
+        device = token.device
+        place = torch.full((1, 1), at, device=device)
+        places = torch.arange(length, device=device)
+
+        def step() -> None:
+            mask = (places <= place)[None, None].expand(len(token), 1, 1, length)
+            given = {"input_ids": token, "position_ids": place.expand(len(token), 1), "attention_mask": mask}
+            logits = model(**given, past_key_values=cache, use_cache=True).logits
+            token.copy_(logits[:, -1:].argmax(-1))
+            place.add_(1)
+
+        self.run: Callable[[], object] = step
+        if device.type == "cuda":
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            self.run = graph.replay
 
 
 def main() -> int:
