@@ -102,7 +102,7 @@ class SamplerForm:
 
 PLAIN_FORM = SamplerForm()
 
-LEAN_FORM = SamplerForm(Threads(2, 1), 96, lean_reading=True, lean_lists=True, lean_sample=True)
+LEAN_FORM = SamplerForm(lean_reading=True, lean_lists=True, lean_sample=True)
 """Few instructions everywhere; no card has run it."""
 
 NO_CHOICE = tl.constexpr(FAILED)

@@ -62,6 +62,10 @@ MOVE_IF = tl.constexpr(
 )
 """The same by a condition."""
 
+NARROW = tl.constexpr(0.08)
+"""Part of the distance between a list's limit and the largest score between whose ends a floor need not be looked for
+once more before a list of some ten thousand is shortened."""
+
 LARGEST_SCALE = tl.constexpr(2.0**126)
 """Times ``LOG2_E`` it is a float32 number still."""
 
@@ -193,15 +197,15 @@ def _scores(
     """Scores of all stretches, in each from place ``start`` on; minus infinity behind the last. Memory behind a list is
     read, several numbers at once, and not looked at; of stretches that do not exist the last one's."""
     stretch, place = tl.minimum(tl.arange(0, SPAN), list_.stretches - 1), start + tl.arange(0, PART)
-    near = tl.load(list_.scores + stretch[:, None] * BLOCK + place[None, :], mask=(place < BLOCK)[None, :], other=0.0)
+    last = (list_.longest + PART - 1) // PART * PART
+    near = tl.load(list_.scores + stretch[:, None] * BLOCK + place[None, :], mask=(place < last)[None, :], other=0.0)
     return tl.where(place[None, :] < ends[:, None], near, -float("inf"))
 
 
 @triton.jit
-def _amounts(value: tl.tensor, floor: tl.tensor, counted: tl.tensor) -> tl.tensor:
-    """What scaled scores add up to: their number, or the weights of those that are no less than ``floor``."""
-    weight = power(value * LOG2_E)
-    return tl.where(value >= floor, tl.where(counted, 1.0, weight), 0.0)
+def _amounts(value: tl.tensor, counted: tl.tensor) -> tl.tensor:
+    """What scaled scores add up to: their number, or their weights."""
+    return tl.where(counted, 1.0, power(value * LOG2_E))
 
 
 @triton.jit
@@ -215,7 +219,7 @@ def bracket_lean(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """As ``bracket``, for a cut that is a floor."""
+    """As ``bracket``, for a cut that is a floor: one look where the floor is close above the list's limit, as a rule."""
     more, ends, counted = more_of(list_, stage, SPAN), _ends(list_, SPAN), stage == BY_COUNT
     scale = scale_of(list_.temperature)
     begin, end = low, tl.cast(float("inf"), tl.float32)
@@ -223,17 +227,22 @@ def bracket_lean(
     bottom, top = tl.where(low > -float("inf"), low, -span), low * 0.0
     top = tl.where(top == top, top, 0.0)
     number = tl.sum(ends, 0)
-    for _ in range(1 + (number > LONG).to(tl.int32) + (number > VERY_LONG).to(tl.int32)):
+    narrow, looks = (top - bottom) * NARROW, tl.cast(0, tl.int32)
+    most = 1 + (number > LONG).to(tl.int32) + (number > VERY_LONG).to(tl.int32)
+    while (looks == 0) | ((looks < most) & ((top - bottom > narrow) | (looks + 1 < most))):
+        looks += 1
         width = top - bottom
-        a, b, c = bottom + 0.03 * width, bottom + 0.11 * width, bottom + 0.25 * width
-        d, e = bottom + 0.44 * width, bottom + 0.69 * width
+        # What is below the floor of a stage before this one adds nothing.
+        a, b = tl.maximum(bottom + 0.05 * width, floor), tl.maximum(bottom + 0.10 * width, floor)
+        c, d = tl.maximum(bottom + 0.15 * width, floor), tl.maximum(bottom + 0.21 * width, floor)
+        e = tl.maximum(bottom + 0.40 * width, floor)
         in_a, in_b = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
         in_c, in_d, in_e = in_a, in_a, in_a
         following = _scores(list_, ends, 0, SPAN, PART, BLOCK)
         for start in range(0, list_.longest, PART):
             value = (following - list_.peak) * scale
             following = _scores(list_, ends, start + PART, SPAN, PART, BLOCK)
-            amount = _amounts(value, floor, counted)
+            amount = _amounts(value, counted)
             in_a += tl.where(value >= a, amount, 0.0)
             in_b += tl.where(value >= b, amount, 0.0)
             in_c += tl.where(value >= c, amount, 0.0)
@@ -312,7 +321,7 @@ def search_lean(
     more, ends = more_of(list_, stage, SPAN), _ends(list_, SPAN)
     score = _scores(list_, ends, 0, SPAN, WIDTH, BLOCK)
     value = (score - list_.peak) * scale_of(list_.temperature)
-    amount = _amounts(value, floor, stage == BY_COUNT)
+    amount = _amounts(value, stage == BY_COUNT)
     infinity = tl.cast(float("inf"), tl.float32)
     exists = (value > -infinity) & (value >= floor)
     amount, value = tl.where(exists, amount, 0.0), tl.where(exists, value, -infinity)
