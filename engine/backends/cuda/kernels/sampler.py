@@ -73,6 +73,9 @@ PASSING = 2_048
 LEAST_WIDTH = 16
 """Scores of one stretch among them, in the widest vocabulary."""
 
+STEADY = Threads(4, 1)
+"""Threads of a program that reads one stretch."""
+
 WIDE = Threads(8, 1)
 """Threads of a program that looks at one row."""
 
@@ -80,11 +83,12 @@ WIDE_REGISTERS = 128
 """Registers of one of these threads, at the most: two programs are on a processor at once, so that 256 rows are looked
 at together on a GPU of 132 processors."""
 
+
 @dataclass(frozen=True, slots=True)
 class SamplerForm:
     """How a choice of tokens is computed; what is chosen is the same but for roundings."""
 
-    reading: Threads = Threads(4, 1)
+    reading: Threads = STEADY
     """Threads of a program that reads stretches."""
     registers: int = 80
     """Registers of one of these threads, at the most: so many programs are on a processor at once that memory is never
@@ -93,9 +97,9 @@ class SamplerForm:
     """Programs that read logits at the least, if there are so many stretches: some for each place that a GPU has for
     them. A program of several stretches fetches one while it looks at the one before."""
     lean_reading: bool = False
-    """Whether rows whose scores are their logits are read by a loop of their own (``sampling_lean``)."""
+    """Whether rows whose scores are their logits are read by ``read_plain``."""
     lean_lists: bool = False
-    """Whether lists are searched by those of ``sampling_lean``."""
+    """Whether lists are searched by the functions of ``sampling_lean``."""
     lean_sample: bool = False
     """Whether samples are looked at in fewer steps."""
 

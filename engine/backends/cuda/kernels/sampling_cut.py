@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import MaskedLine, logits_of
 from engine.backends.cuda.kernels.sampling_figures import LISTED, MOMENT, MORE, MORE_WEIGHT, PEAK, SUM
-from engine.backends.cuda.kernels.sampling_lean import bracket_lean, search_lean, shorten_lean
+from engine.backends.cuda.kernels.sampling_lean import MOST_ROUNDS, bracket_lean, search_lean, shorten_lean
 from engine.backends.cuda.kernels.sampling_limit import LOGIT_SPAN, NEGLIGIBLE
 from engine.backends.cuda.kernels.sampling_lists import (
     BY_COUNT,
@@ -307,13 +307,41 @@ def near_floor(
     longest, sides = list_.longest, list_.longest < 0
     if last & (longest > WIDTH):
         if LEAN:
-            begin, end = bracket_lean(list_, cut.floor, stage, wanted, low, SPAN, PART, BLOCK)
-            longest = shorten_lean(list_, begin, end, SPAN, PART, BLOCK)
+            begin, end, rounds, before = low, high, tl.cast(0, tl.int32), longest + 1
+            while (longest > WIDTH) & (longest < before) & (rounds < MOST_ROUNDS):
+                rounds, before = rounds + 1, longest
+                own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
+                begin, end = bracket_lean(own, cut.floor, stage, wanted, begin, end, SPAN, PART, BLOCK)
+                longest = shorten_lean(own, begin, end, SPAN, PART, BLOCK)
         else:
             begin, end = bracket(list_, cut, stage, wanted, low, SPAN, PART, BLOCK)
             longest = shorten(list_, begin, end, SPAN, PART, BLOCK)
         high, sides = tl.minimum(high, end), begin > low
     return longest, high, sides
+
+
+@triton.jit
+def floor_of(
+    list_: List,
+    cut: Cut,
+    stage: tl.tensor,
+    wanted: tl.tensor,
+    sides: tl.tensor,
+    SPAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """As ``search``."""
+    if LEAN:
+        # Before the last stages a cut is its floor.
+        if (stage != BY_DISTANCE) & (list_.longest <= WIDTH):
+            holds, key = search_lean(list_, cut.floor, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+        else:
+            holds, key = search(list_, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+    else:
+        holds, key = search(list_, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+    return holds, key
 
 
 @triton.jit
@@ -368,13 +396,7 @@ def cut_row(
                         own, cut, stage, wanted, last, low, high, SPAN, WIDTH, PART, BLOCK, LEAN
                     )
                     own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
-                    if LEAN:
-                        if (stage != BY_DISTANCE) & (longest <= WIDTH):
-                            holds, key = search_lean(own, floor, stage, wanted, sides, SPAN, WIDTH, BLOCK)
-                        else:
-                            holds, key = search(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
-                    else:
-                        holds, key = search(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+                    holds, key = floor_of(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK, LEAN)
                     if stage == BY_DISTANCE:
                         known = exact | ((floor == -infinity) & (least == 0))
                         sure = holds & known & (high == infinity) & (exact | (centre - low > -key))

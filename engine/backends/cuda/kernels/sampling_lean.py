@@ -1,6 +1,6 @@
-"""The sampler's passes in few instructions: over logits whose row asks for nothing that changes scores, and over lists.
+"""The sampler's passes in few instructions: over logits of rows without masks, biases and penalties, and over lists.
 
-They do what ``describe``, ``bracket``, ``shorten`` and ``search`` do, with what a row asks for read once, and no question
+They do what ``describe``, ``bracket``, ``shorten`` and ``search`` do. What a row asks for is read once, and nothing is
 asked again for each score: a pass over logits is bound by instructions, and so is one over a list of thousands. Weights
 are powers of two, in one instruction, and zero below ``2**-126``.
 """
@@ -66,6 +66,9 @@ NARROW = tl.constexpr(0.08)
 """Part of the distance between a list's limit and the largest score between whose ends a floor need not be looked for
 once more before a list of some ten thousand is shortened."""
 
+MOST_ROUNDS = tl.constexpr(3)
+"""Times that a list is shortened, at the most, and never again after a time that changed nothing: equal scores."""
+
 LARGEST_SCALE = tl.constexpr(2.0**126)
 """Times ``LOG2_E`` it is a float32 number still."""
 
@@ -87,12 +90,12 @@ def in_powers(scale: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _joined(a: tl.tensor, low: tl.tensor, high: tl.tensor, b: tl.tensor, lower: tl.tensor, higher: tl.tensor) -> tuple:
+def _joined(a: tl.tensor, low: tl.tensor, high: tl.tensor, b: tl.tensor, lower: tl.tensor, higher: tl.tensor) -> tuple[tl.tensor, ...]:
     return a + b, tl.minimum(low, lower), tl.maximum(high, higher)
 
 
 @triton.jit
-def _both(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tuple:
+def _both(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tuple[tl.tensor, ...]:
     return a + c, b + d
 
 
@@ -175,12 +178,7 @@ def _store_inside(target: tl.tensor, score: tl.tensor, inside: tl.tensor, low: t
         tl.store(target + place - 1, score, mask=inside)
     else:
         tl.inline_asm_elementwise(
-            LIST_IF,
-            "=r,l,r,f,f",
-            [(target - 1).to(tl.int64), place, score, low],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+            LIST_IF, "=r,l,r,f,f", [(target - 1).to(tl.int64), place, score, low], dtype=tl.int32, is_pure=False, pack=1
         )
 
 
@@ -215,27 +213,32 @@ def bracket_lean(
     stage: tl.tensor,
     wanted: tl.tensor,
     low: tl.tensor,
+    high: tl.tensor,
     SPAN: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """As ``bracket``, for a cut that is a floor: one look where the floor is close above the list's limit, as a rule."""
+    """As ``bracket``, for a cut that is a floor, and a list that may have an upper limit: one look as a rule, since the
+    floor is close above a list's first limit."""
     more, ends, counted = more_of(list_, stage, SPAN), _ends(list_, SPAN), stage == BY_COUNT
     scale = scale_of(list_.temperature)
-    begin, end = low, tl.cast(float("inf"), tl.float32)
+    begin, end = low, high
     span = tl.where(counted, tl.cast(LOGIT_SPAN, tl.float32) / list_.temperature, -NEGLIGIBLE)
     bottom, top = tl.where(low > -float("inf"), low, -span), low * 0.0
-    top = tl.where(top == top, top, 0.0)
+    top = tl.minimum(tl.where(top == top, top, 0.0), high)
     number = tl.sum(ends, 0)
     narrow, looks = (top - bottom) * NARROW, tl.cast(0, tl.int32)
     most = 1 + (number > LONG).to(tl.int32) + (number > VERY_LONG).to(tl.int32)
     while (looks == 0) | ((looks < most) & ((top - bottom > narrow) | (looks + 1 < most))):
         looks += 1
         width = top - bottom
+        first = (looks == 1) & (high == float("inf"))
         # What is below the floor of a stage before this one adds nothing.
-        a, b = tl.maximum(bottom + 0.05 * width, floor), tl.maximum(bottom + 0.10 * width, floor)
-        c, d = tl.maximum(bottom + 0.15 * width, floor), tl.maximum(bottom + 0.21 * width, floor)
-        e = tl.maximum(bottom + 0.40 * width, floor)
+        a = tl.maximum(bottom + tl.where(first, 0.05, 0.17) * width, floor)
+        b = tl.maximum(bottom + tl.where(first, 0.10, 0.33) * width, floor)
+        c = tl.maximum(bottom + tl.where(first, 0.15, 0.50) * width, floor)
+        d = tl.maximum(bottom + tl.where(first, 0.21, 0.67) * width, floor)
+        e = tl.maximum(bottom + tl.where(first, 0.40, 0.83) * width, floor)
         in_a, in_b = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
         in_c, in_d, in_e = in_a, in_a, in_a
         following = _scores(list_, ends, 0, SPAN, PART, BLOCK)

@@ -1,4 +1,4 @@
-"""Lists of a row's scores, and what all searches in them share: figures beside a list, and marks in the order of numbers.
+"""Lists of a row's scores, and what all searches in them share: figures beside a list, and the order of numbers.
 
 ``engine.backends.cuda.kernels.sampling_cut`` says what a list is."""
 
@@ -100,5 +100,3 @@ def list_part(target: tl.tensor, score: tl.tensor, inside: tl.tensor, SCATTERED:
     else:
         tl.store(target + place, score, mask=inside)
     return tl.sum(inside.to(tl.int32), 0)
-
-
