@@ -7,8 +7,8 @@ Each case is recorded as a graph of several input sets and replayed; the median 
 logits over it. Tokens are compared with ``PlainOperations``, and where they differ, with a draw in float64: a token is
 wrong if it is not that of the specification although the point is further than rounding from a border. One line of JSON
 a case, then a table; a case that fails tells its error in full. The same file runs in an older checkout, to compare.
-``--toy`` runs it on a CPU under Triton's interpreter. ``--tune`` tries other registers,
-stretches and numbers of programs instead, for greedy and top-p over 256 rows.
+``--toy`` runs it on a CPU under Triton's interpreter. ``--forms`` times the forms of ``SamplerForm`` beside each other
+instead, the plain one as control, over 256 rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from torch import Tensor
 
 from engine.backends.common.rng import uniforms
 from engine.backends.cuda.kernels import sampler
-from engine.backends.cuda.kernels.operations import kernel_operations
+from engine.backends.cuda.kernels.operations import KernelOperations, kernel_operations
+from engine.backends.cuda.kernels.tile_sizes import configuration
+from engine.backends.cuda.kernels.triton_common import Threads
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import NO_LINE, NUM_FIELDS, Field, words_of
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
@@ -104,6 +106,10 @@ KINDS = (
     Kind("top-p 0.99", top_p=0.99),
     Kind("equal logits, top-p 0.9", top_p=0.9, shape="equal"),
 )
+
+
+FORM_KINDS = "top-p 0.9", "greedy", "top-k 50", "top-p 0.9 peaked", "top-p 0.9 flat", "top-p 0.99", "penalties"
+"""Kinds that forms are compared by, the bar's first."""
 
 
 def logits_of(shape: str, rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -192,12 +198,36 @@ def wrong_tokens(kind: Kind, logits: Tensor, found: list[int], wanted: list[int]
     return count
 
 
-def case(kind: Kind, rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
+def forms() -> dict[str, sampler.SamplerForm]:
+    """What ``--forms`` compares, the control first; where the last is slower than ``lean``, its reading of logits is
+    what is gained. Asked for by name, since an older checkout has none."""
+    lean, plain = sampler.LEAN_FORM, sampler.PLAIN_FORM
+    return {
+        "plain": plain,
+        "lean": lean,
+        "lean 64": replace(lean, registers=64),
+        "lean 2x128": replace(lean, reading=Threads(2, 1), registers=128),
+        "lean 8 a turn": replace(lean, programs=2_048),
+        "lists only": replace(plain, lean_lists=True, lean_sample=True),
+    }
+
+
+def operations_of(form: sampler.SamplerForm | None, vocab: int, device: torch.device) -> KernelOperations:
+    """Operations whose choice of tokens has this form, or that of the device's row of tile sizes."""
+    if form is None:
+        return kernel_operations((32, 8), 128, vocab, device)
+    row = configuration("sm_90" if device.type == "cuda" else "", 128)
+    return KernelOperations((32, 8), vocab, replace(row, sampler=form), 132)
+
+
+def case(
+    kind: Kind, rows: int, vocab: int, dtype: torch.dtype, device: torch.device, form: sampler.SamplerForm | None = None
+) -> dict[str, object]:
     """One line of results."""
     generator = torch.Generator(device).manual_seed(rows)
     sets = 1 if device.type != "cuda" else max(3, min(16, 1 + (200 << 20) // (rows * vocab * dtype.itemsize)))
     inputs = [logits_of(kind.shape, rows, vocab, dtype, generator) for _ in range(sets)]
-    run, columns = kernel_operations((32, 8), 128, vocab, device), columns_of(kind, rows, vocab, generator)
+    run, columns = operations_of(form, vocab, device), columns_of(kind, rows, vocab, generator)
     places, positions = torch.arange(rows, device=device), torch.arange(rows, device=device) + 7
     before = columns.counts.clone()
     found = run.sample(inputs[0], places, positions, columns)
@@ -267,23 +297,39 @@ def compare(other: Path, toy: bool, seconds: float) -> None:
             print(f"{kind.name:28}{dtype:>10}{rows:>6}{times}{old['wrong']:>6} {new['wrong']:>3}", flush=True)
 
 
-def tune(end: float) -> None:
-    """Times of other sizes of the program that reads logits; what is in the sampler comes first."""
-    names = "STEADY_REGISTERS", "STRETCH", "PROGRAMS"
-    own = tuple(getattr(sampler, name) for name in names)
-    others = itertools.product((80, 96, 64, 128), (2_048, 4_096), (4_096, 1_024))
-    for sizes in dict.fromkeys((own, *others)):
-        for name, size in zip(names, sizes, strict=True):
-            setattr(sampler, name, size)
-        for kind in (KINDS[0], KINDS[3]):
-            if time.monotonic() > end:
-                return
+def warm(toy: bool) -> None:
+    """Compile all forms for both dtypes, each in a process of its own: compiled kernels are kept on disk."""
+    argv = [sys.executable, __file__, *(["--toy"] if toy else []), "--warm"]
+    wanted = [(name, dtype) for name in forms() for dtype in ("bfloat16", "float32")]
+    ends = [subprocess.Popen([*argv, name, dtype], stdout=-3) for name, dtype in (wanted[:1] if toy else wanted)]
+    for (name, dtype), one in zip(wanted, ends, strict=False):
+        if one.wait() != 0:
+            print(f"{name} {dtype} was not compiled", flush=True)
+
+
+def compare_forms(toy: bool, seconds: float) -> None:
+    """Times of all forms, kind by kind in turn, and how many of their tokens are wrong; the first is the control."""
+    end, device = time.monotonic() + seconds, torch.device("cpu" if toy else "cuda")
+    warm(toy)
+    vocab, rows = (9_000, 2) if toy else (VOCAB, 256)
+    kinds = [next(one for one in KINDS if one.name == name) for name in FORM_KINDS]
+    cases = [(kind, dtype) for kind in kinds[:2] for dtype in (torch.bfloat16, torch.float32)]
+    cases += [(kind, torch.bfloat16) for kind in kinds[2:]]
+    print(f"{'kind':28}{'dtype':>10}" + "".join(f"{name:>15}" for name in forms()) + "   us, wrong tokens", flush=True)
+    for kind, dtype in cases[: 2 if toy else None]:
+        if time.monotonic() > end:
+            print(json.dumps({"left_out": kind.name}), flush=True)
+            continue
+        line = ""
+        for form in forms().values():
             try:
-                found = case(kind, 256, VOCAB, torch.bfloat16, torch.device("cuda"))
-            except (RuntimeError, ValueError, triton.TritonError):
-                print(f"{sizes}\n{traceback.format_exc()}", flush=True)
+                found = case(kind, rows, vocab, dtype, device, form)
+            except (RuntimeError, ValueError, AssertionError, triton.TritonError):
+                print(f"{form} {kind.name} {dtype}\n{traceback.format_exc()}", flush=True)
+                line += f"{'failed':>15}"
                 continue
-            print(json.dumps({**dict(zip(names, sizes, strict=True)), **found}), flush=True)
+            line += f"{found['us']:>11}{found['wrong']:>4}"
+        print(f"{kind.name:28}{str(dtype).removeprefix('torch.'):>10}{line}", flush=True)
 
 
 def main() -> None:
@@ -291,7 +337,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--toy", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--seconds", type=float, default=40.0, help="no case begins later than this")
-    parser.add_argument("--tune", action="store_true", help="other sizes instead of all cases")
+    parser.add_argument("--forms", action="store_true", help="the forms of SamplerForm beside each other")
+    parser.add_argument("--warm", nargs=2, metavar=("FORM", "DTYPE"), help="compile one form, for --forms")
     parser.add_argument("--against", type=Path, metavar="DIR", help="compare with the checkout there")
     parser.add_argument("--root", help="the checkout whose kernels are timed, this one if left out")
     parser.add_argument("--serve", action="store_true", help="time what standard input names, for --against")
@@ -302,8 +349,16 @@ def main() -> None:
     if given.against is not None:
         compare(given.against, given.toy, given.seconds)
         return
-    if given.tune:
-        tune(time.monotonic() + given.seconds)
+    if given.warm is not None:
+        form, dtype = given.warm
+        place, vocab = (torch.device("cpu"), 9_000) if given.toy else (torch.device("cuda"), VOCAB)
+        run, kind = operations_of(forms()[form], vocab, place), KINDS[0]
+        lines = torch.zeros(2 if given.toy else 256, vocab, dtype=getattr(torch, dtype), device=place)
+        numbers = torch.arange(len(lines), device=place)
+        run.sample(lines, numbers, numbers, columns_of(kind, len(lines), vocab, torch.Generator(place)))
+        return
+    if given.forms:
+        compare_forms(given.toy, given.seconds)
         return
     device = torch.device("cpu" if given.toy else "cuda")
     vocab, many, end = (9_000, 2, 1e9) if given.toy else (VOCAB, 256, time.monotonic() + given.seconds)

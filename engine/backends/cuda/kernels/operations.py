@@ -179,7 +179,7 @@ class KernelOperations:
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
         """A token for each line, by the request's own counter generator."""
         out = sampler.Chosen.empty(len(rows), self._vocab_size, MAX_TOP_LOGPROBS, logits.device)
-        sampler.sample(logits, rows, positions, columns, out)
+        sampler.sample(logits, rows, positions, columns, out, self._chosen.sampler)
         return Sampled(out.tokens.long(), out.logprobs, out.top_ids, out.top_logprobs)
 
     def begin_step(self, state: LoopState, bucket: int) -> StepRows:

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import NO_TOKEN, MaskedLine, logits_of, report
-from engine.backends.cuda.kernels.sampling_cut import Cut, List, cut_row, figure, figures_whole, list_part, weights_of
+from engine.backends.cuda.kernels.sampling_cut import Cut, cut_row, figures_whole, weights_of
 from engine.backends.cuda.kernels.sampling_figures import (
     FIGURES,
     LISTED,
@@ -34,7 +34,9 @@ from engine.backends.cuda.kernels.sampling_figures import (
     RAW_SUM,
     SUM,
 )
+from engine.backends.cuda.kernels.sampling_lean import read_plain
 from engine.backends.cuda.kernels.sampling_limit import SAMPLE_PIECE, SAMPLE_PIECES, suggested_limit
+from engine.backends.cuda.kernels.sampling_lists import List, figure, list_part
 from engine.backends.cuda.kernels.sampling_row import (
     LARGEST_SCORE,
     LOGPROBS,
@@ -74,10 +76,6 @@ LEAST_WIDTH = 16
 STEADY = Threads(4, 1)
 """Threads of a program that reads one stretch."""
 
-STEADY_REGISTERS = 80
-"""Registers of one of these threads, at the most: so many programs are on a processor at once that memory is never
-waited for; some addresses are computed again for it."""
-
 WIDE = Threads(8, 1)
 """Threads of a program that looks at one row."""
 
@@ -85,9 +83,31 @@ WIDE_REGISTERS = 128
 """Registers of one of these threads, at the most: two programs are on a processor at once, so that 256 rows are looked
 at together on a GPU of 132 processors."""
 
-PROGRAMS = 4_096
-"""Programs that read logits at the least, if there are so many stretches: some for each place that a GPU has for them.
-A program of several stretches fetches one while it looks at the one before."""
+
+@dataclass(frozen=True, slots=True)
+class SamplerForm:
+    """How a choice of tokens is computed; what is chosen is the same but for roundings."""
+
+    reading: Threads = STEADY
+    """Threads of a program that reads stretches."""
+    registers: int = 80
+    """Registers of one of these threads, at the most: so many programs are on a processor at once that memory is never
+    waited for; some addresses are computed again for it."""
+    programs: int = 4_096
+    """Programs that read logits at the least, if there are so many stretches: some for each place that a GPU has for
+    them. A program of several stretches fetches one while it looks at the one before."""
+    lean_reading: bool = False
+    """Whether rows whose scores are their logits are read by ``read_plain``."""
+    lean_lists: bool = False
+    """Whether lists are searched by the functions of ``sampling_lean``."""
+    lean_sample: bool = False
+    """Whether samples are looked at in fewer steps."""
+
+
+PLAIN_FORM = SamplerForm()
+
+LEAN_FORM = SamplerForm(lean_reading=True, lean_lists=True, lean_sample=True)
+"""Few instructions everywhere; no card has run it."""
 
 NO_CHOICE = tl.constexpr(FAILED)
 
@@ -145,13 +165,14 @@ def _sketch(
     limits: tl.tensor,
     size: tl.tensor,
     stride: tl.tensor,
+    LEAN: tl.constexpr,
 ) -> None:
     line = tl.program_id(0).to(tl.int64)
     row = RowWords(words, lines, tl.load(rows + line))
     if is_cut(row):
         own = MaskedLine(logits + line * logits_row, size, masks, integer(row, MASK_LINE), mask_width)
         wishes = Wishes(counts, bias_ids, biases)
-        tl.store(limits + line, suggested_limit(own, row, wishes, stride, temperature_of(row)))
+        tl.store(limits + line, suggested_limit(own, row, wishes, stride, temperature_of(row), LEAN))
 
 
 @triton.jit(do_not_specialize=("mask_width", "lines"), do_not_specialize_on_alignment=ROW_STATE)
@@ -172,6 +193,7 @@ def _prepare(
     size: tl.tensor,
     stretches: tl.tensor,
     BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
 ) -> None:
     line, stretch, step = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     row = RowWords(words, lines, tl.load(rows + line))
@@ -179,14 +201,38 @@ def _prepare(
     wishes = Wishes(counts, bias_ids, biases)
     out = figures + line * stretches * FIGURES
     target = scores + line * stretches * BLOCK
+    changed = is_changed(row) | (own.mask >= 0)
+    if LEAN:
+        if changed:
+            read_any(own, row, wishes, out, stretches, target, limits + line, stretch, step, BLOCK)
+        else:
+            read_plain(own, row, out, stretches, target, limits + line, stretch, step, BLOCK)
+    else:
+        read_any(own, row, wishes, out, stretches, target, limits + line, stretch, step, BLOCK)
+
+
+@triton.jit
+def read_any(
+    line: MaskedLine,
+    row: RowWords,
+    wishes: Wishes,
+    out: tl.tensor,
+    stretches: tl.tensor,
+    target: tl.tensor,
+    limit: tl.tensor,
+    stretch: tl.tensor,
+    step: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Figures, and parts of the list, of every ``step``-th stretch of a row."""
     place = tl.arange(0, BLOCK)
-    following = logits_of(own, stretch * BLOCK + place)
+    following = logits_of(line, stretch * BLOCK + place)
     for here in range(stretch, stretches, step):
         # The next stretch is on its way while this one is looked at.
         given, first = following, here * BLOCK
-        following = logits_of(own, (here + step) * BLOCK + place)
-        raw, score = scores_of(own, row, wishes, first + place, given, first, first + BLOCK)
-        describe(row, raw, score, out + here, stretches, target + first, limits + line)
+        following = logits_of(line, (here + step) * BLOCK + place)
+        raw, score = scores_of(line, row, wishes, first + place, given, first, first + BLOCK)
+        describe(row, raw, score, out + here, stretches, target + first, limit)
 
 
 @triton.jit
@@ -289,6 +335,7 @@ def _choose(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
 ) -> None:
     line = tl.program_id(0).to(tl.int64)
     row = RowWords(words, lines, tl.load(rows + line))
@@ -311,7 +358,7 @@ def _choose(
             longest = tl.max(figure(list_, LISTED, SPAN), 0).to(tl.int32)
             list_ = List(list_.scores, place, stretches, longest, list_.peak, temperature)
             low = over_temperature(tl.load(limits + line), list_.peak, temperature)
-            floor, least, centre, reach, parts = cut_row(list_, own, row, wishes, low, SPAN, WIDTH, PART, BLOCK)
+            floor, least, centre, reach, parts = cut_row(list_, own, row, wishes, low, SPAN, WIDTH, PART, BLOCK, LEAN)
         elif told > 0:
             parts, _ = figures_whole(list_, SPAN)
         cut, point = Cut(floor, least, centre, reach), uniform(integer(row, SEED), tl.load(positions + line))
@@ -323,7 +370,14 @@ def _choose(
     tl.store(tokens + line, token)
 
 
-def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns, out: Chosen) -> None:
+def sample(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    columns: SamplingColumns,
+    out: Chosen,
+    form: SamplerForm = PLAIN_FORM,
+) -> None:
     """Choose a token for each line of logits.
 
     Args:
@@ -332,6 +386,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
         positions: int64 ``(lines,)``: the position that the new token will have.
         columns: numbers of all rows; counts of chosen tokens are noted there.
         out: of the bucket.
+        form: how it is computed.
     """
     lines, size = logits.shape
     if not lines:
@@ -342,9 +397,10 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
     pieces, piece = SAMPLE_PIECES.value, SAMPLE_PIECE.value
     stride = max(piece, size // pieces // 16 * 16)
     source = (logits, logits.stride(0), rows, words, words.shape[1], masks, masks.shape[1])
+    wide = {"maxnreg": WIDE_REGISTERS, **WIDE.options}
     wishes = (columns.counts, columns.bias_ids, columns.biases)
-    _sketch[(lines,)](*source, *wishes, out.limits, size, stride, maxnreg=WIDE_REGISTERS, **WIDE.options)
-    _prepare[(lines, min(stretches, ceil_div(PROGRAMS, lines)))](
+    _sketch[(lines,)](*source, *wishes, out.limits, size, stride, LEAN=form.lean_sample, **wide)
+    _prepare[(lines, min(stretches, ceil_div(form.programs, lines)))](
         *source,
         *wishes,
         out.limits,
@@ -353,8 +409,9 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
         size,
         stretches,
         BLOCK=block,
-        maxnreg=STEADY_REGISTERS,
-        **STEADY.options,
+        LEAN=form.lean_reading,
+        maxnreg=form.registers,
+        **form.reading.options,
     )
     _choose[(lines,)](
         *source,
@@ -370,8 +427,8 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingCol
         WIDTH=min(block, max(TOGETHER // span, LEAST_WIDTH)),
         PART=min(block, max(PASSING // span, LEAST_WIDTH)),
         BLOCK=block,
-        maxnreg=WIDE_REGISTERS,
-        **WIDE.options,
+        LEAN=form.lean_lists,
+        **wide,
     )
     asked = words[Field.LOGPROBS], words[Field.MASK_LINE], masks
     report(logits, rows, asked, (out.figures, block), out.tokens, (out.logprobs, out.top_ids, out.top_logprobs))

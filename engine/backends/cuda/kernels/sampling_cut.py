@@ -20,7 +20,23 @@ from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import MaskedLine, logits_of
 from engine.backends.cuda.kernels.sampling_figures import LISTED, MOMENT, MORE, MORE_WEIGHT, PEAK, SUM
+from engine.backends.cuda.kernels.sampling_lean import MOST_ROUNDS, bracket_lean, search_lean, shorten_lean
 from engine.backends.cuda.kernels.sampling_limit import LOGIT_SPAN, NEGLIGIBLE
+from engine.backends.cuda.kernels.sampling_lists import (
+    BY_COUNT,
+    BY_DISTANCE,
+    BY_WEIGHT,
+    HALVES,
+    LONG,
+    MOST_STEPS,
+    VERY_LONG,
+    List,
+    figure,
+    halfway,
+    halved,
+    list_part,
+    more_of,
+)
 from engine.backends.cuda.kernels.sampling_row import (
     MIN_P,
     TOP_K,
@@ -33,24 +49,6 @@ from engine.backends.cuda.kernels.sampling_row import (
     over_temperature,
     scores_of,
 )
-from engine.backends.cuda.kernels.triton_common import EMULATED
-
-BY_COUNT = tl.constexpr(0)
-BY_WEIGHT = tl.constexpr(1)
-BY_DISTANCE = tl.constexpr(2)
-"""Stages of a cut: top-k, top-p, typical-p."""
-
-STORE_IF = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }")
-"""A store of 32 bits where a condition holds."""
-
-HALVES = tl.constexpr(10)
-"""Steps of a search that halve the distance, before those that end at a key."""
-
-LONG, VERY_LONG = tl.constexpr(6_144.0), tl.constexpr(49_152.0)
-"""Scores of a list from which on it is looked at once and twice more before it is shortened."""
-
-MOST_STEPS = tl.constexpr(40)
-"""Steps of a search: 32 suffice; a bound, so that no rounding makes one endless."""
 
 
 class Cut(NamedTuple):
@@ -65,46 +63,12 @@ class Cut(NamedTuple):
     """Scores no further than this from ``centre``."""
 
 
-class List(NamedTuple):
-    """The list of one row, and what its scores are compared with."""
-
-    scores: Tensor
-    figures: Tensor
-    stretches: int
-    longest: Tensor
-    """Scores of the stretch that has most in the list."""
-    peak: Tensor
-    temperature: Tensor
-
-
-@triton.jit
-def ordered(x: tl.tensor) -> tl.tensor:
-    """Whole numbers (uint32) in the order of float32 numbers; both zeros are one."""
-    bits = (x + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-
-
-@triton.jit
-def halfway(low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """The float32 number in the middle of all that lie above ``low`` and not above ``high``."""
-    begin = ordered(low)
-    place = begin + (ordered(high) - begin + 1) // 2
-    return tl.where(place >= 0x80000000, place ^ 0x80000000, place ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
-
-
 @triton.jit
 def weights_of(value: tl.tensor, exists: tl.tensor, cut: Cut) -> tl.tensor:
     """Unnormalised probabilities of scaled scores, zeros for what the cut drops."""
     weight = tl.exp(value)
     kept = (value >= cut.floor) & (weight >= cut.least) & (tl.abs(value - cut.centre) <= cut.reach)
     return tl.where(exists & kept, weight, 0.0)
-
-
-@triton.jit
-def figure(list_: List, column: tl.constexpr, SPAN: tl.constexpr) -> tl.tensor:
-    """A figure of all stretches; 0 behind them."""
-    stretch = tl.arange(0, SPAN)
-    return tl.load(list_.figures + column * list_.stretches + stretch, mask=stretch < list_.stretches, other=0.0)
 
 
 @triton.jit
@@ -208,13 +172,6 @@ def search(
 
 
 @triton.jit
-def more_of(list_: List, stage: tl.tensor, SPAN: tl.constexpr) -> tl.tensor:
-    """Number or weight of what lies above the list; float64."""
-    weight = figure(list_, MORE_WEIGHT, SPAN).to(tl.float64)
-    return tl.sum(tl.where(stage == BY_COUNT, figure(list_, MORE, SPAN).to(tl.float64), weight), 0)
-
-
-@triton.jit
 def bracket(
     list_: List,
     cut: Cut,
@@ -253,16 +210,6 @@ def bracket(
         begin, end, bottom, top = halved(begin, end, bottom, top, d, more + tl.sum(in_d).to(tl.float64) >= wanted)
         begin, end, bottom, top = halved(begin, end, bottom, top, e, more + tl.sum(in_e).to(tl.float64) >= wanted)
     return begin, end
-
-
-@triton.jit
-def halved(
-    begin: tl.tensor, end: tl.tensor, bottom: tl.tensor, top: tl.tensor, mark: tl.tensor, enough: tl.tensor
-) -> tuple[tl.tensor, ...]:
-    """What is left of a stretch of scores, and of its finite part, when it is known what a mark keeps."""
-    begin, bottom = tl.where(enough, tl.maximum(begin, mark), begin), tl.where(enough, tl.maximum(bottom, mark), bottom)
-    end, top = tl.where(enough, end, tl.minimum(end, mark)), tl.where(enough, top, tl.minimum(top, mark))
-    return begin, end, bottom, top
 
 
 @triton.jit
@@ -322,26 +269,6 @@ def list_all(list_: List, line: MaskedLine, row: RowWords, wishes: Wishes, BLOCK
 
 
 @triton.jit
-def list_part(target: tl.tensor, score: tl.tensor, inside: tl.tensor, SCATTERED: tl.constexpr) -> tl.tensor:
-    """Store the scores that are inside, close together; gives their number. ``SCATTERED``: each thread stores what it
-    has, and nothing in this launch reads it; Triton would first pass addresses, scores and conditions to other threads,
-    through shared memory, which takes longer than all else."""
-    place = tl.cumsum(inside.to(tl.int32), 0) - 1
-    if SCATTERED and not EMULATED:
-        tl.inline_asm_elementwise(
-            STORE_IF,
-            "=r,l,r,r",
-            [(target + place).to(tl.int64), score.to(tl.int32, bitcast=True), inside.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.store(target + place, score, mask=inside)
-    return tl.sum(inside.to(tl.int32), 0)
-
-
-@triton.jit
 def figures_whole(list_: List, SPAN: tl.constexpr) -> tuple[tl.tensor, ...]:
     """Weight, and sum of weights times scaled scores, of all scores, by stretch; float64."""
     down = over_temperature(figure(list_, PEAK, SPAN), list_.peak, list_.temperature)
@@ -373,15 +300,48 @@ def near_floor(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """Shorten the list where it is long and the cut has no stage behind this one, which would need it as it is. Gives
     its longest stretch, its upper limit, and whether sums have shown on which sides of the floor its limits lie."""
     longest, sides = list_.longest, list_.longest < 0
     if last & (longest > WIDTH):
-        begin, end = bracket(list_, cut, stage, wanted, low, SPAN, PART, BLOCK)
-        longest = shorten(list_, begin, end, SPAN, PART, BLOCK)
+        if LEAN:
+            begin, end, rounds, before = low, high, tl.cast(0, tl.int32), longest + 1
+            while (longest > WIDTH) & (longest < before) & (rounds < MOST_ROUNDS):
+                rounds, before = rounds + 1, longest
+                own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
+                begin, end = bracket_lean(own, cut.floor, stage, wanted, begin, end, SPAN, PART, BLOCK)
+                longest = shorten_lean(own, begin, end, SPAN, PART, BLOCK)
+        else:
+            begin, end = bracket(list_, cut, stage, wanted, low, SPAN, PART, BLOCK)
+            longest = shorten(list_, begin, end, SPAN, PART, BLOCK)
         high, sides = tl.minimum(high, end), begin > low
     return longest, high, sides
+
+
+@triton.jit
+def floor_of(
+    list_: List,
+    cut: Cut,
+    stage: tl.tensor,
+    wanted: tl.tensor,
+    sides: tl.tensor,
+    SPAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """As ``search``."""
+    if LEAN:
+        # Before the last stages a cut is its floor.
+        if (stage != BY_DISTANCE) & (list_.longest <= WIDTH):
+            holds, key = search_lean(list_, cut.floor, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+        else:
+            holds, key = search(list_, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+    else:
+        holds, key = search(list_, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+    return holds, key
 
 
 @triton.jit
@@ -395,6 +355,7 @@ def cut_row(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """The row's cut, and the weight that it keeps in each stretch (float64): the last stage searches for nothing, and
     makes a list that all that is kept can be added up by. ``low``: lower limit of the list, scaled."""
@@ -432,10 +393,10 @@ def cut_row(
                         wanted = share * tl.sum(kept, 0)
                     cut = Cut(floor, least, centre, reach)
                     longest, high, sides = near_floor(
-                        own, cut, stage, wanted, last, low, high, SPAN, WIDTH, PART, BLOCK
+                        own, cut, stage, wanted, last, low, high, SPAN, WIDTH, PART, BLOCK, LEAN
                     )
                     own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
-                    holds, key = search(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK)
+                    holds, key = floor_of(own, cut, stage, wanted, sides, SPAN, WIDTH, BLOCK, LEAN)
                     if stage == BY_DISTANCE:
                         known = exact | ((floor == -infinity) & (least == 0))
                         sure = holds & known & (high == infinity) & (exact | (centre - low > -key))

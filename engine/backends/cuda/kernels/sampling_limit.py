@@ -35,6 +35,13 @@ CERTAIN = tl.constexpr(0.85)
 """Part of what a cut may drop that is left out of a list: with what ``CHANCE`` adds, none of 1,290 drawn rows of eight
 shapes had a list that was too short. A limit at the sample's own share was too high for one row in seven."""
 
+STEPS = tl.constexpr(10)
+"""Steps in which a level is looked for."""
+
+FEW_STEPS, FEWER_STEPS = tl.constexpr(8), tl.constexpr(6)
+"""Steps where few instructions are to be taken, the second of the level of ``CHANCE``: both levels come out lower, by a
+tenth and by half a power of e at the most, so a list is no shorter for it and some hundreds of ids longer."""
+
 SAMPLE_PIECES = tl.constexpr(64)
 SAMPLE_PIECE = tl.constexpr(128)
 """A sample of a row: so many pieces of so many ids, evenly spread."""
@@ -77,7 +84,7 @@ def lowest_level(value: tl.tensor, temperature: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def suggested_limit(
-    line: MaskedLine, row: RowWords, wishes: Wishes, stride: tl.tensor, temperature: tl.tensor
+    line: MaskedLine, row: RowWords, wishes: Wishes, stride: tl.tensor, temperature: tl.tensor, LEAN: tl.constexpr
 ) -> tl.tensor:
     """A score above which everything that the row's cut keeps lies, if a sample tells the truth.
 
@@ -92,18 +99,20 @@ def suggested_limit(
     most = integer(row, TOP_K).to(tl.float32)
     share, typical = number(row, TOP_P).to(tl.float32), number(row, TYPICAL_P).to(tl.float32)
     least = number(row, MIN_P).to(tl.float32)
+    STEPS_HERE: tl.constexpr = FEW_STEPS if LEAN else STEPS
+    CHANCE_STEPS: tl.constexpr = FEWER_STEPS if LEAN else STEPS
     lowest = lowest_level(value, temperature)
     if most > 0:
         part = most / times
         count = tl.maximum(part * 1.25 + 4 * tl.sqrt(part) + 8, LEAST_SAMPLED)
-        limit = level(value, exists, lowest, size - count, 10)
+        limit = level(value, exists, lowest, size - count, STEPS_HERE)
     elif (share >= 1) & (least > 0):
         # The row's largest score is no smaller than the sample's.
         limit = tl.maximum(tl.log(least) - 0.001, lowest)
     else:
         dropped = tl.where(share < 1, 1 - share, 0.125 * (1 - typical))
-        chance = level(value, exists, lowest, size - CHANCE, 10)
+        chance = level(value, exists, lowest, size - CHANCE, CHANCE_STEPS)
         others = tl.sum(tl.where(value < chance, weight, 0.0))
         whole = others + tl.sum(tl.where(value < chance, 0.0, weight)) / times
-        limit = tl.minimum(level(value, weight, lowest, dropped * CERTAIN * whole, 10), chance)
+        limit = tl.minimum(level(value, weight, lowest, dropped * CERTAIN * whole, STEPS_HERE), chance)
     return tl.where((size < 1_024) | (limit <= lowest), -float("inf"), peak + limit * temperature)

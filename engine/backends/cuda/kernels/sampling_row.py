@@ -144,11 +144,15 @@ def scores_of(
 
 
 @triton.jit
+def scale_of(temperature: tl.tensor) -> tl.tensor:
+    """The temperature's reciprocal, finite and no denormal: minus infinity times zero would be no number."""
+    return tl.minimum(tl.maximum(tl.div_rn(temperature * 0.0 + 1.0, temperature), LEAST_INVERSE), LARGEST_SCORE)
+
+
+@triton.jit
 def over_temperature(score: tl.tensor, peak: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """Scores less the largest, times the temperature's reciprocal, which is finite and no denormal: a division costs a
-    dozen times as much, and minus infinity times zero would be no number."""
-    inverse = tl.minimum(tl.maximum(tl.div_rn(temperature * 0.0 + 1.0, temperature), LEAST_INVERSE), LARGEST_SCORE)
-    return (score - peak) * inverse
+    """Scores less the largest, times the temperature's reciprocal: a division costs a dozen times as much."""
+    return (score - peak) * scale_of(temperature)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from engine.backends.cuda.kernels.grouped import ProductTile
 from engine.backends.cuda.kernels.lines import LineCut
 from engine.backends.cuda.kernels.prefill_attention import PrefillShape
 from engine.backends.cuda.kernels.prefill_pipelined import PipelinedShape
+from engine.backends.cuda.kernels.sampler import PLAIN_FORM, SamplerForm
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.triton_common import Threads
 
@@ -38,6 +39,8 @@ class Configuration:
     pipelined: PipelinedShape | None = None
     """For prompts of layers that ``prefill_pipelined.fits``, on the architecture that it is made for; None: all layers
     take ``prefill``."""
+    sampler: SamplerForm = PLAIN_FORM
+    """How tokens are chosen."""
     measured: str = ""
     """The card on which this row was chosen by time; empty: on none."""
 

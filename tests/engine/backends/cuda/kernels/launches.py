@@ -180,12 +180,17 @@ def columns_of(words: torch.Tensor, lines: int) -> SamplingColumns:
     return SamplingColumns(words, whole(lines, VOCAB), whole(lines, 4_008), whole(lines, MAX_LOGIT_BIASES), biases)
 
 
-def sampling() -> None:
+def sampling(form: sampler.SamplerForm = sampler.PLAIN_FORM) -> None:
     """A step's choice with everything that a row may ask for, of Llama 3's vocabulary."""
     words = tensor(NUM_FIELDS, ROWS, dtype=torch.int64)
     columns = columns_of(words, 4)
     out = sampler.Chosen.empty(ROWS, VOCAB, 20, META)
-    sampler.sample(tensor(ROWS, VOCAB), whole(ROWS), tensor(ROWS, dtype=torch.int64), columns, out)
+    sampler.sample(tensor(ROWS, VOCAB), whole(ROWS), tensor(ROWS, dtype=torch.int64), columns, out, form)
+
+
+def sampling_lean() -> None:
+    """The same in few instructions."""
+    sampling(sampler.LEAN_FORM)
 
 
 def guards() -> None:
@@ -311,6 +316,7 @@ LAUNCHES = {
     "few rows": few_rows,
     "experts": experts,
     "sampling": sampling,
+    "sampling, lean": sampling_lean,
     "guards": guards,
     "steps": steps_around,
     "device": device,

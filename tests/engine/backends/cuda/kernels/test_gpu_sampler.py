@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from engine.backends.common.rng import uniforms
 from engine.backends.common.sampler import Sampler, bounded
-from engine.backends.cuda.kernels.sampler import Chosen, sample
+from engine.backends.cuda.kernels.sampler import LEAN_FORM, PLAIN_FORM, Chosen, SamplerForm, sample
 from engine.backends.cuda.kernels.sampling_row import uniform
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import NUM_FIELDS, Field, words_of
@@ -32,6 +32,10 @@ pytestmark = pytest.mark.usefixtures("place")
 kernel = triton.jit if ON_CARD else InterpretedFunction
 
 ALTERNATIVES = 5
+
+FORMS = [pytest.param(PLAIN_FORM, id="plain"), pytest.param(LEAN_FORM, id="lean")]
+"""Forms of the sampler's kernels."""
+
 SURE = 1e-5
 """Margin, in probability, from which on a draw has to be that of the specification: some hundred of float32's
 roundings, since sums over a row and exponentials have their share."""
@@ -119,7 +123,7 @@ def biased(raw: Tensor, state: SamplingColumns, line: int) -> Tensor:
     return raw.index_add(0, state.bias_ids[line, :count].long(), state.biases[line, :count].double())
 
 
-def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns) -> Chosen:
+def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns, form: SamplerForm = PLAIN_FORM) -> Chosen:
     """Sample one token a row; everything that is given back is poisoned before."""
     out = Chosen.empty(len(rows), logits.shape[1], ALTERNATIVES, PLACE)
     for part in (out.tokens, out.top_ids):
@@ -127,7 +131,7 @@ def sampled(logits: Tensor, rows: list[Row], state: SamplingColumns) -> Chosen:
     for numbers in (out.logprobs, out.top_logprobs, out.scores, out.figures, out.limits):
         numbers.fill_(torch.nan)
     positions = torch.tensor([row.position for row in rows])
-    sample(logits, torch.arange(len(rows), dtype=torch.int32), positions, state, out)
+    sample(logits, torch.arange(len(rows), dtype=torch.int32), positions, state, out, form)
     return out
 
 
@@ -150,9 +154,10 @@ def test_draws_are_those_of_the_cpu_bit_by_bit() -> None:
     assert (out.cpu().numpy() == uniforms(seeds, positions)).all()
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", COUNTS)
-def test_rows_choose_as_specified(count: int, dtype: torch.dtype) -> None:
+def test_rows_choose_as_specified(count: int, dtype: torch.dtype, form: SamplerForm) -> None:
     """Tokens, counts and log-probabilities under any mix of what rows ask for; few draws are too close to call."""
     seen = {"draws": 0, "close": 0}
 
@@ -162,7 +167,7 @@ def test_rows_choose_as_specified(count: int, dtype: torch.dtype) -> None:
         logits = (3 * noise(generator, len(rows), vocab)).to(dtype)
         state = state_of(rows, vocab, generator)
         before = state.counts.clone()
-        out = sampled(logits, rows, state)
+        out = sampled(logits, rows, state, form)
         for line, row in enumerate(rows):
             token = int(out.tokens[line])
             raw = allowed(logits[line], state.masks[line] if row.masked else None)

@@ -15,11 +15,12 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from engine.backends.common.rng import uniforms
-from engine.backends.cuda.kernels.sampler import STRETCH, Chosen, sample
+from engine.backends.cuda.kernels.sampler import LEAN_FORM, PLAIN_FORM, STRETCH, Chosen, SamplerForm, sample
 from engine.backends.cuda.kernels.triton_common import EMULATED
 from tests.engine.backends.cuda.kernels.sampling_reference import draw, logprobs
 from tests.engine.backends.cuda.kernels.support import PLACE, noise
-from tests.engine.backends.cuda.kernels.test_gpu_sampler import ALTERNATIVES, SURE, Row, sampled, state_of
+from tests.engine.backends.cuda.kernels.test_gpu_sampler import ALTERNATIVES, FORMS, SURE, Row, sampled, state_of
+from tests.native import ON_CARD
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -63,6 +64,12 @@ def even(generator: torch.Generator) -> Tensor:
 
 SHAPES = (spread, flat, spiky, falling, even)
 
+SOME = [
+    pytest.param(PLAIN_FORM, id="plain"),
+    pytest.param(LEAN_FORM, id="lean", marks=[] if ON_CARD else pytest.mark.full),
+]
+"""Forms of the sampler's kernels; under the interpreter the second takes a minute more."""
+
 CUTS = (
     row_of(top_k=50),
     row_of(top_p=0.9, seed=12),
@@ -73,13 +80,14 @@ CUTS = (
 )
 
 
+@pytest.mark.parametrize("form", SOME)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_cuts_are_exact_whatever_a_sample_says(shape: Callable[[torch.Generator], Tensor]) -> None:
+def test_cuts_are_exact_whatever_a_sample_says(shape: Callable[[torch.Generator], Tensor], form: SamplerForm) -> None:
     """Top-k, top-p, min-p and typical-p over scores that a sample describes well, badly or not at all: the token of
     the specification."""
     generator = torch.Generator().manual_seed(3)
     logits = shape(generator).repeat(len(CUTS), 1)
-    out = sampled(logits, list(CUTS), state_of(list(CUTS), VOCAB, generator))
+    out = sampled(logits, list(CUTS), state_of(list(CUTS), VOCAB, generator), form)
     for line, row in enumerate(CUTS):
         point = uniforms(np.array([row.seed], np.uint64), np.array([row.position]))[0]
         found = draw(logits[line].double(), row.temperature, (row.top_k, row.top_p, row.min_p, row.typical_p), point)
@@ -103,33 +111,37 @@ LONG_CUTS = (
 )
 
 
+@pytest.mark.parametrize("form", SOME)
 @pytest.mark.parametrize("shape", [*SHAPES, hot], ids=lambda shape: shape.__name__)
-def test_long_lists_are_shortened_around_the_floor(shape: Callable[[torch.Generator], Tensor]) -> None:
+def test_long_lists_are_shortened_around_the_floor(
+    shape: Callable[[torch.Generator], Tensor], form: SamplerForm
+) -> None:
     """Cuts that keep thousands of ids, at high and low temperatures, with and without a stage behind: the token of the
     specification, for several draws."""
     generator = torch.Generator().manual_seed(8)
     logits = shape(generator).repeat(len(LONG_CUTS), 1)
-    out = sampled(logits, list(LONG_CUTS), state_of(list(LONG_CUTS), VOCAB, generator))
+    out = sampled(logits, list(LONG_CUTS), state_of(list(LONG_CUTS), VOCAB, generator), form)
     for line, row in enumerate(LONG_CUTS):
         point = uniforms(np.array([row.seed], np.uint64), np.array([row.position]))[0]
         found = draw(logits[line].double(), row.temperature, (row.top_k, row.top_p, row.min_p, row.typical_p), point)
         assert int(out.tokens[line]) == found.token or found.margin < SURE
 
 
-def test_a_row_has_its_bits_in_any_batch() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_has_its_bits_in_any_batch(form: SamplerForm) -> None:
     """Figures, list and token of a row are equal bits alone and beside others, where fewer programs read it."""
     generator = torch.Generator().manual_seed(4)
     rows = [PLAIN, *CUTS[:3]]
     logits = torch.stack([spread(generator) for _ in rows])
     state = state_of(rows, VOCAB, generator)
-    together = sampled(logits, rows, state)
+    together = sampled(logits, rows, state, form)
     for line, row in enumerate(rows):
         alone = Chosen.empty(1, VOCAB, ALTERNATIVES, PLACE)
         alone.scores.fill_(torch.nan)
         alone.figures.fill_(torch.nan)
         lines = torch.tensor([line], dtype=torch.int32, device=PLACE)
         positions = torch.tensor([row.position], device=PLACE)
-        sample(logits[line : line + 1], lines, positions, state, alone)
+        sample(logits[line : line + 1], lines, positions, state, alone, form)
         assert torch.equal(alone.tokens, together.tokens[line : line + 1])
         for one, other in ((alone.scores, together.scores), (alone.figures, together.figures)):
             assert torch.equal(one[0].view(torch.int32), other[line].view(torch.int32))
@@ -164,14 +176,14 @@ def reads(memory: tl.tensor, size: tl.tensor, times: tl.tensor, BLOCK: tl.conste
             tl.load(memory + place, mask=place < size, other=0.0)
 
 
-def passes(shape: Callable[[torch.Generator], Tensor], row: Row) -> float:
+def passes(shape: Callable[[torch.Generator], Tensor], row: Row, form: SamplerForm = PLAIN_FORM) -> float:
     """How often each score of one row was loaded, from logits and from lists, in the mean."""
     generator = torch.Generator().manual_seed(6)
     logits = shape(generator).unsqueeze(0)
     state = state_of([row], VOCAB, generator)
     out = Chosen.empty(1, VOCAB, ALTERNATIVES, PLACE)
     with counting(logits, out.scores) as counted:
-        sample(logits, torch.zeros(1, dtype=torch.int32), torch.tensor([row.position]), state, out)
+        sample(logits, torch.zeros(1, dtype=torch.int32), torch.tensor([row.position]), state, out, form)
     return counted[0] / VOCAB
 
 
@@ -191,6 +203,8 @@ def test_few_passes_over_the_scores() -> None:
         for row in CUTS[:4]:
             assert passes(shape, row) <= 6, (shape, row)
     assert passes(spread, CUTS[0]) <= 2.5
+    for shape in (spread, flat, spiky):
+        assert passes(shape, CUTS[1], LEAN_FORM) <= 6, shape
     # With log-probabilities one stretch more for each alternative, and the chosen token's logit.
     told = Row(0.0, 0, 1.0, 0.0, None, False, ALTERNATIVES, 1, 0)
     assert passes(spread, told) <= 1 + ((1 + ALTERNATIVES) * STRETCH + 1) / VOCAB
