@@ -11,7 +11,7 @@ numbers in registers and its tiles in shared memory, which the assembler says
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.grouped import ProductTile
@@ -23,6 +23,9 @@ from engine.backends.cuda.kernels.triton_common import Threads
 
 FEW = FewRows()
 
+FEW_SCALED = FewRows(launch=Threads(4, 6))
+"""Of matrices in 8 bits: tiles of as many numbers, since these are widened in registers, and more of them under way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -33,6 +36,8 @@ class Configuration:
     experts: ProductTile
     few: FewRows = FEW
     """Products of few rows."""
+    few_scaled: FewRows = FEW_SCALED
+    """Products of few rows with a matrix in 8 bits."""
     joined: bool = True
     """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
     pipelined: PipelinedShape | None = None
@@ -66,6 +71,7 @@ TABLE = {
             PrefillShape(64, 32, Threads(4, 2)),
             EXPERTS,
             few=FewRows(alone=LineCut(8, 4)),
+            few_scaled=replace(FEW_SCALED, alone=LineCut(8, 8)),
             pipelined=PipelinedShape(),
             measured="NVIDIA H200",
         ),
