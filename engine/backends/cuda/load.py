@@ -25,6 +25,7 @@ from engine.errors import ConfigurationError
 from engine.model.checkpoint.weights import unread_model
 from engine.model.layers.decoder import Decoder
 
+
 def load(source: LoadSource) -> Loaded:
     """Build the backend. Weights on disk are read while everything else is put around their memory, and as many steps
     are recorded meanwhile as there is time for.

@@ -186,6 +186,8 @@ class KernelOperations:
         routing.route(maps.router.logits(x), maps.route, routed)
         dealt = grouped.Dealt.empty(rows, top, len(maps.down), tile.rows, x.device)
         grouped.deal(routed, tile.rows, dealt)
+        if self._chosen.takes_torch(maps.gate_up, top, rows):
+            return self._experts_by_torch(x, maps, routed, dealt)
         inner = x.new_empty(rows * top, maps.gate_up.shape[1])
         wide = grouped.ExpertMap(maps.gate_up, maps.gate_up_bias)
         before, after = ("before", "no") if maps.weigh_inputs else ("no", "after")
@@ -195,6 +197,25 @@ class KernelOperations:
         grouped.multiply(self.gate(inner, maps.activation), narrow, routed, dealt, parts, tile=tile, weigh=after)
         out = torch.empty_like(x)
         grouped.add_up(parts, routed, out)
+        return out
+
+    def _experts_by_torch(
+        self, x: Tensor, maps: ExpertMaps, routed: routing.Routed, dealt: grouped.Dealt
+    ) -> Tensor:
+        """The same by torch's products of groups: rows are gathered by expert, and what comes out is rounded once more
+        than by our own, as the model's own experts do."""
+        pairs = routed.experts.numel()
+        rows = x.new_empty(pairs, x.shape[1])
+        grouped.gather(x, routed, dealt.order, rows, weigh=maps.weigh_inputs)
+        experts = None
+        if maps.gate_up_bias is not None or maps.down_bias is not None:
+            experts = routed.experts.flatten().index_select(0, dealt.order.long()).long()
+        wide = grouped.ExpertMap(maps.gate_up, maps.gate_up_bias)
+        inner = self.gate(grouped.multiply_by_torch(rows, wide, dealt.counts, experts), maps.activation)
+        narrow = grouped.ExpertMap(maps.down, maps.down_bias)
+        parts = grouped.multiply_by_torch(inner, narrow, dealt.counts, experts)
+        out = torch.empty_like(x)
+        grouped.add_up(parts, routed, out, order=dealt.order, weigh=not maps.weigh_inputs)
         return out
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.backends.cuda.kernels import gemv
