@@ -62,8 +62,8 @@ def load_backend(source: LoadSource) -> Loaded:
     names = candidates(source.config)
     if source.config.quantization == "fp8" and names != ("device",):
         raise ConfigurationError(
-            f"weights: fp8 are for engines on a GPU, and backend {names[0]} computes this one: give the model a GPU, or "
-            "take weights: int8, which rounds to 8 bits on the processor"
+            f"weights: fp8 are for engines on a GPU, and backend {names[0]} computes this one: give the model a GPU, "
+            "or take weights: int8, which rounds to 8 bits on the processor"
         )
     for name in names:
         try:

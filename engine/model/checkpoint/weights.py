@@ -124,7 +124,7 @@ def load_model(  # noqa: PLR0913 - what the caller chooses
 
 
 @contextmanager
-def unread_model(
+def unread_model(  # noqa: PLR0913 - what the caller chooses
     model_dir: str,
     config: ModelConfig,
     *,

@@ -199,9 +199,7 @@ class KernelOperations:
         grouped.add_up(parts, routed, out)
         return out
 
-    def _experts_by_torch(
-        self, x: Tensor, maps: ExpertMaps, routed: routing.Routed, dealt: grouped.Dealt
-    ) -> Tensor:
+    def _experts_by_torch(self, x: Tensor, maps: ExpertMaps, routed: routing.Routed, dealt: grouped.Dealt) -> Tensor:
         """The same by torch's products of groups: rows are gathered by expert, and what comes out is rounded once more
         than by our own, as the model's own experts do."""
         pairs = routed.experts.numel()

@@ -1,7 +1,7 @@
 """Rows rounded to 8 bits with a scale each, behind their norm where there is one, in one pass.
 
-What ``engine.model.layers.scaled.round_rows`` computes, with the norm of ``norm`` in front: a program has a whole row in
-registers, so its largest number is known without a second look at memory.
+What ``engine.model.layers.scaled.round_rows`` computes, with the norm of ``norm`` in front: a program has a whole row
+in registers, so its largest number is known without a second look at memory.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def obstacle(config: EngineConfig, model: Decoder) -> str:
     if model.dtype not in DTYPES:
         return f"it computes float32 and bfloat16, not {str(model.dtype).removeprefix('torch.')}"
     if model.scaled and model.dtype != torch.bfloat16:
-        return f"its weights in fp8 go with bfloat16, not {str(model.dtype).removeprefix('torch.')}: set dtype: bfloat16"
+        given = str(model.dtype).removeprefix("torch.")
+        return f"its weights in fp8 go with bfloat16, not {given}: set dtype: bfloat16"
     blocks = [sublayer.block for layer in model.layers for sublayer in layer.sublayers]
     if model.scaled and not all(isinstance(block, GroupedAttention | GatedMlp) for block in blocks):
         return "it holds weights in fp8 of grouped attention and gated MLPs alone, not of experts or latent attention"

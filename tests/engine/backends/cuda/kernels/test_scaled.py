@@ -96,8 +96,8 @@ def test_every_number_of_e4m3_is_rounded_to_itself() -> None:
 
 @pytest.mark.parametrize("rows", [3, 20])
 def test_operations_compute_what_the_map_does(rows: int) -> None:
-    """Few rows are taken as they are, many are rounded: norm, product, gate and sum of the device's operations are those
-    of the map itself. Control: the other way gives other numbers."""
+    """Few rows are taken as they are, many are rounded: norm, product, gate and sum of the device's operations are
+    those of the map itself. Control: the other way gives other numbers."""
     generator = torch.Generator().manual_seed(8)
     run = kernel_operations((2, 1), 16, 64, PLACE)
     memory = Memory(BF16, PLACE, scaled=True)
@@ -124,4 +124,3 @@ def test_operations_compute_what_the_map_does(rows: int) -> None:
     assert (stream.double() - target.double()).abs().max() < bound * target.double().abs().max()
     plain = scaled.multiply_few(norm(x), linear.loaded, linear.scale, linear.bias)
     assert torch.equal(asked, plain) == (rows <= scaled.FEW)
-
