@@ -91,7 +91,7 @@ def kernel_command(
     return command_words(folder, str(model.folder), architecture, dtype, model.block_size, rows, model.weights)
 
 
-def command_words(  # noqa: PLR0913 - the words of one command
+def command_words(
     folder: str, model: str, architecture: str, dtype: str, block_size: int, rows: int, weights: str = "stored"
 ) -> str:
     """The words of ``kernel_command``, from plain values; an empty type and stored weights are left out."""

@@ -26,7 +26,7 @@ def check_entry(values: Mapping[str, Any]) -> None:
 
 def _on_device(values: Mapping[str, Any]) -> bool:
     """Whether the device backend may compute the model."""
-    return values["backend"] == "device" or (values["backend"] == "auto" and values["gpu"] != "off")
+    return bool(values["backend"] == "device" or (values["backend"] == "auto" and values["gpu"] != "off"))
 
 
 def _check_adapters(values: Mapping[str, Any]) -> None:

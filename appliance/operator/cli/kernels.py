@@ -44,7 +44,7 @@ def build(directory: Directory) -> None:
         output().print(f"{one.library} ({one.library_bytes // 1024} KiB)", soft_wrap=True)
 
 
-def gpu(
+def gpu(  # noqa: PLR0913 - options of one command
     directory: Directory,
     model: Annotated[Path, typer.Option(metavar="DIR", help="The model; only its config.json is read.")],
     architecture: Annotated[str, typer.Option(metavar="SM", help="sm_80: A100; sm_90: H100 and H200.")],

@@ -53,7 +53,7 @@ def load(folder: Path, dtype: str, *, scaled: bool) -> Decoder:
 
 
 def distributions(model: Decoder, texts: Tensor, chunk: int) -> Tensor:
-    """Log-probabilities behind each token, float64 ``(texts, tokens, vocab)``; so many rows go through a map at once."""
+    """Log-probabilities behind each token, float64 ``(texts, tokens, vocab)``; so many rows go through a map."""
     attend, found = Sequences(len(texts)), []
     each = chunk // len(texts)
     for begin in range(0, texts.shape[1], each):
