@@ -30,7 +30,7 @@ class Home:
     target: Tensor
     """Memory of the part's shape; any view is allowed."""
     scale: Tensor | None = None
-    """Of each row of the part, float32, where the memory is of 8-bit numbers (``engine.model.layers.scaled``)."""
+    """Scale of each row of the part, float32, where the memory is of 8-bit numbers (``engine.model.layers.scaled``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Linear:
         self.weight: Tensor | None = weight
         self.bias = bias
         self.scale = scale
-        """Of each output, float32, where the weight is in 8 bits; else None."""
+        """Scale of each output, float32, where the weight is in 8 bits; else None."""
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
         self._int8: tuple[Tensor, Tensor] | None = None

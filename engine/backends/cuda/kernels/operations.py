@@ -200,7 +200,7 @@ class KernelOperations:
         return out
 
     def _experts_by_torch(self, x: Tensor, maps: ExpertMaps, routed: routing.Routed, dealt: grouped.Dealt) -> Tensor:
-        """The same by torch's products of groups: rows are gathered by expert, and what comes out is rounded once more
+        """Experts by torch's products of groups: rows are gathered by expert, and what comes out is rounded once more
         than by our own, as the model's own experts do."""
         pairs = routed.experts.numel()
         rows = x.new_empty(pairs, x.shape[1])

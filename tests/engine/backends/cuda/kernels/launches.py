@@ -201,6 +201,10 @@ def experts() -> None:
     down = grouped.ExpertMap(tensor(128, 2_048, 768))
     grouped.multiply(tensor(TOKENS * 8, 768), down, routed, dealt, parts, tile=tile, weigh="after")
     grouped.add_up(parts, routed, tensor(TOKENS, 2_048))
+    for weigh in (False, True):
+        grouped.gather(tensor(TOKENS, 2_048), routed, dealt.order, tensor(TOKENS * 8, 2_048), weigh=weigh)
+        sums = tensor(TOKENS, 2_048)
+        grouped.add_up(tensor(TOKENS * 8, 2_048), routed, sums, order=dealt.order, weigh=weigh)
 
 
 def columns_of(words: torch.Tensor, lines: int) -> SamplingColumns:
