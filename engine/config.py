@@ -53,7 +53,8 @@ class EngineConfig:
     """How the embed runner makes one vector of a text: ``auto`` as the model's files say, ``last``, ``mean`` or
     ``cls``; these with ``+normalise`` for unit length."""
     quantization: str = "none"
-    """``none``, or ``int8``: weights with a scale an output, activations with a scale a row."""
+    """``none``, or ``int8``: weights with a scale an output, activations with a scale a row. ``fp8``: the same in 8-bit
+    floating point numbers (``engine.model.layers.scaled``), on the device backend alone."""
     backend: str = "auto"
     """``auto``: the device backend (``engine.backends.cuda.runtime``) where there is a GPU, else the plain loop;
     ``device``: that backend in any case; ``plain``: the plain loop on the CPU in any case."""

@@ -134,10 +134,24 @@ def card_share(model: ModelConfig) -> int:
 
 
 def card_weights(model: ModelConfig, shape: ModelShape | None, stored: int) -> int:
-    """Bytes of the weights on a card, of so many in files: a type that is given may be wider than the stored one."""
-    if shape is None or model.dtype == "auto":
+    """Bytes of the weights on a card, of so many in files: a type that is given may be wider than the stored one, and
+    maps of layers may be in 8 bits."""
+    if shape is None:
         return stored
-    return stored * ITEM_BYTES[model.dtype] // ITEM_BYTES[shape.dtype]
+    if model.weights == "fp8":
+        return scaled_bytes(shape)
+    return stored if model.dtype == "auto" else stored * ITEM_BYTES[model.dtype] // ITEM_BYTES[shape.dtype]
+
+
+def scaled_bytes(shape: ModelShape) -> int:
+    """Bytes of weights whose maps of layers are in 8 bits: one a number and four for the scale of each output; two a
+    number of embedding, head and norms. Biases, and norms of heads, are not counted."""
+    queries, keys = shape.heads * shape.width, shape.kv_heads * shape.width
+    numbers = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate)
+    outputs = queries + 2 * keys + 2 * shape.hidden + 2 * shape.intermediate
+    tables = (1 if shape.tied else 2) * shape.vocabulary
+    norms = 2 * shape.layers + 1
+    return shape.layers * (numbers + 4 * outputs) + 2 * shape.hidden * (tables + norms)
 
 
 def least_bytes(model: ModelConfig, weights: int) -> int:
@@ -203,7 +217,8 @@ def reserve_bytes(model: ModelConfig, shape: ModelShape, rows: int, tokens: int,
     item, vocabulary = shape.item(model.dtype), shape.vocabulary
     attention = (3 * shape.heads + 2 * shape.kv_heads) * shape.width * item
     experts = shape.experts * (3 * shape.expert_width * item + 4 * shape.hidden)
-    token = STREAM_COPIES * shape.hidden * item + max(attention, 3 * shape.intermediate * item, experts)
+    inner = shape.intermediate * (3 * item + (model.weights == "fp8"))
+    token = STREAM_COPIES * shape.hidden * item + max(attention, inner, experts)
     table = 8 * shape.reaches * (min(context, shape.positions) // model.block_size + 1)
     partial = 4 * SPLITS * shape.heads * (shape.value_width + 1)
     tables, scores, lines = TABLE_COPIES * table, 4 * vocabulary, min(rows + SCORED_ROWS, tokens)

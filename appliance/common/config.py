@@ -56,9 +56,10 @@ class ModelConfig(Section):
     base64 in one line. Empty: model_keys holds."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the numbers that the engine computes with. auto: the type that the weights are stored in."""
-    weights: Literal["stored", "int8"] = "stored"
+    weights: Literal["stored", "int8", "fp8"] = "stored"
     """How weights are held. stored: as in the files. int8: rounded to 8 bits while they are loaded, with activations
-    rounded row by row; takes half the memory of bfloat16 and gives other tokens."""
+    rounded row by row; takes half the memory of bfloat16 and gives other tokens. fp8: the same in 8-bit floating point
+    numbers, on a GPU alone (docs/weights.md)."""
     max_context: Annotated[int, Field(ge=0, le=1 << 20), TOKENS] = PROCESSOR["max_context"]
     """Longest prompt and answer together. 0, the default on a GPU: what the model was made for, as far as
     the KV reaches."""

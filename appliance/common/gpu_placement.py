@@ -88,13 +88,16 @@ def kernel_command(
         folder: of compiled kernels.
     """
     dtype = model.dtype if model.dtype != "auto" else "" if shape is None else shape.dtype
-    return command_words(folder, str(model.folder), architecture, dtype, model.block_size, rows)
+    return command_words(folder, str(model.folder), architecture, dtype, model.block_size, rows, model.weights)
 
 
-def command_words(folder: str, model: str, architecture: str, dtype: str, block_size: int, rows: int) -> str:
-    """The words of ``kernel_command``, from plain values; an empty type is left out."""
+def command_words(
+    folder: str, model: str, architecture: str, dtype: str, block_size: int, rows: int, weights: str = "stored"
+) -> str:
+    """The words of ``kernel_command``, from plain values; an empty type and stored weights are left out."""
     typed = f" --dtype {dtype}" if dtype else ""
+    held = f" --weights {weights}" if weights == "fp8" else ""
     return (
         f"athanor kernels gpu {shlex.quote(folder)} --model {shlex.quote(model)} "
-        f"--architecture {architecture or 'SM'}{typed} --block-size {block_size} --max-num-seqs {rows}"
+        f"--architecture {architecture or 'SM'}{typed} --block-size {block_size} --max-num-seqs {rows}{held}"
     )

@@ -14,12 +14,19 @@ def check_entry(values: Mapping[str, Any]) -> None:
     """
     _check_adapters(values)
     _check_ranks(values)
+    if values["weights"] == "fp8" and (values["runner"] != "model" or not _on_device(values)):
+        raise ValueError("weights: fp8 are for runner: model on a GPU: give the model a gpu, or take weights: int8")
     if values["step_us"] and values["runner"] != "null":
         raise ValueError("step_us is for the null runner: a model takes the time it takes")
     if values["runner"] != "embed" and (values["pooling"] != "auto" or values["truncates"]):
         raise ValueError("pooling and truncates are for runner: embed")
     if values["runner"] != "classify" and (values["pairs"] != "joined" or values["labels"]):
         raise ValueError("pairs and labels are for runner: classify")
+
+
+def _on_device(values: Mapping[str, Any]) -> bool:
+    """Whether the device backend may compute the model."""
+    return bool(values["backend"] == "device" or (values["backend"] == "auto" and values["gpu"] != "off"))
 
 
 def _check_adapters(values: Mapping[str, Any]) -> None:

@@ -48,6 +48,8 @@ class ModelShape:
     vocabulary: int
     positions: int
     """Longest context that the model was made for."""
+    tied: bool = False
+    """Whether the head is the embedding."""
     dtype: str
     """Type of the stored weights; float32 where the file does not say."""
 
@@ -113,6 +115,7 @@ def _shape(values: dict[str, Any]) -> ModelShape:
         reaches=2 if isinstance(kinds, list) and "sliding_attention" in kinds else 1,
         vocabulary=_number(values, "vocab_size"),
         positions=_number(values, "max_position_embeddings"),
+        tied=values.get("tie_word_embeddings") is True,
         dtype=dtype if isinstance(dtype, str) and dtype in ITEM_BYTES else "float32",
     )
 

@@ -59,6 +59,7 @@ class GpuKernels:
     block_size: int
     max_num_seqs: int
     """Or ``max_num_batched_tokens``, where that is less."""
+    weights: str = "stored"
 
 
 @dataclass(frozen=True, slots=True)

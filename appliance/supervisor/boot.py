@@ -277,7 +277,7 @@ def _engine_configuration(
         pooling=model.pooling,
         step_us=model.step_us,
         kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-        quantization="int8" if model.weights == "int8" else "none",
+        quantization="none" if model.weights == "stored" else model.weights,
         spill=spills,
         backend=model.engine_backend,
         gpu_kernels=guest_gpu_kernels(spec, runtime),

@@ -59,7 +59,13 @@ def load_backend(source: LoadSource) -> Loaded:
         ConfigurationError: none does, or the configuration asks for what this build or machine cannot do.
         ModelLoadError: the model's files cannot be used.
     """
-    for name in candidates(source.config):
+    names = candidates(source.config)
+    if source.config.quantization == "fp8" and names != ("device",):
+        raise ConfigurationError(
+            f"weights: fp8 are for engines on a GPU, and backend {names[0]} computes this one: give the model a GPU, "
+            "or take weights: int8, which rounds to 8 bits on the processor"
+        )
+    for name in names:
         try:
             return LOADERS[name].load(source)
         except UnsupportedError as error:

@@ -63,7 +63,7 @@ def rehearse(config: EngineConfig, description: ModelConfig, dtype: torch.dtype,
     roomy = replace(config, kv_bytes=KV_BYTES)
     layout = layout_for(roomy, description, str(dtype).removeprefix("torch."))
     limits = limits_for(roomy, description, layout)
-    model, _ = build_model(description, dtype, torch.device("meta"))
+    model, _ = build_model(description, dtype, torch.device("meta"), scaled=config.quantization == "fp8")
     _start_all(make_device_runner(roomy, model, layout, limits, operations))
 
 

@@ -38,7 +38,7 @@ from engine.startup.backends_table import choices, load_backend
 from engine.startup.memory_estimate import predict_memory
 from engine.startup.warmup import warm_up
 
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
 """Forms that weights may be brought into while they are loaded."""
 
 Say = Callable[[str], None]

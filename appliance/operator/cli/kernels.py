@@ -44,7 +44,7 @@ def build(directory: Directory) -> None:
         output().print(f"{one.library} ({one.library_bytes // 1024} KiB)", soft_wrap=True)
 
 
-def gpu(
+def gpu(  # noqa: PLR0913 - options of one command
     directory: Directory,
     model: Annotated[Path, typer.Option(metavar="DIR", help="The model; only its config.json is read.")],
     architecture: Annotated[str, typer.Option(metavar="SM", help="sm_80: A100; sm_90: H100 and H200.")],
@@ -53,6 +53,7 @@ def gpu(
     max_num_seqs: Annotated[
         int, typer.Option(min=1, max=4096, help="As `athanor doctor` tells: by card, unless the model's entry says so.")
     ] = 256,
+    weights: Annotated[str, typer.Option(help="As in the model's entry: stored or fp8.")] = "stored",
     output_format: Output = Format.TABLE,
 ) -> None:
     """Compile all kernels that serving a model on a GPU can launch. No GPU has to be there.
@@ -65,7 +66,12 @@ def gpu(
     from appliance.operator import gpu_kernels
 
     wanted = gpu_kernels.GpuKernels(
-        architecture=architecture, model=model, dtype=dtype, block_size=block_size, max_num_seqs=max_num_seqs
+        architecture=architecture,
+        model=model,
+        dtype=dtype,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        weights=weights,
     )
     with os_errors_as(f"cannot write to {directory}"), LongWork(f"compiling kernels for {architecture}"):
         built = gpu_kernels.build(directory, wanted)

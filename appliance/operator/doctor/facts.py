@@ -299,6 +299,8 @@ class GpuKernelFacts:
     """Empty: that of its weights."""
     block_size: int
     rows: int
+    weights: str = "stored"
+    """Or ``fp8``."""
     problem: str = ""
     made: tuple[MadeKernels, ...] = ()
 

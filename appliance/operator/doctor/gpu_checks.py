@@ -143,7 +143,7 @@ def _why_none(found: GpuKernelFacts, architectures: set[str]) -> str:
     if not any(one.fits for one in left):
         return (
             f"those in {found.path} were compiled for another model, or not with dtype {found.dtype or 'auto'}, "
-            f"block_size {found.block_size} and {counted(found.rows, 'row')}"
+            f"block_size {found.block_size}, {counted(found.rows, 'row')} and weights: {found.weights}"
         )
     return ""
 
@@ -153,7 +153,8 @@ def _mend(found: GpuKernelFacts, architectures: set[str]) -> str:
     named = found.path or DEFAULT_FOLDER
     line = "" if found.path else f"    # and sandbox: gpu_kernels: {named}"
     architecture = min(architectures, default="")
-    return command_words(named, found.model_path, architecture, found.dtype, found.block_size, found.rows) + line
+    told = found.dtype, found.block_size, found.rows, found.weights
+    return command_words(named, found.model_path, architecture, *told) + line
 
 
 def check_cards(cards: Iterable[CardFacts]) -> Iterator[Finding]:

@@ -83,6 +83,7 @@ def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig, rows: int =
         needed=model.gpu != "auto",
         dtype="" if model.dtype == "auto" else model.dtype,
         block_size=model.block_size,
+        weights="fp8" if model.weights == "fp8" else "stored",
         rows=rows or _rows(model),
     )
     if place is None:
@@ -114,9 +115,9 @@ def _made(facts: GpuKernelFacts, place: Path, description: str, sources: str) ->
         except ConfigurationError:
             continue
         asked = folder.read_asked(path)
-        wanted = facts.block_size, facts.rows
+        wanted = facts.block_size, facts.rows, facts.weights
         fits = asked is None or (
-            (asked.block_size, asked.rows) == wanted
+            (asked.block_size, asked.rows, asked.weights) == wanted
             and description in ("", asked.description)
             and facts.dtype in ("", asked.dtype)
         )

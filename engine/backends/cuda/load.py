@@ -14,7 +14,7 @@ from engine.backends.cuda.runtime.launch_digest import launch_configuration
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
 from engine.backends.cuda.runtime.operations import Operations
 from engine.backends.cuda.runtime.preparation import WeightMemory, filling, reading, release_locked
-from engine.backends.cuda.runtime.presence import gpu_starts
+from engine.backends.cuda.runtime.presence import check_architecture, gpu_starts
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.storage import DeviceStorage, spare_bytes
@@ -38,6 +38,9 @@ def load(source: LoadSource) -> Loaded:
     if source.given is not None:
         return Loaded(backend=build(config, source.given))
     place = torch.device(source.device or device_for(config))
+    scaled = config.quantization == "fp8"
+    if scaled and place.type == "cuda":
+        check_architecture(torch.cuda.get_device_capability(place))
 
     def room(weights: int) -> None:
         if place.type == "cuda":
@@ -49,6 +52,7 @@ def load(source: LoadSource) -> Loaded:
         dtype=config.dtype,
         device=place,
         room=room,
+        scaled=scaled,
         parallel=source.parallel,
         open_codec=source.open_codec,
     ) as unread:
@@ -182,7 +186,8 @@ def make_device_runner(
             f"the device backend does not compute this model: {reason}; "
             "set backend to plain, which computes every supported model on the CPU"
         )
-    configuration = launch_configuration(model.config, model.dtype, layout.block_size, limits.max_num_seqs)
+    rows, scaled = limits.max_num_seqs, model.scaled
+    configuration = launch_configuration(model.config, model.dtype, layout.block_size, rows, scaled=scaled)
     run = operations or make_operations(model, config.gpu_kernels, configuration)
     storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
     forward = DeviceModel(model, storage, run)

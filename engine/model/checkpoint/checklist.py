@@ -29,6 +29,8 @@ class Home:
     """Half-open range in each dimension of the published tensor."""
     target: Tensor
     """Memory of the part's shape; any view is allowed."""
+    scale: Tensor | None = None
+    """Scale of each row of the part, float32, where the memory is of 8-bit numbers (``engine.model.layers.scaled``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Checklist:
         *,
         part: dict[int, Span] | None = None,
         dtypes: tuple[str, ...] = FLOATS,
+        scale: Tensor | None = None,
     ) -> None:
         """Request a published tensor, or a further part of one already on the list.
 
@@ -110,6 +113,7 @@ class Checklist:
             target: memory to fill, of the part's shape.
             part: range of this rank by dimension; omitted dimensions are taken whole.
             dtypes: permitted published dtypes.
+            scale: takes a scale a row where the target is of 8-bit numbers.
         """
         given = part or {}
         spans = tuple(given.get(axis, (0, size)) for axis, size in enumerate(shape))
@@ -117,7 +121,7 @@ class Checklist:
         full = self._prefix + name
         piece = self._lists.pieces.setdefault(full, Piece(full, shape, dtypes))
         assert (piece.shape, piece.dtypes) == (shape, dtypes), f"{full} was asked for in another shape"
-        piece.homes.append(Home(spans, target))
+        piece.homes.append(Home(spans, target, scale))
 
     def vector(self, name: str, size: int, *, part: Span | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a vector and put it on the list; ``dtype`` where it differs from the model's."""

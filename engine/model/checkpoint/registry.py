@@ -87,17 +87,24 @@ def load_model_config(model_dir: str, *, headless: bool = False, labelled: bool 
 
 
 def build_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE, *, final: bool = False
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: Parallel = ALONE,
+    *,
+    final: bool = False,
+    scaled: bool = False,
 ) -> tuple[Decoder, Checklist]:
-    """Build the model with unfilled memory, and the checklist by which it is filled. ``final``: see ``Memory``.
+    """Build the model with unfilled memory, and the checklist by which it is filled. ``final`` and ``scaled``: see
+    ``Memory``.
 
     Raises:
         ConfigurationError: the model cannot be divided among so many ranks.
     """
-    checklist = Checklist(Memory(dtype, device, final), parallel)
+    checklist = Checklist(Memory(dtype, device, final, scaled), parallel)
     return FAMILIES[config.architecture].build(config, checklist), checklist
 
 
-def describe_model(config: ModelConfig, parallel: Parallel = ALONE) -> Checklist:
-    """Return the model's checklist without allocating anything."""
-    return build_model(config, torch.float32, torch.device("meta"), parallel)[1]
+def describe_model(config: ModelConfig, parallel: Parallel = ALONE, *, scaled: bool = False) -> Checklist:
+    """Return the model's checklist without allocating anything; ``scaled``: see ``Memory``."""
+    return build_model(config, torch.float32, torch.device("meta"), parallel, scaled=scaled)[1]

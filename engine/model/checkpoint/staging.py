@@ -119,6 +119,10 @@ class Staging:
         """
         check_finite(name, target)
 
+    def then(self, work: Callable[[], None]) -> None:
+        """Do something that needs the stretches that were carried so far."""
+        work()
+
     def finish(self) -> None:
         """Wait for all that is under way.
 
@@ -200,6 +204,13 @@ class _Check:
     target: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Then:
+    """Work that is to be started as soon as the copies of the stretches before have been."""
+
+    work: Callable[[], None]
+
+
 class RingStaging(Staging):
     """Places that stretches go through, several at once, in the order in which they were asked for. One thread calls
     it; copies are made on its current stream."""
@@ -223,7 +234,7 @@ class RingStaging(Staging):
         self._places = [memory[at * self.stretch : (at + 1) * self.stretch] for at in range(len(marks))]
         self._marks = tuple(marks)
         self._free = deque(range(len(marks)))
-        self._waiting: deque[_Reading | _Check] = deque()
+        self._waiting: deque[_Reading | _Check | _Then] = deque()
         """In the order in which they are to be copied and checked."""
         self._copying: deque[int] = deque()
         """Places, oldest first."""
@@ -249,6 +260,13 @@ class RingStaging(Staging):
         """Check the tensor when its stretches have been copied; ``finish`` tells."""
         if target.numel() and target.is_floating_point():
             self._waiting.append(_Check(name, target))
+
+    def then(self, work: Callable[[], None]) -> None:
+        """Do something behind the copies of the stretches that were carried so far, on the stream of copies."""
+        self._waiting.append(_Then(work))
+        # What was read at once, without a place, waits for nobody: it must not pile up.
+        while self._waiting and self._is_due(self._waiting[0]):
+            self._start()
 
     def finish(self) -> None:
         """Copy and check all that is waiting, and wait for its end.
@@ -291,14 +309,17 @@ class RingStaging(Staging):
                 self._start()
         return self._free.popleft()
 
-    def _is_due(self, one: _Reading | _Check) -> bool:
-        return isinstance(one, _Check) or one.done.done()
+    def _is_due(self, one: _Reading | _Check | _Then) -> bool:
+        return not isinstance(one, _Reading) or one.done.done()
 
     def _start(self) -> None:
         """Copy or check what has waited longest."""
         one = self._waiting.popleft()
         if isinstance(one, _Check):
             self._checked.append((one.name, one.target.dtype, _finite(one.target)))
+            return
+        if isinstance(one, _Then):
+            one.work()
             return
         began = time.perf_counter()
         one.done.result()

@@ -22,6 +22,7 @@ from engine.model.checkpoint.checklist import Checklist, Home, Piece
 from engine.model.checkpoint.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.checkpoint.reading import DTYPES, read_part
 from engine.model.checkpoint.registry import build_model, describe_model
+from engine.model.checkpoint.rounding import read_rounded
 from engine.model.checkpoint.safetensors import OpenCodec, SafetensorsFile, TensorEntry, show_names
 from engine.model.checkpoint.staging import Staging, staging_for
 from engine.model.coded.codec import open_numpy_codec
@@ -78,7 +79,10 @@ class UnreadModel:
             for home in piece.homes:
                 if stopped():
                     return
-                _read(self.homes[name], name, home, staging)
+                if home.scale is None:
+                    _read(self.homes[name], name, home, staging)
+                else:
+                    read_rounded(self.homes[name], name, home, staging, self.model.dtype)
         staging.finish()
 
 
@@ -120,13 +124,14 @@ def load_model(  # noqa: PLR0913 - what the caller chooses
 
 
 @contextmanager
-def unread_model(
+def unread_model(  # noqa: PLR0913 - what the caller chooses
     model_dir: str,
     config: ModelConfig,
     *,
     dtype: str,
     device: torch.device,
     room: Callable[[int], None] = lambda _: None,
+    scaled: bool = False,
     parallel: Parallel = ALONE,
     open_codec: OpenCodec = open_numpy_codec,
 ) -> Iterator[UnreadModel]:
@@ -140,6 +145,7 @@ def unread_model(
         dtype: ``auto`` for the dtype of the checkpoint's embedding, or a dtype name.
         device: device of the weights.
         room: called with the bytes of the weights before any memory is allocated; raises when they do not fit.
+        scaled: hold maps of layers in 8 bits (``Memory.scaled``).
         parallel: which part of the model this rank holds.
         open_codec: gives what decodes coded tensors.
 
@@ -148,17 +154,28 @@ def unread_model(
         Exception: whatever ``room`` raises.
     """
     with ExitStack() as stack:
-        wanted, homes = _located(_opened(stack, model_dir, open_codec), model_dir, config, parallel=parallel)
+        files = _opened(stack, model_dir, open_codec)
+        wanted, homes = _located(files, model_dir, config, parallel=parallel, scaled=scaled)
         numbers = _dtype_of(dtype, wanted, homes)
-        count = sum(home.target.numel() for piece in wanted.pieces.values() for home in piece.homes)
-        # The few vectors with another dtype than the model's are small.
-        room(count * numbers.itemsize)
-        model, checklist = build_model(config, numbers, device, parallel, final=True)
+        room(weight_bytes(wanted, numbers))
+        model, checklist = build_model(config, numbers, device, parallel, final=True, scaled=scaled)
         for piece in checklist.pieces.values():
             for home in piece.homes:
                 # Operations on the unfilled model must give finite, repeatable numbers.
                 home.target.zero_()
+                if home.scale is not None:
+                    home.scale.zero_()
         yield UnreadModel(model, checklist, homes)
+
+
+def weight_bytes(wanted: Checklist, dtype: torch.dtype) -> int:
+    """Return the bytes of a model's weights in this dtype, by its checklist: of maps in 8 bits one a number, and their
+    scales."""
+    homes = [home for piece in wanted.pieces.values() for home in piece.homes]
+    # The few vectors with another dtype than the model's are small.
+    whole = sum(home.target.numel() for home in homes if home.scale is None)
+    scaled = [(home.target, home.scale) for home in homes if home.scale is not None]
+    return whole * dtype.itemsize + sum(target.numel() + 4 * scale.numel() for target, scale in scaled)
 
 
 def _opened(stack: ExitStack, model_dir: str, open_codec: OpenCodec) -> list[SafetensorsFile]:
@@ -173,12 +190,13 @@ def _located(
     *,
     headless: bool = False,
     parallel: Parallel = ALONE,
+    scaled: bool = False,
 ) -> tuple[Checklist, dict[str, Found]]:
     """Locate every tensor of the checklist in the checkpoint's files."""
     if headless:
         name_headless(files)
     # All ranks check the whole list, so that all refuse the same checkpoints.
-    wanted = describe_model(config, replace(parallel, layers=None))
+    wanted = describe_model(config, replace(parallel, layers=None), scaled=scaled)
     return wanted, find_tensors(files, wanted, config.architecture, _scheme_of(Path(model_dir)))
 
 

@@ -82,6 +82,8 @@ class Decoder:
             memory = checklist.memory
             self._labels = torch.empty(config.labels, hidden, dtype=memory.dtype, device=memory.device)
             checklist.under("score").want("weight", (config.labels, hidden), self._labels)
+        self.scaled = checklist.memory.scaled
+        """Whether maps of layers are held in 8 bits (``engine.model.layers.scaled``)."""
         self.packed = checklist.memory.final
         """Whether its matrices have the form that they keep."""
 

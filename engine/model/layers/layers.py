@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.layers.scaled import E4M3, multiply
+
 LARGEST_INT8 = 127
 """Largest whole number that a quantised value takes: the range is symmetric."""
 
@@ -25,6 +27,9 @@ class Memory(NamedTuple):
     final: bool = False
     """Whether weights are computed with where they are read: nobody packs them, and those of one kind, as experts' maps
     are, lie in one piece. Where each is packed by itself, such a piece would be held until the last one was."""
+    scaled: bool = False
+    """Whether maps of a layer's blocks are held in 8 bits with a scale an output (``engine.model.layers.scaled``);
+    embeddings, heads, routers, experts and norms are not."""
 
     def empty(self, *shape: int) -> Tensor:
         """Room for a weight, to be filled by the loader."""
@@ -51,9 +56,11 @@ class Linear:
     (twice as fast as the stored form at 4 to 16 rows), 16-bit types through oneDNN's blocked form (1.5 to 2 times).
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> None:
         self.weight: Tensor | None = weight
         self.bias = bias
+        self.scale = scale
+        """Scale of each output, float32, where the weight is in 8 bits; else None."""
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
         self._int8: tuple[Tensor, Tensor] | None = None
@@ -64,6 +71,15 @@ class Linear:
     def empty(cls, inputs: int, outputs: int, *, bias: bool, memory: Memory) -> Linear:
         """A map to be filled by the loader."""
         return cls(memory.empty(outputs, inputs), memory.empty(outputs) if bias else None)
+
+    @classmethod
+    def scaled(cls, inputs: int, outputs: int, *, bias: bool, memory: Memory) -> Linear:
+        """A map to be filled by the loader, in 8 bits where the memory says so."""
+        if not memory.scaled:
+            return cls.empty(inputs, outputs, bias=bias, memory=memory)
+        weight = torch.empty(outputs, inputs, dtype=E4M3, device=memory.device)
+        scale = torch.empty(outputs, dtype=torch.float32, device=memory.device)
+        return cls(weight, memory.empty(outputs) if bias else None, scale)
 
     @property
     def loaded(self) -> Tensor:
@@ -83,6 +99,8 @@ class Linear:
                 own (W8A8).
         """
         weight = self.loaded
+        if self.scale is not None:
+            return
         if int8:
             numbers, scale = quantise_rows(weight.float())
             self._int8 = numbers.t().contiguous(), scale.t().contiguous()
@@ -115,6 +133,8 @@ class Linear:
             return result
         if self._int8 is not None:
             return self._apply_int8(x, *self._int8)
+        if self.scale is not None:
+            return multiply(x, self.loaded, self.scale, self.bias)
         return F.linear(x, self.loaded, self.bias)
 
     def _apply_int8(self, x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:

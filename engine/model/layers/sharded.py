@@ -38,20 +38,28 @@ class Columns(NamedTuple):
 
 
 def column_linear(
-    checklist: Checklist, columns: list[Columns], inputs: int, *, bias: bool = False, room: Tensor | None = None
+    checklist: Checklist,
+    columns: list[Columns],
+    inputs: int,
+    *,
+    bias: bool = False,
+    room: Tensor | None = None,
+    whole: bool = False,
 ) -> Linear:
     """One matrix of several published maps of the same input, this rank's outputs of each; ``room``: where its weight
-    goes, if not into memory of its own."""
+    goes, if not into memory of its own; ``whole``: it has the model's dtype, even where maps are held in 8 bits."""
     held = sum(one.part[1] - one.part[0] for one in columns)
     assert room is None or (tuple(room.shape) == (held, inputs) and not bias), "the room is for another map"
-    linear = Linear.empty(inputs, held, bias=bias, memory=checklist.memory) if room is None else Linear(room)
+    make = Linear.empty if whole else Linear.scaled
+    linear = make(inputs, held, bias=bias, memory=checklist.memory) if room is None else Linear(room)
     place = 0
     for one in columns:
         start, stop = one.part
         end = place + stop - start
         rows = one.outputs if one.rows is None else one.rows
         part = {0: (one.first + start, one.first + stop)}
-        checklist.want(f"{one.name}.weight", (rows, inputs), linear.loaded[place:end], part=part)
+        scale = None if linear.scale is None else linear.scale[place:end]
+        checklist.want(f"{one.name}.weight", (rows, inputs), linear.loaded[place:end], part=part, scale=scale)
         if linear.bias is not None:
             checklist.want(f"{one.name}.bias", (rows,), linear.bias[place:end], part=part)
         place = end
@@ -77,8 +85,9 @@ class RowLinear:
     ) -> None:
         self._parallel = checklist.parallel
         own_bias = bias and self._parallel.rank == 0
-        self.linear = Linear.empty(part[1] - part[0], outputs, bias=own_bias, memory=checklist.memory)
-        checklist.want(f"{name}.weight", (outputs, inputs), self.linear.loaded, part={1: part})
+        self.linear = Linear.scaled(part[1] - part[0], outputs, bias=own_bias, memory=checklist.memory)
+        weight, scale = self.linear.loaded, self.linear.scale
+        checklist.want(f"{name}.weight", (outputs, inputs), weight, part={1: part}, scale=scale)
         if self.linear.bias is not None:
             checklist.want(f"{name}.bias", (outputs,), self.linear.bias)
         elif bias:
@@ -135,7 +144,8 @@ class VocabHead:
         self._piece = -(-vocab_size // self._parallel.size)
         if tied is None:
             columns = [Columns(name, vocab_size, part)]
-            self.linear = adaptable(checklist, columns, width, column_linear(checklist, columns, width, bias=bias))
+            linear = column_linear(checklist, columns, width, bias=bias, whole=True)
+            self.linear = adaptable(checklist, columns, width, linear)
         else:
             checklist.ignore(f"{name}.weight")
             columns = [Columns(name, vocab_size, part)]

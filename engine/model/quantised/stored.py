@@ -58,6 +58,10 @@ class StoredParts:
             file.read_stretch(f"{self._module}.{suffix}", begin * math.prod(row) * dtype.itemsize, view)
         return target
 
+    def dtype(self, suffix: str) -> torch.dtype:
+        """Return the dtype in which a tensor is stored."""
+        return STORED_DTYPES[self._parts[suffix][1].dtype]
+
     def name(self, suffix: str) -> str:
         """Return the full tensor name for messages."""
         return show_name(f"{self._module}.{suffix}")

@@ -22,7 +22,8 @@ from engine.backends.cuda.runtime.storage import spare_bytes
 from engine.config import EngineConfig
 from engine.core.kv import layout as kv_layout
 from engine.errors import ConfigurationError
-from engine.model.checkpoint.registry import build_model, load_model_config
+from engine.model.checkpoint.registry import build_model, describe_model, load_model_config
+from engine.model.checkpoint.weights import weight_bytes
 from tests.appliance.common.cards import CARD_80, LLAMA_8B, WEIGHTS_8B, model
 
 SHAPE = parse_shape(LLAMA_8B)
@@ -41,6 +42,21 @@ def plan(total: int = CARD_80, free: int | None = None, **given: object) -> Card
     """Plan of the 8B model with an entry that gives these keys beside ``gpu: auto``."""
     assert SHAPE is not None
     return plan_card(model(**given), SHAPE, WEIGHTS_8B, total, total if free is None else free)
+
+
+def test_weights_in_8_bits_are_planned_as_the_engine_holds_them(tmp_path: Path) -> None:
+    """A byte a number of the layers' maps, and their scales: the bytes of the engine's own list of an 8B model, whose
+    files are in bfloat16; a head that is the embedding is counted once. The rest of the card is KV."""
+    for tied in (False, True):
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "tie_word_embeddings": tied}))
+        shape, about = read_shape(tmp_path), load_model_config(str(tmp_path))
+        assert shape is not None
+        wanted = weight_bytes(describe_model(about, scaled=True), torch.bfloat16)
+        assert card_plan.card_weights(model(weights="fp8"), shape, WEIGHTS_8B) == wanted
+    held, plain = plan(weights="fp8"), plan()
+    assert sum(part for _, part in held.parts) == held.allowed
+    assert 8 * GIB < held.weights < 9 * GIB and held.kv - plain.kv > 6 * GIB
+    assert card_plan.card_weights(model(), shape, WEIGHTS_8B) == WEIGHTS_8B
 
 
 def told(found: CardPlan, entry: ModelConfig, **more: object) -> EngineConfig:

@@ -246,6 +246,11 @@ def test_a_share_is_of_a_gpu(tmp_path: Path) -> None:
     """A share of a card goes with a card; control: with one it is taken."""
     said = "gpu: [0], gpu_share: 45"
     assert load_config(write(tmp_path, GOOD.replace("dtype: float32", said))).models[0].gpu_share == 45
+    held = "gpu: auto, weights: fp8"
+    assert load_config(write(tmp_path, GOOD.replace("dtype: float32", held))).models[0].weights == "fp8"
+    for wrong in ("weights: fp8", "gpu: auto, backend: plain, weights: fp8", "gpu: auto, runner: embed, weights: fp8"):
+        with pytest.raises(ConfigError, match="weights: fp8 are for runner: model on a GPU"):
+            load_config(write(tmp_path, GOOD.replace("dtype: float32", wrong)))
     for wrong in ("gpu_share: 45", "gpu: [0], gpu_share: 96"):
         with pytest.raises(ConfigError, match="gpu_share"):
             load_config(write(tmp_path, GOOD.replace("dtype: float32", wrong)))

@@ -41,6 +41,7 @@ from engine.backends.cuda.kernels.folder import Asked, description_digest
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
 from engine.backends.cuda.runtime.operations import Operations
+from engine.backends.cuda.runtime.presence import check_architecture
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.model.checkpoint.config import ModelConfig
@@ -70,6 +71,8 @@ class CompileRequest:
     block_size: int
     max_num_seqs: int
     """Requests of one step at the most: where fewer tokens fit one step, as many as fit."""
+    weights: str
+    """``stored``, or ``fp8``: maps of layers are held in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,8 @@ def build(request: CompileRequest, launches: Launches) -> Compiled:
         ConfigurationError, ModelLoadError: the model or a number cannot be served by the device backend.
         OSError: the folder cannot be written to.
     """
+    if request.weights not in ("stored", "fp8"):
+        raise ConfigurationError("weights must be stored or fp8")
     if request.dtype not in DTYPE_NAMES:
         raise ConfigurationError(f"dtype must be one of: {', '.join(DTYPE_NAMES)}")
     architecture_number(request.architecture)
@@ -200,11 +205,16 @@ def build(request: CompileRequest, launches: Launches) -> Compiled:
         block_size=request.block_size,
         max_num_seqs=request.max_num_seqs,
         max_num_batched_tokens=request.max_num_seqs,
+        quantization="fp8" if request.weights == "fp8" else "none",
         backend="device",
     )
     description = load_model_config(request.model_dir)
     operations = absent_operations(description, request.architecture)
-    configuration = launch_configuration(description, dtype, request.block_size, request.max_num_seqs)
+    scaled = request.weights == "fp8"
+    if scaled:
+        check_architecture(divmod(architecture_number(request.architecture), 10))
+    rows = request.max_num_seqs
+    configuration = launch_configuration(description, dtype, request.block_size, rows, scaled=scaled)
     folder, claims = Path(request.into), Path(request.claims)
     compiled = 0
 
@@ -218,7 +228,8 @@ def build(request: CompileRequest, launches: Launches) -> Compiled:
 
     with _filling(folder), meeting_forms(request.architecture, meet):
         launches(config, description, dtype, operations)
-    asked = Asked(description_digest(Path(request.model_dir)), request.dtype, request.block_size, request.max_num_seqs)
+    digest = description_digest(Path(request.model_dir))
+    asked = Asked(digest, request.dtype, request.block_size, rows, request.weights)
     return Compiled(
         folder_name(request.architecture, configuration),
         compiled,

@@ -98,6 +98,8 @@ class Asked:
     block_size: int
     rows: int
     """Requests of one step at the most."""
+    weights: str = "stored"
+    """How they are held; ``stored`` in folders of before there was another way on a GPU."""
 
 
 def description_digest(model_dir: Path) -> str:
@@ -118,7 +120,7 @@ def read_asked(folder: Path) -> Asked | None:
         found = Asked(**said)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    texts, numbers = (found.description, found.dtype), (found.block_size, found.rows)
+    texts, numbers = (found.description, found.dtype, found.weights), (found.block_size, found.rows)
     return found if all(type(one) is str for one in texts) and all(type(one) is int for one in numbers) else None
 
 

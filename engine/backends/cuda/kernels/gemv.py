@@ -4,6 +4,8 @@ A decoding step of few rows does nothing but read weights, so what stands around
 norm in front of it, and behind it bias, gate, or the addition to the residual stream. The mean of squares that a norm
 divides by is known when the last input has been read, and multiplies what the product gave; gains multiply inputs.
 
+A matrix in 8 bits (``engine.model.layers.scaled``) is widened in registers; scales of its outputs multiply the sums.
+
 Rows are padded to ``ROWS`` for tensor cores, in the narrow operand: the matrix is the wide one. So a row's numbers are
 the same bits beside any other rows, and for any number of them up to ``ROWS``. Where a matrix has too few outputs to
 occupy a GPU, several programs share the inputs of a tile; the one that arrives last adds up all parts in their order.
@@ -113,6 +115,8 @@ class _Form:
     early: bool
     ahead: int
     """128-byte pieces of a line that are asked for early."""
+    item: int
+    """Bytes of a number of the matrix."""
 
 
 @triton.jit
@@ -135,7 +139,7 @@ def _tile(lines: tl.tensor, place: tl.tensor, FORM: tl.constexpr) -> tl.tensor:
 @triton.jit
 def _prefetch(lines: tl.tensor, FORM: tl.constexpr) -> None:
     """Have the second-level cache fetch the first pieces of lines."""
-    place = lines[:, None] + tl.arange(0, FORM.ahead)[None, :] * (CACHE_LINE // 2)
+    place = lines[:, None] + tl.arange(0, FORM.ahead)[None, :] * (CACHE_LINE // FORM.item)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -159,6 +163,10 @@ def _close(
         scale = 1.0 / tl.sqrt_rn(squares / FORM.size + given.eps)
         total = total * scale[None, :]
         second = second * scale[None, :]
+    if given.scale is not None:
+        total = total * tl.load(given.scale + number, mask=exists, other=0.0)[:, None]
+        if FORM.gate >= 0:
+            second = second * tl.load(given.scale + outputs + number, mask=exists, other=0.0)[:, None]
     if given.bias is not None:
         total += tl.load(given.bias + number, mask=exists, other=0.0).to(tl.float32)[:, None]
         if FORM.gate >= 0:
@@ -265,11 +273,12 @@ def _few_rows(
             # A line for each row, as inputs are: so it is copied ahead as they are, and not waited for in each turn.
             gains = tl.broadcast_to(given.gain + place[None, :], (ROWS, DEPTH))
             gain = tl.load(gains, mask=read, other=0.0).to(tl.float32)
-            value = narrow(wide * (gain + FORM.offset), weight.dtype)
+            value = narrow(wide * (gain + FORM.offset), x.dtype.element_ty)
         turned = tl.trans(value)
-        total = dot(weight, turned, total)
+        # All numbers of E4M3 are numbers of bfloat16.
+        total = dot(weight.to(x.dtype.element_ty), turned, total)
         if FORM.gate >= 0:
-            second = dot(_tile(more, place, FORM), turned, second)
+            second = dot(_tile(more, place, FORM).to(x.dtype.element_ty), turned, second)
     squares = tl.sum(squared, 1)
     if FORM.parts == 1:
         _close(total, second, squares, given, out, number, rows, outputs, FORM)
@@ -304,7 +313,7 @@ def few_rows(
 
     Args:
         x: ``(N, size)``, N of 1 to ``MOST_ROWS``; rows may be further apart than that.
-        given: the matrix; its size is a multiple of ``ALIGNED``, its dtype that of ``x``.
+        given: the matrix; its size is a multiple of ``ALIGNED``, its dtype that of ``x``, or E4M3 where it has scales.
         out: ``(N, outputs)``, contiguous.
         scratch: with room for ``numbers_needed``.
         shape: how the matrix is cut.
@@ -330,7 +339,8 @@ def few_rows(
         gate=NO_GATE if gate is None else KINDS[gate.kind],
         adds=adds,
         early=shape.early and not EMULATED.value,
-        ahead=power_of_two(max(1, min(shape.ahead, share * x.element_size()) // CACHE_LINE.value) // 2 + 1),
+        ahead=power_of_two(max(1, min(shape.ahead, share * given.weight.element_size()) // CACHE_LINE.value) // 2 + 1),
+        item=given.weight.element_size(),
     )
     options: dict[str, object] = dict(shape.launch.options)
     if form.early:

@@ -167,9 +167,45 @@ def _product(
         store_lines(out + pair * outputs, live, tl.program_id(1) * COLUMNS, total, outputs)
 
 
+@triton.jit(do_not_specialize=("pairs",))
+def _places(order: tl.tensor, places: tl.tensor, pairs: tl.tensor, BLOCK: tl.constexpr) -> None:
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = place < pairs
+    tl.store(places + tl.load(order + place, mask=live, other=0), place, mask=live)
+
+
+@triton.jit
+def _gather(
+    x: tl.tensor,
+    x_row: tl.tensor,
+    order: tl.tensor,
+    factors: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    TOP: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64)
+    pair = tl.load(order + place).to(tl.int64)
+    number = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    live = number < size
+    value = tl.load(x + (pair // TOP) * x_row + number, mask=live, other=0.0)
+    if factors is not None:
+        factor = narrow(tl.load(factors + pair), x.dtype.element_ty).to(tl.float32)
+        value = narrow(value.to(tl.float32) * factor, x.dtype.element_ty)
+    tl.store(out + place * size + number, value, mask=live)
+
+
 @triton.jit
 def _add_up(
-    parts: tl.tensor, experts: tl.tensor, out: tl.tensor, size: tl.tensor, TOP: tl.constexpr, WIDTH: tl.constexpr
+    parts: tl.tensor,
+    experts: tl.tensor,
+    places: tl.tensor,
+    factors: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    TOP: tl.constexpr,
+    WIDTH: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -185,7 +221,14 @@ def _add_up(
             following = tl.where(nearer, expert, following)
             found = tl.where(nearer, place, found)
         last = following
-        total += tl.load(parts + (token * TOP + found) * size + number, mask=live, other=0.0)
+        pair = token * TOP + found
+        line = pair
+        if places is not None:
+            line = tl.load(places + pair).to(tl.int64)
+        part = tl.load(parts + line * size + number, mask=live, other=0.0).to(tl.float32)
+        if factors is not None:
+            part = part * tl.load(factors + pair)
+        total += part
     tl.store(out + token * size + number, narrow(total, out.dtype.element_ty), mask=live)
 
 
@@ -240,9 +283,59 @@ def multiply(
         )
 
 
-def add_up(parts: Tensor, routed: Routed, out: Tensor) -> None:
-    """Sum the pairs of each token, in the order of experts: ``parts`` float32 ``(N * top, size)`` to ``(N, size)``."""
+def add_up(parts: Tensor, routed: Routed, out: Tensor, *, order: Tensor | None = None, weigh: bool = False) -> None:
+    """Sum the pairs of each token in float32, in the order of experts.
+
+    Args:
+        parts: ``(N * top, size)``, pairs in their own order, or in ``order``.
+        routed: experts of the pairs, and their weights.
+        out: ``(N, size)``, contiguous.
+        order: pairs by expert, as ``Dealt`` has them; None: pairs are in their own order.
+        weigh: multiply each pair by its weight.
+    """
     tokens, size = out.shape
-    if tokens:
-        grid = (tokens, ceil_div(size, PAIRS_AT_ONCE))
-        _add_up[grid](parts, routed.experts, out, size, TOP=routed.experts.shape[1], WIDTH=PAIRS_AT_ONCE)
+    if not tokens:
+        return
+    places, pairs = None, routed.experts.numel()
+    if order is not None:
+        places = torch.empty_like(order)
+        _places[(ceil_div(pairs, PAIRS_AT_ONCE),)](order, places, pairs, BLOCK=PAIRS_AT_ONCE)
+    grid = (tokens, ceil_div(size, PAIRS_AT_ONCE))
+    factors, top = routed.weights if weigh else None, routed.experts.shape[1]
+    _add_up[grid](parts, routed.experts, places, factors, out, size, TOP=top, WIDTH=PAIRS_AT_ONCE)
+
+
+def gather(x: Tensor, routed: Routed, order: Tensor, out: Tensor, *, weigh: bool = False) -> None:
+    """Copy the row of each pair, by expert: ``x`` ``(N, size)`` to ``(N * top, size)``, contiguous.
+
+    Args:
+        x: rows of tokens; they may be further apart than that.
+        routed: weights of the pairs.
+        order: pairs by expert, as ``Dealt`` has them.
+        out: takes the rows.
+        weigh: multiply each row by its pair's weight.
+    """
+    pairs, size = out.shape
+    if pairs:
+        grid, factors = (pairs, ceil_div(size, PAIRS_AT_ONCE)), routed.weights if weigh else None
+        top = routed.experts.shape[1]
+        _gather[grid](x, x.stride(0), order, factors, out, size, TOP=top, WIDTH=PAIRS_AT_ONCE)
+
+
+def multiply_by_torch(sorted_rows: Tensor, linear: ExpertMap, counts: Tensor, experts: Tensor | None) -> Tensor:
+    """Apply experts to rows that are sorted by expert, by torch's product of groups; gives ``(pairs, outputs)``.
+
+    Where groups end stays on the device, and the launches are those of the bucket.
+
+    Args:
+        sorted_rows: bfloat16 ``(pairs, inputs)``.
+        linear: the map.
+        counts: int32, rows of each expert.
+        experts: the expert of each row, int64; needed for a bias.
+    """
+    ends = counts.cumsum(0, dtype=torch.int32)
+    out: Tensor = torch._grouped_mm(sorted_rows, linear.weight.transpose(1, 2), offs=ends)
+    if linear.bias is not None:
+        assert experts is not None, "a bias is that of an expert"
+        out = out.add_(linear.bias.index_select(0, experts))
+    return out

@@ -24,8 +24,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.backends.cuda.kernels.activation import KINDS, Gate, gated
 from engine.backends.cuda.kernels.triton_common import EMULATED, ceil_div, narrow
 
-NUMBERS = tl.constexpr(8)
-"""Numbers of bfloat16 in sixteen bytes, the most that a thread reads at once."""
+AT_ONCE = 16
+"""Bytes that a thread reads at once at the most: eight numbers of bfloat16, sixteen of E4M3."""
 
 WARP = 32
 """Threads."""
@@ -47,6 +47,8 @@ class Map(NamedTuple):
     gain: Tensor | None
     """Gains of the norm in front; None: inputs are taken as they are."""
     eps: float
+    scale: Tensor | None = None
+    """float32, one for each line of a matrix in 8 bits; None: it is in the dtype of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,12 @@ class LineCut:
     """Warps of a program. A tile is as deep as its threads read at once."""
     fetched: int = 0
     """Bytes of each line that an early program asks the second-level cache for while it waits."""
+    at_once: int = AT_ONCE
+    """Bytes of a line that a thread reads at once."""
 
-    @property
-    def depth(self) -> int:
-        """Inputs of a tile."""
-        return int(NUMBERS.value) * WARP * self.warps
+    def depth(self, item: int) -> int:
+        """Inputs of a tile of a matrix whose numbers have so many bytes."""
+        return self.at_once // item * WARP * self.warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class _LineForm:
     adds: bool
     early: bool
     fetched: int
+    numbers: int
+    """Numbers of the matrix that a thread reads at once."""
 
 
 @triton.jit
@@ -121,8 +126,9 @@ def _fetch(weight: tl.tensor, outputs: tl.tensor, FORM: tl.constexpr) -> None:
 
 
 @triton.jit
-def _added(total: tl.tensor, tile: tl.tensor, value: tl.tensor) -> tl.tensor:
+def _added(total: tl.tensor, tile: tl.tensor, value: tl.tensor, FORM: tl.constexpr) -> tl.tensor:
     """Add a tile's products; those of one thread's sixteen bytes become one number."""
+    NUMBERS: tl.constexpr = FORM.numbers
     product = tile.to(tl.float32) * value[None, :]
     return total + tl.sum(tl.reshape(product, [total.shape[0], total.shape[1], NUMBERS]), 2)
 
@@ -131,6 +137,7 @@ def _added(total: tl.tensor, tile: tl.tensor, value: tl.tensor) -> tl.tensor:
 def _one_row(x: tl.tensor, given: Map, out: tl.tensor, outputs: tl.tensor, FORM: tl.constexpr) -> None:
     WIDE: tl.constexpr = FORM.outputs
     DEPTH: tl.constexpr = FORM.depth
+    NUMBERS: tl.constexpr = FORM.numbers
     number = tl.program_id(0) * FORM.outputs + tl.arange(0, FORM.outputs)
     depth = tl.arange(0, FORM.depth)
     # What is behind the last line repeats it, and is stored nowhere.
@@ -165,10 +172,10 @@ def _one_row(x: tl.tensor, given: Map, out: tl.tensor, outputs: tl.tensor, FORM:
             squared += wide * wide
             gain = tl.load(given.gain + place, mask=live, other=0.0).to(tl.float32)
             # Rounded as where tensor cores multiply.
-            wide = narrow(wide * (gain + FORM.offset), tile.dtype).to(tl.float32)
-        total = _added(total, tile, wide)
+            wide = narrow(wide * (gain + FORM.offset), x.dtype.element_ty).to(tl.float32)
+        total = _added(total, tile, wide, FORM)
         if FORM.gate >= 0:
-            second = _added(second, second_tile, wide)
+            second = _added(second, second_tile, wide, FORM)
         tile = coming
         second_tile = second_coming
     _store(tl.sum(total, 1), tl.sum(second, 1), tl.sum(squared, 0), given, out, number, outputs, FORM)
@@ -190,6 +197,10 @@ def _store(
         scale = 1.0 / tl.sqrt_rn(squares / FORM.size + given.eps)
         total = total * scale
         second = second * scale
+    if given.scale is not None:
+        total = total * tl.load(given.scale + number, mask=exists, other=0.0)
+        if FORM.gate >= 0:
+            second = second * tl.load(given.scale + outputs + number, mask=exists, other=0.0)
     if given.bias is not None:
         total += tl.load(given.bias + number, mask=exists, other=0.0).to(tl.float32)
         if FORM.gate >= 0:
@@ -220,18 +231,21 @@ def one_row(
     wide = shape.outputs if gate is None else max(1, shape.outputs // 2)
     if ceil_div(outputs, wide) < ENOUGH_PROGRAMS:
         wide = max(1, wide // 2)
-    left = max(0, size - shape.depth) * x.element_size()
+    item = given.weight.element_size()
+    depth = shape.depth(item)
+    left = max(0, size - depth) * item
     early = early and not EMULATED.value
     form = _LineForm(
         size=size,
         outputs=wide,
-        depth=shape.depth,
-        whole=size % shape.depth == 0,
+        depth=depth,
+        whole=size % depth == 0,
         offset=float(offset),
         gate=-1 if gate is None else KINDS[gate.kind],
         adds=adds,
         early=early,
         fetched=min(shape.fetched, left) // LEAST_FETCHED * LEAST_FETCHED if early else 0,
+        numbers=shape.at_once // item,
     )
     options: dict[str, object] = {"num_warps": shape.warps, "num_stages": 1}
     if early:

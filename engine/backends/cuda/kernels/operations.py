@@ -23,6 +23,7 @@ from engine.backends.cuda.kernels import (
     rope,
     routing,
     sampler,
+    scaled_rows,
     steps,
     tile_map,
 )
@@ -46,6 +47,7 @@ from engine.core.kv.layout import Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, RmsNorm, gelu_mul, silu_mul
 from engine.model.layers.rotary import Rotary
+from engine.model.layers.scaled import E4M3, FEW, multiply_rounded
 from isolation.ipc.messages import MAX_TOP_LOGPROBS
 
 LEAST_CHUNKS = 16
@@ -83,6 +85,8 @@ class KernelOperations:
     def project(self, x: Tensor, linear: Linear, norm: RmsNorm | None) -> Tensor:
         """Norm and product in one launch where the rows are few."""
         if not self._multiplies(x, linear):
+            if self._rounds(x, linear):
+                return self._multiply_rounded(x, linear, norm)
             return linear(x if norm is None else self.norm(x, None, norm))
         assert linear.weight is not None
         out = x.new_empty(len(x), len(linear.weight))
@@ -104,12 +108,28 @@ class KernelOperations:
         if self._multiplies(x, linear):
             self._multiply(x, linear, None, stream, adds=True)
         else:
-            stream.add_(linear(x))
+            stream.add_(self.project(x, linear, None))
 
     def _multiplies(self, x: Tensor, linear: Linear) -> bool:
         """Whether the product is taken by the kernel for few rows."""
-        plain = linear.weight is not None and linear.weight.dtype == x.dtype and linear.delta is None
-        return plain and self.fuses(x) and x.shape[1] % gemv.ALIGNED == 0
+        known = linear.weight is not None and (linear.weight.dtype == x.dtype or linear.scale is not None)
+        return known and linear.delta is None and self.fuses(x) and x.shape[1] % gemv.ALIGNED == 0
+
+    def _rounds(self, x: Tensor, linear: Linear) -> bool:
+        """Whether rows are rounded to 8 bits, and torch multiplies them so."""
+        scaled = linear.weight is not None and linear.scale is not None
+        return scaled and len(x) > FEW and x.dtype == torch.bfloat16
+
+    def _multiply_rounded(self, x: Tensor, linear: Linear, norm: RmsNorm | None) -> Tensor:
+        """The product of rows that are rounded behind their norm."""
+        assert linear.weight is not None
+        assert linear.scale is not None
+        numbers = x.new_empty(x.shape, dtype=E4M3)
+        row_scale = x.new_empty(len(x), 1, dtype=torch.float32)
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        offset = norm is not None and norm.offset
+        scaled_rows.round_rows(x, numbers, row_scale, gain=gain, eps=eps, offset=offset)
+        return multiply_rounded(numbers, row_scale, linear.weight, linear.scale, linear.bias, x.dtype)
 
     def _multiply(
         self,
@@ -122,14 +142,15 @@ class KernelOperations:
         adds: bool = False,
     ) -> None:
         assert linear.weight is not None
-        needed = gemv.numbers_needed(self._chosen.few, out.shape[1], x.shape[1], gate=gate is not None)
+        few = self._chosen.few if linear.scale is None else self._chosen.few_scaled
+        needed = gemv.numbers_needed(few, out.shape[1], x.shape[1], gate=gate is not None)
         if self._scratch is None or len(self._scratch.sums) < needed:
             # Larger ones come with the first step, before any is recorded.
             self._scratch = gemv.Scratch.empty(needed, x.device)
         gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        given = Map(linear.weight, linear.bias, gain, eps)
+        given = Map(linear.weight, linear.bias, gain, eps, linear.scale)
         offset = norm is not None and norm.offset
-        gemv.few_rows(x, given, out, self._scratch, self._chosen.few, gate=gate, offset=offset, adds=adds)
+        gemv.few_rows(x, given, out, self._scratch, few, gate=gate, offset=offset, adds=adds)
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
         """Norms, rotation and the write into the cache, in one pass."""
@@ -165,6 +186,8 @@ class KernelOperations:
         routing.route(maps.router.logits(x), maps.route, routed)
         dealt = grouped.Dealt.empty(rows, top, len(maps.down), tile.rows, x.device)
         grouped.deal(routed, tile.rows, dealt)
+        if self._chosen.takes_torch(maps.gate_up, top, rows):
+            return self._experts_by_torch(x, maps, routed, dealt)
         inner = x.new_empty(rows * top, maps.gate_up.shape[1])
         wide = grouped.ExpertMap(maps.gate_up, maps.gate_up_bias)
         before, after = ("before", "no") if maps.weigh_inputs else ("no", "after")
@@ -174,6 +197,23 @@ class KernelOperations:
         grouped.multiply(self.gate(inner, maps.activation), narrow, routed, dealt, parts, tile=tile, weigh=after)
         out = torch.empty_like(x)
         grouped.add_up(parts, routed, out)
+        return out
+
+    def _experts_by_torch(self, x: Tensor, maps: ExpertMaps, routed: routing.Routed, dealt: grouped.Dealt) -> Tensor:
+        """Experts by torch's products of groups: rows are gathered by expert, and what comes out is rounded once more
+        than by our own, as the model's own experts do."""
+        pairs = routed.experts.numel()
+        rows = x.new_empty(pairs, x.shape[1])
+        grouped.gather(x, routed, dealt.order, rows, weigh=maps.weigh_inputs)
+        experts = None
+        if maps.gate_up_bias is not None or maps.down_bias is not None:
+            experts = routed.experts.flatten().index_select(0, dealt.order.long()).long()
+        wide = grouped.ExpertMap(maps.gate_up, maps.gate_up_bias)
+        inner = self.gate(grouped.multiply_by_torch(rows, wide, dealt.counts, experts), maps.activation)
+        narrow = grouped.ExpertMap(maps.down, maps.down_bias)
+        parts = grouped.multiply_by_torch(inner, narrow, dealt.counts, experts)
+        out = torch.empty_like(x)
+        grouped.add_up(parts, routed, out, order=dealt.order, weigh=not maps.weigh_inputs)
         return out
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:

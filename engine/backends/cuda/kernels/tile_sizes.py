@@ -11,7 +11,10 @@ numbers in registers and its tiles in shared memory, which the assembler says
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from engine.backends.cuda.kernels.gemv import FewRows
 from engine.backends.cuda.kernels.grouped import ProductTile
@@ -24,6 +27,27 @@ from engine.backends.cuda.kernels.triton_common import Threads
 
 FEW = FewRows()
 
+FEW_SCALED = FewRows(launch=Threads(4, 6))
+"""How matrices in 8 bits are cut: tiles of as many numbers, since these are widened in registers, and more of them under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """For which numbers of tokens torch's products of groups are faster than our own, for experts of one shape."""
+
+    experts: int
+    hidden: int
+    inner: int
+    """Numbers between an expert's two maps."""
+    least: int
+    """Tokens from which on they are."""
+    measured: str
+    """The card that says so."""
+
+
+LEAST_ALIGNED = 8
+"""Inputs of a map that torch multiplies by group are a multiple of it: lines begin at sixteen bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -34,6 +58,11 @@ class Configuration:
     experts: ProductTile
     few: FewRows = FEW
     """Products of few rows."""
+    few_scaled: FewRows = FEW_SCALED
+    """Products of few rows with a matrix in 8 bits."""
+    by_torch: tuple[ExpertRow, ...] = ()
+    """Experts that torch multiplies (``bench/gpu_moe.py`` makes these rows); others, and fewer tokens, are our own
+    kernel's. Only for architectures on which torch does it without the host (``sm_90`` and later)."""
     joined: bool = True
     """Whether what stands around a launch is computed in it: splits combined, a step begun and ended."""
     pipelined: PipelinedShape | None = None
@@ -43,6 +72,19 @@ class Configuration:
     """How tokens are chosen."""
     measured: str = ""
     """The card on which this row was chosen by time; empty: on none."""
+
+    def takes_torch(self, gate_up: Tensor, top: int, tokens: int) -> bool:
+        """Whether torch multiplies the experts of a step of so many tokens.
+
+        Args:
+            gate_up: the first map of all experts, ``(E, 2 I, hidden)``.
+            top: experts of a token.
+            tokens: of the step.
+        """
+        experts, wide, hidden = gate_up.shape
+        fits = gate_up.dtype == torch.bfloat16 and hidden % LEAST_ALIGNED == 0 and wide // 2 % LEAST_ALIGNED == 0
+        rows = (row for row in self.by_torch if (row.experts, row.hidden, row.inner) == (experts, hidden, wide // 2))
+        return fits and tokens * top > 0 and any(tokens >= row.least for row in rows)
 
     def programs(self, rows: int, kv_heads: int, processors: int) -> int:
         """Programs for each key-value head of a bucket of so many rows, on a GPU of so many multiprocessors: as many as
@@ -69,6 +111,7 @@ TABLE = {
             PrefillShape(64, 32, Threads(4, 2)),
             EXPERTS,
             few=FewRows(alone=LineCut(8, 4)),
+            few_scaled=replace(FEW_SCALED, alone=LineCut(8, 8)),
             pipelined=PipelinedShape(),
             measured="NVIDIA H200",
         ),

@@ -112,6 +112,18 @@ def narrow(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def narrow_e4m3(x: tl.tensor) -> tl.tensor:
+    """Float32 numbers of at most 448 as E4M3, to nearest even; the interpreter would round halves up, and lose what
+    carries into the exponent."""
+    if EMULATED:
+        exponent = (x.to(tl.uint32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        step = tl.maximum(exponent, 0.015625) * 0.125
+        # Numbers of this size have no fraction.
+        x = ((x / step + 12582912.0) - 12582912.0) * step
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
 def tanh(x: tl.tensor) -> tl.tensor:
     """The hyperbolic tangent in float32, to about 1e-7; exact at the ends."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

@@ -79,7 +79,8 @@ def step_shape(config: EngineConfig, model: Decoder) -> StepShape:
     heads, like = about.num_heads, about.kv_layers[0]
     wide = max(about.head_dim, like.key_dim, like.value_dim)
     attention = (3 * heads + 2 * about.num_kv_heads) * wide * item
-    inner = [attention, 3 * about.intermediate_size * item]
+    # Rows that are rounded to 8 bits for the second map lie beside those that they are made of.
+    inner = [attention, about.intermediate_size * (3 * item + model.scaled)]
     for one in (sublayer.block for layer in model.layers for sublayer in layer.sublayers):
         if isinstance(one, MixtureOfExperts) and isinstance(one.router.route, Rule):
             pair = max(expert.gate_up.loaded.shape[0] for expert in one.experts.held) * 3 // 2 * item

@@ -13,7 +13,9 @@ from engine.model.checkpoint.config import ModelConfig
 FORMAT = "athanor launches 1"
 
 
-def launch_configuration(model: ModelConfig, dtype: torch.dtype, block_size: int, rows: int) -> str:
+def launch_configuration(
+    model: ModelConfig, dtype: torch.dtype, block_size: int, rows: int, *, scaled: bool = False
+) -> str:
     """Hex SHA-256 over everything that decides in which forms kernels are launched.
 
     Bytes of KV, contexts, batched tokens and stop ids are no part of it: no kernel is compiled by them
@@ -24,9 +26,12 @@ def launch_configuration(model: ModelConfig, dtype: torch.dtype, block_size: int
         dtype: of weights and activations.
         block_size: tokens of a KV block.
         rows: requests of one step at the most.
+        scaled: maps of layers are held in 8 bits (``engine.model.layers.layers.Memory``).
     """
     shape = replace(model, max_positions=0, stop_ids=frozenset(), rope=replace(model.rope, context=0))
     facts = {"format": FORMAT, "model": asdict(shape), "dtype": str(dtype), "block_size": block_size, "rows": rows}
+    if scaled:
+        facts["scaled"] = True
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=_plain).encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from engine.backends.cuda.runtime.blocks import DeviceAttention, DeviceStep, dev
 from engine.backends.cuda.runtime.operations import Attend, Chunks, Operations
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.config import EngineConfig
-from engine.model.layers.blocks import StepContext
+from engine.model.layers.blocks import GatedMlp, GroupedAttention, StepContext
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.layers import RmsNorm
 
@@ -66,7 +66,8 @@ class DeviceModel:
         run = self._operations
         step = self._step(tokens, attend)
         residual, x = self._model.embed(tokens.token_ids), None
-        joins = run.fuses(residual)
+        # Rows are rounded to 8 bits behind their norm, in one pass.
+        joins = run.fuses(residual) or self._model.scaled
         for part in self._parts:
             if joins and part.joins is not None:
                 part.joins.join(residual if x is None else residual.add_(x), part.before, step)
@@ -116,6 +117,12 @@ def obstacle(config: EngineConfig, model: Decoder) -> str:
         return "it multiplies no int8"
     if model.dtype not in DTYPES:
         return f"it computes float32 and bfloat16, not {str(model.dtype).removeprefix('torch.')}"
+    if model.scaled and model.dtype != torch.bfloat16:
+        given = str(model.dtype).removeprefix("torch.")
+        return f"its weights in fp8 go with bfloat16, not {given}: set dtype: bfloat16"
+    blocks = [sublayer.block for layer in model.layers for sublayer in layer.sublayers]
+    if model.scaled and not all(isinstance(block, GroupedAttention | GatedMlp) for block in blocks):
+        return "it holds weights in fp8 of grouped attention and gated MLPs alone, not of experts or latent attention"
     if model.parallel.size > 1 or len(model.layers) != model.config.num_layers:
         return "it runs a whole model on one rank"
     return ""

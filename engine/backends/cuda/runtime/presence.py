@@ -55,3 +55,21 @@ def gpu_starts(see: Callable[[], tuple[str, ...]] = visible_gpus, why_not: Calla
         "`athanor doctor` looks at driver, nodes and libraries; the cuda variant of the image has a torch for GPUs; "
         "`gpu: off` computes on the processor"
     )
+
+
+LEAST_SCALED = (8, 9)
+"""The first architecture with products of 8-bit floating point numbers (Ada Lovelace)."""
+
+
+def check_architecture(capability: tuple[int, int]) -> None:
+    """Check that a GPU multiplies 8-bit floating point numbers.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if capability < LEAST_SCALED:
+        major, minor = capability
+        raise ConfigurationError(
+            f"weights: fp8 need a GPU of architecture sm_{LEAST_SCALED[0]}{LEAST_SCALED[1]} or later, and this one is "
+            f"sm_{major}{minor}: take weights: stored"
+        )

@@ -71,4 +71,5 @@ def main() -> None:
             start()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -32,6 +32,7 @@ MODULES = (
     "sampling_figures",
     "sampling_limit",
     "sampling_row",
+    "scaled_rows",
     "steps",
     "tile_map",
 )

@@ -3,7 +3,7 @@ tests.engine.backends.cuda.kernels.forms_probe FAMILY/CASE[;...] COUNTS DTYPE``.
 
 A child of test_forms, since there the kernels belong to the interpreter. For each model the rehearsal's forms are
 noted, then those of steps of real sizes and of an engine's warm-up; COUNTS is numbers of tokens, as ``1,9`` or
-``1-8192``. ``control`` in place of a case launches a kernel that has an argument that is not marked. One line of JSON
+``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits. ``control`` in place of a case launches a kernel that has an argument that is not marked. One line of JSON
 for each model.
 """
 
@@ -95,7 +95,7 @@ def _chunk(row: int, length: int, last: int, draw: random.Random) -> Chunk:
     return Chunk(row, start, length, ends, start + 1, draw.randrange(length))
 
 
-def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype) -> dict[str, object]:
+def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype, quantization: str) -> dict[str, object]:
     """Forms of a model's steps that its rehearsal has not."""
     operations = absent_operations(description, ARCHITECTURE)
     rehearsed: set[tuple[str, str]] = set()
@@ -114,6 +114,7 @@ def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype) -> 
             max_num_seqs=ROWS,
             max_num_batched_tokens=ROWS,
             backend="device",
+            quantization=quantization,
         )
         rehearse(asked, description, dtype, operations)
     launches = met
@@ -121,7 +122,7 @@ def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype) -> 
         served = replace(asked, kv_bytes=KV_BYTES, max_num_batched_tokens=MOST_TOKENS, max_context=CONTEXT)
         within = description.within(CONTEXT)
         layout = without_spares(layout_for(served, within, asked.dtype), ROWS)
-        model, _ = build_model(within, dtype, torch.device("meta"))
+        model, _ = build_model(within, dtype, torch.device("meta"), scaled=quantization == "fp8")
         limits = limits_for(served, within, layout)
         steps(make_device_runner(served, model, layout, limits, operations), counts)
     launches = warmed = set()
@@ -146,7 +147,7 @@ def warm(served: EngineConfig, description: ModelConfig, dtype: torch.dtype) -> 
     small = replace(served, kv_bytes=1 << 26, max_num_batched_tokens=2 * ROWS)
     layout = without_spares(layout_for(small, description, small.dtype), ROWS)
     limits = limits_for(small, description, layout)
-    model, _ = build_model(description, dtype, torch.device("cpu"))
+    model, _ = build_model(description, dtype, torch.device("cpu"), scaled=served.quantization == "fp8")
     model.packed = True  # as on a card, where matrices stay as they are published
     layer = description.kv_layers[0]
     heads, width = (description.num_heads, layer.heads), max(layer.key_dim, layer.value_dim)
@@ -184,9 +185,10 @@ def main(cases: str, counts: str, dtype: torch.dtype) -> None:
         if one == "control":
             print(json.dumps({"case": one, **control()}), flush=True)
             continue
-        family, _, case = one.partition("/")
+        family, _, case = one.removeprefix("fp8 ").partition("/")
         try:
-            found = missing(described(family, case), numbers(counts), dtype)
+            held = "fp8" if one.startswith("fp8 ") else "none"
+            found = missing(described(family, case), numbers(counts), dtype, held)
         except ConfigurationError as error:
             found = {"refused": str(error)}
         print(json.dumps({"case": one, **found}), flush=True)

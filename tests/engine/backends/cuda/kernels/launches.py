@@ -22,6 +22,7 @@ from engine.backends.cuda.kernels import (
     rope,
     routing,
     sampler,
+    scaled_rows,
     steps,
     tile_map,
 )
@@ -37,6 +38,7 @@ from engine.model.families.gpt_oss import ClampedSwiGlu
 from engine.model.layers.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
 from engine.model.layers.rotary import RopeScaling, Rotary
 from engine.model.layers.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
+from engine.model.layers.scaled import E4M3
 from isolation.ipc.logit_bias import MAX_LOGIT_BIASES
 
 ROWS, TOKENS, BLOCKS, VOCAB = 64, 256, 1_000, 128_256
@@ -156,6 +158,33 @@ def few_rows() -> None:
                 gemv.few_rows(tensor(1, size), given, tensor(1, outputs), scratch, one, gate=gate, adds=adds)
 
 
+def scaled() -> None:
+    """The four products of a layer of Llama 3.1 8B with matrices in 8 bits, of eight rows and of one; rows of a prompt
+    rounded, as wide as its widest and as Llama 3.1 70B's."""
+    shape = configuration(ARCHITECTURE, 128).few_scaled
+    scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+    gain = tensor(4_096)
+    for outputs, size, normed, gate in (
+        (6_144, 4_096, True, None),
+        (4_096, 4_096, False, None),
+        (14_336, 4_096, True, activation.Gate("silu")),
+        (4_096, 14_336, False, None),
+    ):
+        lines, adds = outputs * (1 if gate is None else 2), outputs == 4_096
+        weight, scale = tensor(lines, size, dtype=E4M3), tensor(lines, dtype=torch.float32)
+        given = Map(weight, None, gain if normed else None, 1e-5, scale)
+        for rows_, cut in (
+            (8, shape),
+            (1, replace(shape, alone=LineCut(8, 8))),
+            (1, replace(shape, alone=LineCut(16, 4, at_once=8))),
+        ):
+            gemv.few_rows(tensor(rows_, size), given, tensor(rows_, outputs), scratch, cut, gate=gate, adds=adds)
+    for size in (4_096, 14_336, 28_672):
+        for known in (None, tensor(size)):
+            out, scales = tensor(TOKENS, size, dtype=E4M3), tensor(TOKENS, 1, dtype=torch.float32)
+            scaled_rows.round_rows(tensor(TOKENS, size), out, scales, gain=known, eps=1e-5)
+
+
 def experts() -> None:
     """DeepSeek-V3's routing, and the products of Qwen3-30B-A3B's experts."""
     bias = tensor(256, dtype=torch.float32)
@@ -172,6 +201,10 @@ def experts() -> None:
     down = grouped.ExpertMap(tensor(128, 2_048, 768))
     grouped.multiply(tensor(TOKENS * 8, 768), down, routed, dealt, parts, tile=tile, weigh="after")
     grouped.add_up(parts, routed, tensor(TOKENS, 2_048))
+    for weigh in (False, True):
+        grouped.gather(tensor(TOKENS, 2_048), routed, dealt.order, tensor(TOKENS * 8, 2_048), weigh=weigh)
+        sums = tensor(TOKENS, 2_048)
+        grouped.add_up(tensor(TOKENS * 8, 2_048), routed, sums, order=dealt.order, weigh=weigh)
 
 
 def columns_of(words: torch.Tensor, lines: int) -> SamplingColumns:
@@ -314,6 +347,8 @@ LAUNCHES = {
     "rows": rows,
     **({"pipelined": pipelined} if ARCHITECTURE == "sm_90" else {}),
     "few rows": few_rows,
+    # A100 has no products of 8-bit floating point numbers, and its assembler no conversions.
+    **({} if ARCHITECTURE == "sm_80" else {"scaled": scaled}),
     "experts": experts,
     "sampling": sampling,
     "sampling, lean": sampling_lean,

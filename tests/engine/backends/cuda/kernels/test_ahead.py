@@ -195,11 +195,14 @@ def test_what_cannot_be_compiled_is_said(model: Path, tmp_path: Path) -> None:
         dtype="bfloat16",
         block_size=BLOCK_SIZE,
         max_num_seqs=ROWS,
+        weights="stored",
     )
     for wrong, said in (
         (replace(request, architecture="sm90"), "no architecture of a GPU"),
         (replace(request, dtype="int3"), "dtype must be one of"),
         (replace(request, block_size=0), "block_size is 0"),
+        (replace(request, weights="int8"), "weights must be stored or fp8"),
+        (replace(request, weights="fp8", architecture="sm_80"), "sm_89 or later"),
     ):
         before = dict(os.environ)
         with pytest.raises(ConfigurationError, match=said):
@@ -229,8 +232,9 @@ def test_no_form_depends_on_what_is_left_out_of_the_configuration(model: Path) -
         launch_configuration(description, torch.float32, BLOCK_SIZE, ROWS),
         launch_configuration(description, torch.bfloat16, 8, ROWS),
         launch_configuration(description, torch.bfloat16, BLOCK_SIZE, 3),
+        launch_configuration(description, torch.bfloat16, BLOCK_SIZE, ROWS, scaled=True),
     }
-    assert len(others) == 8 and whole not in others
+    assert len(others) == 9 and whole not in others
 
 
 def test_two_launchers_are_the_same_bytes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.engine.model.families.table import EVERY_CASE, FAMILIES
 
 SAMPLE = (
     "llama/gqa 4",
+    "fp8 llama/gqa 4",
     "gemma3/five to one",
     "mixtral/gqa 2",
     "qwen2_moe/odd experts, a dense layer",

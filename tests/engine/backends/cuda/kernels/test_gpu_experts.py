@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -9,10 +11,15 @@ from torch import Tensor
 
 from engine.backends.cuda.kernels import grouped, routing
 from engine.backends.cuda.kernels.grouped import Dealt, ExpertMap, ProductTile
+from engine.backends.cuda.kernels.operations import KernelOperations
 from engine.backends.cuda.kernels.routing import Routed
-from engine.model.layers.routing import GroupedSigmoid, SigmoidOfTop, Softmax, SoftmaxOfTop
+from engine.backends.cuda.kernels.tile_sizes import ExpertRow, configuration
+from engine.backends.cuda.runtime.operations import ExpertMaps
+from engine.model.layers.layers import Linear, Memory, silu_mul
+from engine.model.layers.routing import GroupedSigmoid, Router, SigmoidOfTop, Softmax, SoftmaxOfTop
 from tests.engine.backends.cuda.kernels import references
 from tests.engine.backends.cuda.kernels.support import COUNTS, DTYPES, PLACE, assert_close, for_each, noise, poisoned
+from tests.native import ON_CARD
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -149,3 +156,43 @@ def test_sums_run_in_the_order_of_experts() -> None:
         sums.append(out.item())
     assert sums[0] == sums[1] == 0.0
     assert sums[2] == 1.0
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("weigh_inputs", [False, True], ids=["after", "before"])
+def test_torch_multiplies_experts_as_the_kernel_does(biased: bool, weigh_inputs: bool) -> None:
+    """A row of the table sends steps from so many tokens on to torch's products of groups: within the roundings of what
+    stands between two maps, our kernel's results. Some experts have no token. Control: the table does nothing below its
+    number of tokens, and another expert's map changes the result."""
+    generator = torch.Generator().manual_seed(5)
+    experts, hidden, inner, tokens = 12, 32, 24, 9
+    memory = Memory(torch.bfloat16, PLACE)
+    router = Linear.empty(hidden, experts, bias=False, memory=memory)
+    router.loaded.copy_(noise(generator, experts, hidden, dtype=torch.bfloat16))
+
+    def drawn(*shape: int) -> Tensor:
+        return noise(generator, *shape).mul_(shape[-1] ** -0.5).to(torch.bfloat16)
+
+    rule = SoftmaxOfTop(2)
+    maps = ExpertMaps(
+        Router(router, rule),
+        rule,
+        drawn(experts, 2 * inner, hidden),
+        drawn(experts, hidden, inner),
+        drawn(experts, 2 * inner) if biased else None,
+        drawn(experts, hidden) if biased else None,
+        silu_mul,
+        weigh_inputs,
+    )
+    chosen = replace(configuration("", 16), experts=TILE)
+    row = ExpertRow(experts, hidden, inner, tokens, "a test")
+    ours = KernelOperations((2, 1), 16, chosen, 4)
+    theirs = KernelOperations((2, 1), 16, replace(chosen, by_torch=(row,)), 4)
+    x = noise(generator, tokens, hidden, dtype=torch.bfloat16)
+    found, asked = theirs.experts(x, maps), ours.experts(x, maps)
+    assert (found.double() - asked.double()).abs().max() < 0.02 * asked.double().abs().max()
+    assert torch.equal(theirs.experts(x[1:], maps), ours.experts(x[1:], maps))
+    if not ON_CARD:
+        assert not torch.equal(found, asked)
+    maps.down.copy_(maps.down.roll(1, 0))
+    assert (theirs.experts(x, maps).double() - asked.double()).abs().max() > 0.1 * asked.double().abs().max()

@@ -38,7 +38,7 @@ def test_the_product_of_one_row_is_that_of_float64(count: int) -> None:
 
     def check(drawn: tuple[Case, LineCut, int]) -> None:
         case, lines, tiles = drawn
-        case = replace(case, rows=1, size=case.size + tiles * lines.depth)
+        case = replace(case, rows=1, size=case.size + tiles * lines.depth(2))
         x, given, before = case.drawn()
         target, magnitude = wanted(case, x, given, before)
         # One output may be small by chance; what it is made of is not.
@@ -52,7 +52,7 @@ def test_whole_tiles_have_no_remainder() -> None:
     """A line of exactly two tiles, and the same sums by the kernel for several rows: they differ in last bits at the
     most. Control: one number of the matrix changed is seen."""
     lines = LineCut(outputs=4, warps=1)
-    case = Case(1, 9, 2 * lines.depth, "silu", True, False, True, False, 1, 3)
+    case = Case(1, 9, 2 * lines.depth(2), "silu", True, False, True, False, 1, 3)
     x, given, before = case.drawn()
     target, magnitude = wanted(case, x, given, before)
     found = alone(case, lines, x, given, before)
