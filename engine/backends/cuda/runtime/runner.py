@@ -192,7 +192,7 @@ class DeviceRunner:
         for chunk in plan.prefills:
             length = max(1, chunk.length - max(0, lanes - left))
             left += chunk.length - length
-            chunks.append(replace(chunk, length=length, num_scored=min(chunk.num_scored, length - 1)))
+            chunks.append(chunk._replace(length=length, num_scored=min(chunk.num_scored, length - 1)))
         lanes = min(lanes, left)
         if lanes:
             with self._queue(), torch.inference_mode():
