@@ -10,6 +10,7 @@ import torch
 
 from engine.backends.common.loading import layout_for, limits_for
 from engine.backends.cuda.load import make_device_runner, without_spares
+from engine.backends.cuda.runtime.mixing import Mixing
 from engine.config import EngineConfig
 from engine.core.engine import Engine
 from engine.core.fairness.tenancy import Fairness
@@ -90,7 +91,16 @@ def build_model(
     return model
 
 
-def make_engine(model: Decoder, *, kv_bytes: int, rows: int, budget: int, context: int, eager: bool = False) -> Engine:
+def make_engine(
+    model: Decoder,
+    *,
+    kv_bytes: int,
+    rows: int,
+    budget: int,
+    context: int,
+    eager: bool = False,
+    mixing: Mixing | None = None,
+) -> Engine:
     """The real scheduler around the device's runner."""
     config = EngineConfig(
         model_dir="",
@@ -104,7 +114,9 @@ def make_engine(model: Decoder, *, kv_bytes: int, rows: int, budget: int, contex
     )
     layout = without_spares(layout_for(config, model.config, str(model.dtype).removeprefix("torch.")), rows)
     limits = limits_for(config, model.config, layout)
-    runner = make_device_runner(config, model, layout, limits, eager=eager, **({"most_ahead": 0} if eager else {}))
+    runner = make_device_runner(
+        config, model, layout, limits, eager=eager, mixing=mixing, **({"most_ahead": 0} if eager else {})
+    )
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=layout.root("00"), block_size=BLOCK, caching=True)
     return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), runner)

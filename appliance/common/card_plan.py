@@ -222,7 +222,7 @@ def reserve_bytes(model: ModelConfig, shape: ModelShape, rows: int, tokens: int,
     table = 8 * shape.reaches * (min(context, shape.positions) // model.block_size + 1)
     partial = 4 * SPLITS * shape.heads * (shape.value_width + 1)
     tables, scores, lines = TABLE_COPIES * table, 4 * vocabulary, min(rows + SCORED_ROWS, tokens)
-    prompts = tokens * token + lines * vocabulary * item + rows * (scores + tables)
+    prompts = tokens * token + lines * vocabulary * item + rows * (scores + tables + partial)
     recorded = rows * (token + vocabulary * item + scores + partial + tables)
     choices = (rows + 1) * (scores + vocabulary // 8 + 2 * table)
     return max(RESERVE_BYTES, int(MARGIN * prompts) + recorded + choices + LIBRARY_BYTES)

@@ -11,9 +11,10 @@ import torch
 from engine.backends.common.loading import Loaded, LoadSource, dtype_name, layout_for, limits_for
 from engine.backends.cuda.runtime.budget import cap_share, check_room, kv_bytes_of, read_card, reserve_bytes, step_shape
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
+from engine.backends.cuda.runtime.mixing import Mixing
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
 from engine.backends.cuda.runtime.operations import Operations
-from engine.backends.cuda.runtime.preparation import WeightMemory, filling, reading, release_locked
+from engine.backends.cuda.runtime.preparation import WeightMemory, bytes_of, filling, reading, release_locked
 from engine.backends.cuda.runtime.presence import check_architecture, gpu_starts
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
@@ -155,7 +156,7 @@ def make_operations(model: Decoder, compiled: str = "", configuration: str = "")
     return found
 
 
-def make_device_runner(
+def make_device_runner(  # noqa: PLR0913 - as the runner has it
     config: EngineConfig,
     model: Decoder,
     layout: KvLayout,
@@ -164,6 +165,7 @@ def make_device_runner(
     *,
     eager: bool = False,
     most_ahead: int = MOST_AHEAD,
+    mixing: Mixing | None = None,
 ) -> DeviceRunner:
     """A runner around a model that is loaded and not packed yet, or whose memory is final
     (``engine.model.layers.layers``) and may still be filled.
@@ -176,6 +178,7 @@ def make_device_runner(
         operations: None: those that fit the model's device.
         eager: compute every step anew instead of replaying a recording.
         most_ahead: steps that are run ahead at once.
+        mixing: when decoding rows join prompts; None: as the operations have it for a model of so many bytes.
 
     Raises:
         ConfigurationError: the backend does not compute this model.
@@ -193,4 +196,5 @@ def make_device_runner(
     forward = DeviceModel(model, storage, run)
     if not model.packed:
         model.pack()
-    return DeviceRunner(forward, storage, limits, run, eager=eager, most_ahead=most_ahead)
+    mixing = run.mixing.of_model(bytes_of(model)) if mixing is None else mixing
+    return DeviceRunner(forward, storage, limits, run, eager=eager, most_ahead=most_ahead, mixing=mixing)

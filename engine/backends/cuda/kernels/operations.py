@@ -36,6 +36,7 @@ from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
 from engine.backends.cuda.runtime.operations import (
     Activation,
     Attend,
+    Beside,
     Chunks,
     ExpertMaps,
     KvLayer,
@@ -64,6 +65,7 @@ class KernelOperations:
         self._heads, self._kv_heads = heads
         self._vocab_size = vocab_size
         self._chosen = chosen
+        self.mixing = chosen.mixing
         self._processors = processors
         self._scratch: gemv.Scratch | None = None
         self._arrived: Tensor | None = None
@@ -161,14 +163,18 @@ class KernelOperations:
 
     def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> Attend:
         """One token a row: contexts split, programs as many as the bucket says."""
+        return self._decoding(lengths, tables)
+
+    def _decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> _Decoding:
         programs = self._chosen.programs(len(lengths), self._kv_heads, self._processors)
         if self._arrived is None:
             self._arrived = counters(self._heads, lengths.device)
         return _Decoding(self._chosen, programs, lengths.int(), tables, self._arrived)
 
-    def prefilling(self, chunks: Chunks) -> Attend:
-        """All chunks in one launch a layer."""
-        return _Prefilling(self._chosen, (self._heads, self._kv_heads), chunks)
+    def prefilling(self, chunks: Chunks, beside: Beside | None = None) -> Attend:
+        """All chunks in one launch a layer, and rows by those of a decoding step."""
+        rows = None if beside is None else self._decoding(beside.lengths, beside.tables)
+        return _Prefilling(self._chosen, (self._heads, self._kv_heads), chunks, rows)
 
     def gate(self, x: Tensor, kind: Activation) -> Tensor:
         """The activation in one pass, or by itself where no kernel knows it."""
@@ -262,8 +268,14 @@ class _Decoding:
         self._partials: Partials | None = None
 
     def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
-        rows, heads, device = len(self._lengths), q.shape[1], q.device
-        width = layer.values.shape[3]
+        out = q.new_empty(*q.shape[:2], layer.values.shape[3])
+        self.attend(q, layer, rule, out)
+        return out.flatten(1)
+
+    def attend(self, q: Tensor, layer: KvLayer, rule: AttentionRule, out: Tensor) -> None:
+        """Attend with the first rows of ``q``, one a row of the step, and write those of ``out``."""
+        rows, heads, width = len(self._lengths), q.shape[1], layer.values.shape[3]
+        device, q, out = q.device, q[:rows], out[:rows]
         map_ = self._maps.get(layer.reach)
         joined = self._join and joins(rows, heads // layer.heads, width)
         if map_ is None and not joined:
@@ -272,16 +284,15 @@ class _Decoding:
             self._maps[layer.reach] = map_
         if self._partials is None:
             self._partials = Partials.empty(rows, heads, width, self._shape, device, self._arrived)
-        out = q.new_empty(rows, heads, width)
         placed = self._tables[layer.table], self._lengths
         decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out, early=self._early)
-        return out.flatten(1)
 
 
 class _Prefilling:
-    """Attention of prompt chunks: a map of tiles for each number of queries that a tile of some layers has."""
+    """Attention of prompt chunks: a map of tiles for each number of queries that a tile of some layers has. Rows in
+    front of them are computed in the same memory, by launches of their own."""
 
-    def __init__(self, chosen: Configuration, heads: tuple[int, int], chunks: Chunks) -> None:
+    def __init__(self, chosen: Configuration, heads: tuple[int, int], chunks: Chunks, beside: _Decoding | None) -> None:
         count, device = len(chunks.lengths), chunks.lengths.device
         room = power_of_two(count, LEAST_CHUNKS)
         begins, lengths, starts = torch.zeros(3, room, dtype=torch.int32, device=device)
@@ -292,7 +303,7 @@ class _Prefilling:
             table = source.new_zeros(room, source.shape[1])
             table[:count] = source
             self._placed.append(prefill_attention.ChunkPlaces(begins, lengths, starts, table))
-        self._chosen, self._heads = chosen, heads
+        self._chosen, self._heads, self._beside = chosen, heads, beside
         self._tokens = sum(length for _, length in chunks.spans)
         self._lengths = lengths
         self._maps: dict[int, tile_map.ChunkMap] = {}
@@ -307,6 +318,8 @@ class _Prefilling:
         else:
             mapped_plain = self._mapped(shape.lines), shape
             prefill_attention.prefill_attention(q, layer, placed, mapped_plain, rule, out)
+        if self._beside is not None:
+            self._beside.attend(q, layer, rule, out)
         return out.flatten(1)
 
     def _mapped(self, lines: int) -> tile_map.ChunkMap:

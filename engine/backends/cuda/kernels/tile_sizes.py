@@ -24,6 +24,7 @@ from engine.backends.cuda.kernels.prefill_pipelined import PipelinedShape
 from engine.backends.cuda.kernels.sampler import PLAIN_FORM, SamplerForm
 from engine.backends.cuda.kernels.tile_map import DecodeShape
 from engine.backends.cuda.kernels.triton_common import Threads
+from engine.backends.cuda.runtime.mixing import ANY, NEVER, Mixing
 
 FEW = FewRows()
 
@@ -70,6 +71,8 @@ class Configuration:
     take ``prefill``."""
     sampler: SamplerForm = PLAIN_FORM
     """How tokens are chosen."""
+    mixing: Mixing = NEVER
+    """When decoding rows are computed in one pass with prompts."""
     measured: str = ""
     """The card on which this row was chosen by time; empty: on none."""
 
@@ -102,6 +105,12 @@ DEFAULT = {
 }
 """By the widest head that a row is for. A split is 256 tokens while a context is short."""
 
+MIXING = Mixing(((128, ANY), (ANY, 144)), ((96, ANY), (ANY, 96)), least_bytes=8 << 30)
+"""By computation for an H200, not by time: its memory brings 8B's weights (16 GB) in 3.7 ms, in which its products take
+172 tokens, and a host takes 1.3 ms from a plan's tokens to the next plan's first launch. Two passes of T tokens and R
+rows take as long as max(172, T) + max(172, R) tokens, one takes max(172, T + R), and where it is waited for 60 more.
+``bench/gpu_mixed.py`` prints this row by time."""
+
 TABLE = {
     "sm_80": DEFAULT,
     "sm_100": DEFAULT,
@@ -113,6 +122,7 @@ TABLE = {
             few=FewRows(alone=LineCut(8, 4)),
             few_scaled=replace(FEW_SCALED, alone=LineCut(8, 8)),
             pipelined=PipelinedShape(),
+            mixing=MIXING,
             measured="NVIDIA H200",
         ),
         256: Configuration(DecodeShape(32, 8, 32, Threads(4, 3)), PrefillShape(64, 64, Threads(8, 2)), EXPERTS),

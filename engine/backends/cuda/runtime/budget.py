@@ -105,7 +105,9 @@ def reserve_bytes(shape: StepShape) -> int:
     step of all rows; what rows ask of the choice of their tokens."""
     token = STREAM_COPIES * shape.hidden * shape.item + shape.inner
     tables, scores = TABLE_COPIES * shape.table, 4 * shape.vocab
-    prompts = shape.tokens * token + shape.lines * shape.vocab * shape.item + shape.rows * (scores + tables)
+    prompts = (
+        shape.tokens * token + shape.lines * shape.vocab * shape.item + shape.rows * (scores + tables + shape.partial)
+    )
     recorded = shape.rows * (token + shape.vocab * shape.item + scores + shape.partial + tables)
     choices = (shape.rows + 1) * (scores + shape.vocab // 8 + 2 * shape.table)
     return max(RESERVE_BYTES, int(MARGIN * prompts) + recorded + choices + LIBRARY_BYTES)

@@ -22,8 +22,9 @@ from engine.backends.cuda.runtime.arena import ALIGNMENT, Fence, StretchRing
 FENCES = 64
 """Copies to the device that can be under way: those of some ten steps."""
 
-FETCHES = 4
-"""Results that are on their way at once: tokens and reports, of ordinary prompts and of deterministic rows."""
+FETCHES = 5
+"""Results that are on their way at once: tokens and reports, of ordinary prompts and of deterministic rows, and what
+the plan before did not wait for."""
 
 STRETCHES = 4
 """Largest copies that the arena has room for at once: of the step that is computed, of the next ones, and what is lost

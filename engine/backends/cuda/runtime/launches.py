@@ -65,15 +65,27 @@ class Launcher:
         self._turn = 0
         self._tokens, self._reports = _Back(loop.ring, loop.copies), _Back(loop.reports, loop.copies)
 
-    def launch(self, rows: Ints, positions: Ints, *, reports: bool = False) -> Launch:
-        """Start a step of these rows, which compute these positions (``positions`` are of all rows). ``reports``: some
-        of them ask for log-probabilities."""
+    def launch(
+        self, rows: Ints, positions: Ints, *, reports: bool = False, run: Callable[[int], object] | None = None
+    ) -> Launch:
+        """Start a step of these rows.
+
+        Args:
+            rows: which.
+            positions: of all rows; what these compute.
+            reports: whether some of them ask for log-probabilities.
+            run: computes the step for as many lanes as there are rows, as part of a pass that has more; None: it is one
+                by itself, recorded or not.
+        """
         if rows is not self._placed:
             self._bucket = self._place(rows)
             self._placed = rows
             self._lane_of.fill(NO_LANE)
             self._lane_of[self._lanes[: len(rows)]] = np.arange(len(rows))
-        turn = self._run(self._bucket, reports=reports)
+        if run is None:
+            turn = self._run(self._bucket, self._replayer.run, reports=reports)
+        else:
+            turn = self._run(len(rows), run, reports=reports)
         return Launch(turn, self._lane_of.copy(), positions.copy(), reports)
 
     def tokens(self, launch: Launch) -> Ints:
@@ -97,7 +109,7 @@ class Launcher:
             if enough():
                 return
             for _ in range(2):
-                turn = self._run(bucket, reports=True)
+                turn = self._run(bucket, self._replayer.run, reports=True)
                 self._tokens.line(turn)
                 self._reports.line(turn)
 
@@ -114,10 +126,10 @@ class Launcher:
         """Buckets whose next step is a replay."""
         return tuple(bucket for bucket in self._buckets if self._replayer.recorded(bucket))
 
-    def _run(self, bucket: int, *, reports: bool) -> int:
+    def _run(self, lanes: int, run: Callable[[int], object], *, reports: bool) -> int:
         """Start a step; gives its number."""
         self._loop.announce(self._deltas)
-        self._replayer.run(bucket)
+        run(lanes)
         turn, self._turn = self._turn, self._turn + 1
         self._tokens.send(turn)
         if reports:

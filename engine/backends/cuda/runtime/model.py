@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.runtime.blocks import DeviceAttention, DeviceStep, device_parts, has_still_layers
-from engine.backends.cuda.runtime.operations import Attend, Chunks, Operations
+from engine.backends.cuda.runtime.operations import Attend, Beside, Chunks, Operations
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.config import EngineConfig
 from engine.model.layers.blocks import GatedMlp, GroupedAttention, StepContext
@@ -56,9 +56,10 @@ class DeviceModel:
         attend = self._operations.decoding(lengths, tables)
         return self._logits(*self._stream(ChunkTokens(tokens, positions, slots), attend))
 
-    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor) -> Tensor:
-        """Logits of some tokens (int64, ``(M,)``) of prompt chunks, ``(M, vocab)``."""
-        x, residual = self._stream(tokens, self._operations.prefilling(chunks))
+    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor, beside: Beside | None = None) -> Tensor:
+        """Logits of some tokens (int64, ``(M,)``) of prompt chunks and of decoding rows in front of them, ``(M,
+        vocab)``."""
+        x, residual = self._stream(tokens, self._operations.prefilling(chunks, beside))
         return self._logits(None if x is None else x.index_select(0, wanted), residual.index_select(0, wanted))
 
     def _stream(self, tokens: ChunkTokens, attend: Attend) -> tuple[Tensor | None, Tensor]:

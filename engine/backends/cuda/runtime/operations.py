@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
+from engine.backends.cuda.runtime.mixing import Mixing
 from engine.backends.cuda.runtime.rows import number_field
 from engine.core.kv.layout import FULL, Reach
 from engine.model.layers.layers import Linear, RmsNorm
@@ -83,6 +84,16 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Decoding rows that are computed in one pass with prompt chunks: the first tokens of the step, one a row."""
+
+    lengths: Tensor
+    """int64 or int32 ``(rows,)``, 0 for none."""
+    tables: tuple[Tensor, ...]
+    """By each of the layout's tables, int64 ``(rows, width)``."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMaps:
     """The experts of one layer: what ``engine.model.layers.experts`` computes, with all experts' maps of a kind
     together."""
@@ -142,6 +153,11 @@ class Sampled:
     top_logprobs: Tensor
     """float32, of the same shape."""
 
+    def part(self, begin: int, end: int) -> Sampled:
+        """Some of the lines."""
+        own = slice(begin, end)
+        return Sampled(self.tokens[own], self.logprobs[own], self.top_ids[own], self.top_logprobs[own])
+
 
 class Attend(Protocol):
     """Attention of one step's tokens; what the layers share was computed when it was made."""
@@ -157,6 +173,8 @@ class Operations(Protocol):
     exact: bool
     """Whether each computes a row in one order of roundings, whatever is beside it; products of matrices are not among
     them."""
+    mixing: Mixing
+    """When one pass of prompts and rows is better than two."""
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm, /) -> Tensor:
         """A norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""
@@ -194,8 +212,9 @@ class Operations(Protocol):
         layout's tables, int64 ``(rows, width)``. Rows of no length get zeros."""
         ...
 
-    def prefilling(self, chunks: Chunks, /) -> Attend:
-        """Attention of prompt chunks; tokens of chunks of no length get anything finite or not."""
+    def prefilling(self, chunks: Chunks, beside: Beside | None = None, /) -> Attend:
+        """Attention of prompt chunks, and of decoding rows in front of them if there are some; tokens of chunks of no
+        length get anything finite or not, rows of no length zeros."""
         ...
 
     def gate(self, x: Tensor, activation: Activation, /) -> Tensor:

@@ -1,5 +1,10 @@
 """Prompt chunks on a device: computed as they come, in one pass, without a recording; the host waits for nothing.
 
+Decoding rows may take part in the pass: their lanes come first, before all tokens of chunks. They are looked up and
+advance as in a step of their own (``engine.backends.cuda.runtime.loop``), and their tokens go to the ring. Maps of
+layers are read once for all tokens, attention is that of each kind, and the tokens of lanes and of prompts that end are
+chosen together.
+
 All that the host has to say of a step's chunks travels as one array. Slots follow on the device from the same block
 tables that decoding reads, after the stamps in them were compared: nothing is read or written for a chunk whose table
 names a block that is not its own.
@@ -17,7 +22,7 @@ from engine.backends.cuda.runtime.copying import Fetched
 from engine.backends.cuda.runtime.host_rows import HostRows, Ints
 from engine.backends.cuda.runtime.loop import FOREIGN, DeviceLoop
 from engine.backends.cuda.runtime.model import ChunkTokens, DeviceModel
-from engine.backends.cuda.runtime.operations import Chunks, Operations
+from engine.backends.cuda.runtime.operations import Beside, Chunks, Operations
 from engine.backends.cuda.runtime.sampling_state import report_words
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.core.scheduler.plan import Chunk
@@ -49,10 +54,11 @@ class Prefill:
         self._operations = operations
         self._host = host
 
-    def run(self, chunks: list[Chunk]) -> Prefilled:
+    def run(self, chunks: list[Chunk], lanes: int = 0) -> Prefilled:
         """Start a step's chunks; what changed in tables was announced before. Rows whose prompts end decode from the
-        next step on, with the token that the device has chosen."""
-        parts, spans = self._described(chunks)
+        next step on, with the token that the device has chosen. ``lanes``: those that compute a step in the same
+        pass."""
+        parts, spans = self._described(chunks, lanes)
         sizes = [len(part) for part in parts]
         sent = torch.split(self._loop.copies.upload(np.concatenate(parts)), sizes)
         token_ids, positions, numbers, rows, starts, lengths, begins, wanted, ending = sent
@@ -60,23 +66,38 @@ class Prefill:
         entries, sound = self._loop.rows(rows, starts, starts + lengths)
         slots = tables.slots(entries, numbers, positions, ~sound[numbers])
         placed = Chunks(begins, lengths.masked_fill(~sound, 0), starts, tables.split(entries), spans)
-        logits = self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, wanted)
+        tokens, begun, beside = ChunkTokens(token_ids, positions, slots), None, None
+        if lanes:
+            begun = self._operations.begin_step(self._loop.state, lanes)
+            beside = Beside(begun.lengths, begun.tables)
+            joined = (torch.cat(pair) for pair in zip(begun.slots, slots, strict=True))
+            tokens = ChunkTokens(
+                torch.cat((begun.tokens, token_ids)), torch.cat((begun.positions, positions)), tuple(joined)
+            )
+        logits = self._model.prefill(tokens, placed, wanted, beside)
         chosen, reports = torch.zeros_like(ending), None
-        if len(ending):
+        if len(ending) or begun is not None:
             where = rows[ending], starts[ending] + lengths[ending]
-            sampled = self._operations.sample(logits[: len(ending)], *where, self._loop.columns)
+            choosers, places = where
+            if begun is not None:
+                choosers, places = torch.cat((begun.choosers, choosers)), torch.cat((begun.places, places))
+            sampled = self._operations.sample(logits[: lanes + len(ending)], choosers, places, self._loop.columns)
+            if begun is not None:
+                self._operations.end_step(self._loop.state, begun, sampled.part(0, lanes))
+                sampled = sampled.part(lanes, lanes + len(ending))
+        if len(ending):
             chosen = sampled.tokens.masked_fill(~sound[ending], FOREIGN)
             self._loop.enter(where[0], chosen, where[1])
             if any(chunk.last and self._host.asked[chunk.row] >= 0 for chunk in chunks):
                 reports = self._loop.copies.fetch(report_words(sampled))
         verdicts = torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN)))
-        return Prefilled(chunks, logits, self._loop.copies.fetch(verdicts), reports)
+        return Prefilled(chunks, logits[lanes:], self._loop.copies.fetch(verdicts), reports)
 
-    def _described(self, chunks: list[Chunk]) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
-        """Arrays of all tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first token of
-        the step; tokens whose logits are wanted; and which chunks end their prompts."""
+    def _described(self, chunks: list[Chunk], lanes: int) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
+        """Arrays of all chunks' tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first
+        token of the step; tokens whose logits are wanted, those of lanes first; and which chunks end their prompts."""
         known = self._host.known
-        begins = np.concatenate(([0], np.cumsum([chunk.length for chunk in chunks])[:-1])).astype(np.int64)
+        begins = np.concatenate(([0], np.cumsum([chunk.length for chunk in chunks])[:-1])).astype(np.int64) + lanes
         ends = [int(begin) + chunk.length - 1 for begin, chunk in zip(begins, chunks, strict=True) if chunk.last]
         scored: list[int] = []
         for begin, chunk in zip(begins.tolist(), chunks, strict=True):
@@ -91,7 +112,7 @@ class Prefill:
             np.array([chunk.start for chunk in chunks], dtype=np.int64),
             lengths,
             begins,
-            np.array(ends + scored, dtype=np.int64),
+            np.array([*range(lanes), *ends, *scored], dtype=np.int64),
             np.array([number for number, chunk in enumerate(chunks) if chunk.last], dtype=np.int64),
         ]
         return parts, tuple(zip(begins.tolist(), lengths.tolist(), strict=True))

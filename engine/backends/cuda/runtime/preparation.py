@@ -170,7 +170,16 @@ class WeightMemory:
 def memory_of(root: object) -> frozenset[int]:
     """Addresses of the memory of all tensors that can be reached from an object through our own objects, containers and
     functions."""
-    found, seen, waiting = set(), set(), [root]
+    return frozenset(one.untyped_storage().data_ptr() for one in _tensors_of(root))
+
+
+def bytes_of(root: object) -> int:
+    """Bytes of all these tensors."""
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in _tensors_of(root)}.values())
+
+
+def _tensors_of(root: object) -> Iterator[Tensor]:
+    seen, waiting = set(), [root]
     while waiting:
         one = waiting.pop()
         if id(one) in seen:
@@ -179,8 +188,7 @@ def memory_of(root: object) -> frozenset[int]:
         if not isinstance(one, Tensor):
             waiting.extend(_parts(one))
         elif one.numel():
-            found.add(one.untyped_storage().data_ptr())
-    return frozenset(found)
+            yield one
 
 
 def _parts(one: object) -> Iterable[object]:

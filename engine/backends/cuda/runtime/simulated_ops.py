@@ -14,9 +14,11 @@ from torch import Tensor
 from engine.backends.attention import AttentionRule, weigh
 from engine.backends.cuda.runtime import simulated_steps
 from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
+from engine.backends.cuda.runtime.mixing import NEVER
 from engine.backends.cuda.runtime.operations import (
     Activation,
     Attend,
+    Beside,
     Chunks,
     ExpertMaps,
     KvLayer,
@@ -35,6 +37,9 @@ class PlainOperations:
 
     exact = False
     """A library's attention may order sums by what is beside a row."""
+
+    mixing = NEVER
+    """A processor has no graph to replay, and nothing is gained by the other."""
 
     def __init__(self, *, fused: bool = False) -> None:
         """``fused``: whether products are asked for together with what surrounds them, which is no gain here."""
@@ -79,9 +84,9 @@ class PlainOperations:
         """One token a row, over all of its block table."""
         return _Decoding(lengths, tables)
 
-    def prefilling(self, chunks: Chunks) -> Attend:
-        """A chunk after the other, over all of its block table."""
-        return _Prefilling(chunks)
+    def prefilling(self, chunks: Chunks, beside: Beside | None = None) -> Attend:
+        """A chunk after the other, over all of its block table; then the rows."""
+        return _Prefilling(chunks, None if beside is None else _Decoding(beside.lengths, beside.tables))
 
     def gate(self, x: Tensor, activation: Activation) -> Tensor:
         """The activation itself."""
@@ -132,6 +137,7 @@ class _Decoding:
     def __init__(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> None:
         self._lengths = lengths
         self._tables = tables
+        self.rows = len(lengths)
 
     def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
         rows, table = q.shape[0], self._tables[layer.table]
@@ -149,8 +155,9 @@ class _Decoding:
 class _Prefilling:
     """Attention of prompt chunks."""
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: Chunks, beside: _Decoding | None) -> None:
         self._chunks = chunks
+        self._beside = beside
 
     def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
         out = q.new_zeros(q.shape[0], q.shape[1], layer.values.shape[3])
@@ -165,7 +172,10 @@ class _Prefilling:
             part = q[begin : begin + length].transpose(0, 1).reshape(1, layer.heads, -1, length, q.shape[2])
             attended = weigh(part, keys, values, torch.where(seen, 0.0, -torch.inf), rule)[0].flatten(0, 1)
             out[begin : begin + length] = attended.transpose(0, 1)
-        return out.flatten(1)
+        out = out.flatten(1)
+        if self._beside is not None:
+            out[: self._beside.rows] = self._beside(q[: self._beside.rows], layer, rule)
+        return out
 
 
 def _gathered(layer: KvLayer, table: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

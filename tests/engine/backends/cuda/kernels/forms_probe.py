@@ -48,6 +48,9 @@ ROWS = 100
 """Rows of the engine: prompts have four rooms, and one bucket is no power of two."""
 
 MOST_TOKENS = 8_192
+LANES = (1, 3, 16, 17, 64, 99)
+"""Decoding rows that join prompts: few enough for the kernels of few rows, and more."""
+
 BLOCK_SIZE = 16
 CONTEXT = 100
 """Longest context: not the one that is rehearsed with, so tables have another width."""
@@ -70,8 +73,8 @@ def described(family: str, case: str) -> ModelConfig:
 
 
 def steps(runner: DeviceRunner, counts: list[int]) -> None:
-    """Steps of every bucket, and prompts of so many tokens: alone, cut into chunks, ending or not, with scored tokens;
-    blocks made zero and moved."""
+    """Steps of every bucket, and prompts of so many tokens: alone, cut into chunks, ending or not, with scored tokens,
+    and in one pass with decoding rows; blocks made zero and moved."""
     draw = random.Random(0)
     loop, prefill, storage, host = runner._loop, runner._prefill, runner.storage, runner._rows
     host.known[:] = [np.zeros(MOST_TOKENS + 1, dtype=np.int64)] * ROWS
@@ -83,7 +86,9 @@ def steps(runner: DeviceRunner, counts: list[int]) -> None:
             cuts = [0, *sorted(draw.sample(range(1, count), chunks - 1)), count]
             host.asked.fill(number % 2 - 1)
             last = (number // 2) % 3
-            prefill.run([_chunk(row, end - begin, last, draw) for row, (begin, end) in enumerate(pairwise(cuts))])
+            asked = [_chunk(row, end - begin, last, draw) for row, (begin, end) in enumerate(pairwise(cuts))]
+            prefill.run(asked)
+            prefill.run(asked, LANES[number % len(LANES)])
         for blocks in (1, 3, 16, 17):
             storage.zero(torch.zeros(blocks, dtype=torch.int64, device=storage.device))
 

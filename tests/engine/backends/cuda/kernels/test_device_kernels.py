@@ -10,8 +10,10 @@ import torch
 from engine.backends.common.loading import layout_for, limits_for
 from engine.backends.cuda.kernels.operations import kernel_operations
 from engine.backends.cuda.load import make_device_runner
+from engine.backends.cuda.runtime.mixing import ALWAYS, NEVER, Mixing
 from engine.backends.cuda.runtime.model import ChunkTokens, DeviceModel
-from engine.backends.cuda.runtime.operations import Chunks, Operations
+from engine.backends.cuda.runtime.operations import Beside, Chunks, Operations
+from engine.backends.cuda.runtime.runner import DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.backends.cuda.runtime.tables import Tables
@@ -36,7 +38,7 @@ def placed(numbers: list[int] | list[list[int]]) -> torch.Tensor:
     return torch.tensor(numbers, device=PLACE)
 
 
-def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
+def kernel_engine(model: Decoder, *, interpreted: bool, mixing: Mixing = NEVER) -> Engine:
     """The real scheduler around the device backend: kernels under the interpreter, or plain operations."""
     config = EngineConfig(
         model_dir="",
@@ -53,7 +55,7 @@ def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
     operations = PlainOperations()
     if interpreted:
         operations = kernel_operations((shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, PLACE)
-    runner = make_device_runner(config, model, layout, limits, operations, eager=True, most_ahead=1)
+    runner = make_device_runner(config, model, layout, limits, operations, eager=True, most_ahead=1, mixing=mixing)
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=layout.block_size, caching=True)
     return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), runner)
@@ -62,17 +64,21 @@ def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_an_engine_on_kernels_gives_the_tokens_of_plain_operations(architecture: str) -> None:
-    """Prompts in chunks, decoding past the end of a block, a draw and a maximum, on every kernel of a step."""
+    """Prompts in chunks, decoding past the end of a block, a draw and a maximum, on every kernel of a step, with
+    prompts and rows in one pass and in two."""
     asked = [
-        submit(1, range(5, 35), 5),
         submit(2, [3, 1, 4], 4, sampling=Sampling(temperature=0.9, top_k=7, top_p=0.9, seed=11)),
+        submit(1, range(5, 55), 5),
     ]
     answers = []
-    for interpreted in (False, True):
+    for interpreted, mixing in ((False, NEVER), (True, NEVER), (True, ALWAYS)):
         model = random_model(model_config(architecture=architecture, num_layers=1), packed=False, device=PLACE)
-        found = generate(kernel_engine(model, interpreted=interpreted), asked)
+        engine = kernel_engine(model, interpreted=interpreted, mixing=mixing)
+        found = generate(engine, asked)
+        assert isinstance(engine.runner, DeviceRunner)
+        assert (engine.runner.num_mixed > 0) == mixing.ever
         answers.append({number: (one.token_ids, one.finish, one.failure) for number, one in found.items()})
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,9 +128,9 @@ def operations_for(model: Decoder, *, interpreted: bool) -> Operations:
     return kernel_operations(heads, layer.key_dim, model.config.vocab_size, PLACE) if interpreted else PlainOperations()
 
 
-def both_steps(folder: Path, *, interpreted: bool = False, fused: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def all_steps(folder: Path, *, interpreted: bool = False, fused: bool = False) -> tuple[torch.Tensor, ...]:
     """Logits of two prompt chunks, of which the second continues a row, then of three lanes, one of them without a row,
-    over memory and tables drawn at random."""
+    over memory and tables drawn at random; then of two lanes and of a chunk in one pass, and of the same in two."""
     model = load_model(
         str(folder), load_model_config(str(folder)), dtype="float32", device=PLACE, packed=False, headless=False
     )
@@ -147,7 +153,24 @@ def both_steps(folder: Path, *, interpreted: bool = False, fused: bool = False) 
     prompts = device.prefill(ChunkTokens(ids, positions, slots), chunks, placed([4, 13]))
     at, seen = placed([5, 30, 0]), placed([6, 31, 0])
     slots = tables.slots(entries, placed([0, 1, 2]), at, seen == 0)
-    return prompts, device.decode(ids[:3], at, slots, tables.split(entries), seen)[:2]
+    rows = device.decode(ids[:3], at, slots, tables.split(entries), seen)[:2]
+    # The first row, none, and six more tokens of the second.
+    lanes = placed([0, 2])
+    at, seen, numbers, more = placed([6, 0]), placed([7, 0]), placed([0] * 6), placed([*range(31, 37)])
+    own = tables.slots(entries, lanes, at, seen == 0), tables.slots(entries[1:2], numbers, more, numbers < 0)
+    given = ChunkTokens(ids[3:9], more, own[1])
+    beside = Beside(seen, tables.split(entries[lanes]))
+
+    def chunk(begin: int) -> Chunks:
+        return Chunks(placed([begin]), placed([6]), placed([31]), tables.split(entries[1:2]), ((begin, 6),))
+
+    both = ChunkTokens(ids[1:9], torch.cat((at, more)), tuple(torch.cat(pair) for pair in zip(*own, strict=True)))
+    mixed = device.prefill(both, chunk(2), placed([0, 4, 7]), beside)
+    apart = (
+        device.decode(ids[1:3], at, own[0], beside.tables, seen)[:1],
+        device.prefill(given, chunk(0), placed([2, 5])),
+    )
+    return prompts, rows, mixed, torch.cat(apart)
 
 
 @pytest.mark.timeout(300)
@@ -156,9 +179,11 @@ def both_steps(folder: Path, *, interpreted: bool = False, fused: bool = False) 
 )
 def test_the_steps_of_a_family_on_kernels(family: str, tmp_path: Path) -> None:
     """Windows, chunks, several tables a row, caps, sinks, norms of every kind, partial rotation, experts and latent
-    attention: logits of prompts and of a decoding step are those of plain operations on the same memory."""
+    attention: logits of prompts, of a decoding step and of both in one pass are those of plain operations on the same
+    memory, and one pass gives those of two."""
     save_reference(tmp_path, family, **FAMILIES[family].cases[FAMILY_STEPS[family]])
-    for wanted, found in zip(*(both_steps(tmp_path, interpreted=one) for one in (False, True)), strict=True):
+    steps = [all_steps(tmp_path, interpreted=one) for one in (False, True)]
+    for wanted, found in (*zip(*steps, strict=True), *(one[2:] for one in steps)):
         assert found.isfinite().all()
         assert (wanted - found).abs().max() < 1e-4 * wanted.abs().max()
 
@@ -168,6 +193,6 @@ def test_products_with_what_stands_around_them_give_the_same_step(family: str, t
     """Where products are asked for together with norms, gates and sums, a family's logits are those of asking for each
     by itself, whichever of its blocks can do so."""
     save_reference(tmp_path, family, **FAMILIES[family].cases[FAMILY_STEPS[family]])
-    for wanted, found in zip(*(both_steps(tmp_path, fused=one) for one in (False, True)), strict=True):
+    for wanted, found in zip(*(all_steps(tmp_path, fused=one) for one in (False, True)), strict=True):
         assert found.isfinite().all()
         assert (wanted - found).abs().max() < 1e-5 * wanted.abs().max()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from engine.backends.cuda.runtime.ahead import Joining
 from engine.backends.cuda.runtime.exact import TilePiece
-from engine.backends.cuda.runtime.host_rows import HostRows
+from engine.backends.cuda.runtime.host_rows import HostRows, Ints
 from engine.backends.cuda.runtime.launches import NO_LANE
+from engine.backends.cuda.runtime.mixing import ALWAYS
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.core.engine import Engine
 from engine.core.kv.layout import FULL, Reach
@@ -61,6 +65,43 @@ def test_both_loops_give_the_tokens_of_the_plainest(schedules: int, reaches: tup
     # Windows give blocks back, and several tables share them: of a few schedules none preempts there.
     rare = reaches != REACHES["one table"] and schedules < 100
     assert tokens > 20 and (preempted > 0 or rare) and aborted > 0 and stopped > 0, "the schedules show nothing"
+
+
+@pytest.mark.parametrize("schedules", [4, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])])
+@pytest.mark.parametrize("reaches", REACHES.values(), ids=REACHES)
+def test_one_pass_of_prompts_and_rows_gives_the_tokens_of_the_plainest(
+    schedules: int, reaches: tuple[Reach, ...]
+) -> None:
+    """Over the schedules, with deterministic requests among them: where decoding rows join prompts, run ahead or not,
+    recorded or eager, each request gets the tokens and log-probabilities of its plainest loop. Rows join prompts that
+    go on, prompts that end, and as those that are missing; deterministic rows never do."""
+    kinds: Counter[tuple[bool, bool, bool]] = Counter()
+    waited = 0
+    for seed in range(schedules):
+        schedule = draw_schedule(seed, reaches, exact=0.2 * (seed % 2))
+        engine = toy_engine(schedule, eager=False, most_ahead=MOST_AHEAD, mixing=ALWAYS)
+        waiting = toy_engine(schedule, eager=True, most_ahead=0, mixing=ALWAYS)
+        join = engine.runner._ahead.join
+
+        def counted(rows: Ints, joining: Joining, run: Callable, join: Callable = join, engine: Engine = engine) -> Any:
+            kinds[bool(joining.riders.any()), len(joining.coming) > 0, joining.waits] += 1
+            assert not engine.runner._rows.intake.exact.intersection(
+                rows[joining.riders].tolist() + joining.coming.tolist()
+            )
+            return join(rows, joining, run)
+
+        engine.runner._ahead.join = counted
+        assert not differs(schedule, run_schedule(engine, schedule)), seed
+        assert not differs(schedule, run_schedule(waiting, schedule)), seed
+        waited += waiting.runner.num_mixed
+        engine.scheduler.check_integrity()
+    assert waited > 0 and sum(kinds.values()) > 0, "the schedules show nothing"
+    assert schedules < 100 or set(kinds) == {
+        (False, True, False),
+        (False, True, True),
+        (True, False, True),
+        (True, True, True),
+    }
 
 
 @pytest.mark.parametrize("schedules", [3, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])])
@@ -158,11 +199,11 @@ def test_what_was_run_ahead_is_not_taken_by_the_next_request_of_a_row() -> None:
 
         def checked(plan: StepPlan, engine: Engine = engine, prepare: Callable = prepare) -> None:
             nonlocal seen
-            before = [launch.lane_of.copy() for launch in engine.runner._pending]
+            before = [launch.lane_of.copy() for launch in engine.runner._ahead.pending]
             prepare(plan)
             for admission in plan.admissions:
                 seen += sum(lanes[admission.row] != NO_LANE for lanes in before)
-                assert all(launch.lane_of[admission.row] == NO_LANE for launch in engine.runner._pending)
+                assert all(launch.lane_of[admission.row] == NO_LANE for launch in engine.runner._ahead.pending)
 
         engine.runner._prepare = checked
         run_schedule(engine, schedule)

@@ -80,7 +80,7 @@ def state(engine: Engine) -> dict[str, Any]:
     held |= {"stamps": runner._stamps, "counts": runner._choices.counts, "masks": runner._choices.masks}
     held |= {"words": loop._words, "ring": loop.ring, "reports": loop.reports, "turn": loop._turn}
     held |= {"lanes": torch.from_numpy(launcher._lanes), "ahead": torch.from_numpy(rows.ahead)}
-    numbers = launcher._turn, runner.num_ahead, len(runner._deltas), len(runner._pending), runner._steady
+    numbers = launcher._turn, runner.num_ahead, len(runner._deltas), len(runner._ahead.pending), runner._ahead.steady
     return held | {"numbers": torch.tensor(numbers)}
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from engine.backends.common.masks import MaskedLogits
 from engine.backends.common.sampler import Sampler
 from engine.backends.cuda.runtime.device_memory import Resources
+from engine.backends.cuda.runtime.mixing import NEVER, Mixing
 from engine.backends.cuda.runtime.model import ChunkTokens
-from engine.backends.cuda.runtime.operations import Chunks
+from engine.backends.cuda.runtime.operations import Beside, Chunks
 from engine.backends.cuda.runtime.runner import DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.storage import DeviceStorage
@@ -104,9 +105,15 @@ class ToyModel:
         self._write(tokens, positions, slots)
         return self._choose(tables, lengths)
 
-    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor) -> Tensor:
-        """Logits of the wanted tokens."""
+    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor, beside: Beside | None = None) -> Tensor:
+        """Logits of the wanted tokens; those of decoding rows come first."""
         self._write(tokens.token_ids, tokens.positions, tokens.slots)
+        if beside is not None:
+            rows = len(beside.lengths)
+            return torch.cat((self._choose(beside.tables, beside.lengths), self._chunks(tokens, chunks, wanted[rows:])))
+        return self._chunks(tokens, chunks, wanted)
+
+    def _chunks(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor) -> Tensor:
         begins, lengths = chunks.begins.tolist(), [length for _, length in chunks.spans]
         # A token of no chunk pads a tile: what its logits are matters to nobody.
         owner = [next((i for i, b in enumerate(begins) if b <= at < b + lengths[i]), 0) for at in wanted.tolist()]
@@ -207,7 +214,9 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: flo
     return schedule
 
 
-def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int, resources: Resources | None = None) -> Engine:
+def toy_engine(
+    schedule: Schedule, *, eager: bool, most_ahead: int, mixing: Mixing = NEVER, resources: Resources | None = None
+) -> Engine:
     """The real scheduler around the device's runner with the toy model."""
     layers = toy_layers(schedule.reaches)
     groups = divide(layers, BLOCK, CONTEXT)
@@ -230,6 +239,7 @@ def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int, resources: R
         operations,
         eager=eager,
         most_ahead=most_ahead,
+        mixing=mixing,
         resources=resources,
     )
     pool = BlockPool(layout.num_blocks)
