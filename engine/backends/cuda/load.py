@@ -17,6 +17,7 @@ from engine.backends.cuda.runtime.preparation import WeightMemory, filling, read
 from engine.backends.cuda.runtime.presence import gpu_starts
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
+from engine.backends.cuda.runtime.staging import staged_blocks
 from engine.backends.cuda.runtime.storage import DeviceStorage, spare_bytes
 from engine.config import EngineConfig
 from engine.core.kv.layout import MIN_BLOCKS, KvLayout
@@ -36,7 +37,8 @@ def load(source: LoadSource) -> Loaded:
     """
     config = source.config
     if source.given is not None:
-        return Loaded(backend=build(config, source.given))
+        runner = build(config, source.given)
+        return Loaded(backend=runner, content=runner.content)
     place = torch.device(source.device or device_for(config))
 
     def room(weights: int) -> None:
@@ -58,7 +60,7 @@ def load(source: LoadSource) -> Loaded:
             runner.record(enough=under_way.over)
         memory.check()
     release_locked(place)
-    return Loaded(backend=runner)
+    return Loaded(backend=runner, content=runner.content)
 
 
 def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
@@ -184,7 +186,8 @@ def make_device_runner(
         )
     configuration = launch_configuration(model.config, model.dtype, layout.block_size, limits.max_num_seqs)
     run = operations or make_operations(model, config.gpu_kernels, configuration)
-    storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
+    staged = staged_blocks(config, layout)
+    storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device, staged)
     forward = DeviceModel(model, storage, run)
     if not model.packed:
         model.pack()
