@@ -133,7 +133,7 @@ class KeptBlocks:
                 self.changed += self._kept.setdefault(place, message.content) != message.content
             elif isinstance(message, Fetch):
                 self._answer(message)
-        if self._kept and self._draw.random() < 0.02:
+        if self._kept and self._draw.random() < 0.005:
             namespace = self._draw.choice(list(self._kept))[0]
             self._kept = {place: content for place, content in self._kept.items() if place[0] != namespace}
             self.wire.host.send(Forget(namespace))

@@ -214,15 +214,20 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: flo
 
 
 def again(schedule: Schedule, seed: int) -> Schedule:
-    """The schedule with most of its prompts a second and a third time, when others have taken their blocks."""
+    """The schedule with longer prompts, most of which come a second time when others have taken their blocks, in the
+    smallest pool."""
     draw = random.Random(seed)
-    arrivals = {step: list(some) for step, some in schedule.arrivals.items()}
-    for submit in [one for some in schedule.arrivals.values() for one in some]:
-        for turn in (1, 2):
-            if draw.random() < 0.7:
-                step = turn * 60 + draw.randint(0, 40)
-                arrivals.setdefault(step, []).append(replace(submit, request=submit.request + turn * REPEATED))
-    return replace(schedule, arrivals=arrivals)
+    arrivals: dict[int, list[Submit]] = {}
+    for step, some in schedule.arrivals.items():
+        for submit in some:
+            ids = submit.token_ids + array("I", [draw.randrange(VOCAB) for _ in range(draw.randint(0, 16))])
+            longer = replace(submit, token_ids=ids, max_tokens=min(submit.max_tokens, 12))
+            arrivals.setdefault(step, []).append(longer)
+            if draw.random() < 0.8:
+                later = replace(longer, request=submit.request + REPEATED)
+                arrivals.setdefault(45 + draw.randint(0, 90), []).append(later)
+    blocks = most_blocks((KvGroup(FULL, BLOCK),), CONTEXT, schedule.budget)
+    return replace(schedule, arrivals=arrivals, blocks=blocks)
 
 
 def toy_engine(
