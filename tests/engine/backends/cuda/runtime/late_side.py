@@ -1,20 +1,15 @@
-"""A queue of blocks' copies that end late, and a host that keeps the blocks that come over a real channel."""
+"""A queue of blocks' copies that end late."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 from torch import Tensor
 
-from isolation.ipc.errors import RingFull
-from isolation.ipc.messages import Role
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
 from tests.engine.backends.cuda.runtime.shadow import POISON
-from tests.isolation.ipc.wire import connect
 
 
 class LateSide:
@@ -110,40 +105,3 @@ class LateSideFence:
     def wait(self) -> None:
         """Pass it."""
         self._side.advance(self._number)
-
-
-class KeptBlocks:
-    """The host's end of a spill channel, served between steps: keeps what comes, by namespace and id, and answers."""
-
-    def __init__(self, draw: random.Random) -> None:
-        self.wire = connect(Role.SPILL)
-        self._draw = draw
-        self._kept: dict[tuple[bytes, bytes], bytes] = {}
-        self.kept = self.given = self.forgotten = 0
-        """Blocks that came and went back, and namespaces that were to be forgotten."""
-        self.changed = 0
-        """Blocks that came a second time with other bytes."""
-
-    def serve(self) -> None:
-        """Answer what has come; now and then a tenant's blocks are to be forgotten."""
-        for message in self.wire.host.receive(1_000):
-            if isinstance(message, Keep):
-                self.kept += 1
-                place = message.namespace, message.block
-                self.changed += self._kept.setdefault(place, message.content) != message.content
-            elif isinstance(message, Fetch):
-                self._answer(message)
-        if self._kept and self._draw.random() < 0.005:
-            namespace = self._draw.choice(list(self._kept))[0]
-            self._kept = {place: content for place, content in self._kept.items() if place[0] != namespace}
-            self.wire.host.send(Forget(namespace))
-            self.forgotten += 1
-
-    def _answer(self, fetch: Fetch) -> None:
-        for index, block in enumerate(fetch.blocks):
-            content = self._kept.get((fetch.namespace, block), b"")
-            with suppress(RingFull):
-                self.wire.host.send(Fetched(fetch.request, index, content))
-            self.given += bool(content)
-            if not content:
-                return
