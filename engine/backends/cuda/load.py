@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from engine.backends.cuda.runtime.launch_digest import launch_configuration
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
 from engine.backends.cuda.runtime.operations import Operations
 from engine.backends.cuda.runtime.preparation import WeightMemory, filling, reading, release_locked
-from engine.backends.cuda.runtime.presence import gpu_starts
+from engine.backends.cuda.runtime.presence import gpu_starts, visible_gpus
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.staging import staged_blocks
@@ -100,6 +101,22 @@ def uses_device(config: EngineConfig) -> bool:
     if config.runner != "model" or config.backend not in ("auto", "device"):
         return False
     return gpu_starts() or config.backend == "device"
+
+
+def may_use_device(config: EngineConfig) -> bool:
+    """Whether the device backend may run this engine, as far as that can be told without starting CUDA."""
+    if config.runner != "model" or config.backend not in ("auto", "device"):
+        return False
+    return config.backend == "device" or bool(visible_gpus())
+
+
+def import_kernels() -> None:
+    """Import what a GPU's engine needs beside what all need, where a card is visible. CUDA is not started: a checkpoint
+    of the program may be taken afterwards."""
+    if visible_gpus():
+        # Torch's build for CPUs comes without Triton; loading the model tells.
+        with suppress(ImportError):
+            importlib.import_module("engine.backends.cuda.kernels.operations")
 
 
 def device_for(config: EngineConfig) -> str:
