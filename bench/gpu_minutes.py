@@ -1,11 +1,11 @@
 """Minutes of mixed load on the engine program under its list: requests, deaths, calls beyond the list, flat memory.
 
 The load is that of ``athanor sandbox calls`` (``appliance/operator/calls/engine_load.py``): prompts of every length,
-all numbers of a draw, masks, penalties, log-probabilities, deadlines, several choices, and aborts, which are what an
-engine sees of a client that cancels or disconnects. Spill, restore and adapters are in it as soon as the device backend
-has them and ``EngineLoad`` asks for them. An engine that dies counts, and another one is started; where its list killed
-it, a short run names the calls. A line comes every ``EVERY_S`` seconds; ``SIGTERM`` at any moment gives the verdict
-over what ran.
+all numbers of a draw, masks, penalties, log-probabilities, deadlines, several choices, aborts, which are what an engine
+sees of a client that cancels or disconnects, and blocks that leave the engine, come back and are forgotten. Adapters
+are in it as soon as the device backend has them and ``EngineLoad`` asks for them. An engine that dies counts, and
+another one is started; where its list killed it, a short run names the calls. A line comes every ``EVERY_S`` seconds;
+``SIGTERM`` at any moment gives the verdict over what ran.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Minutes:
         self._before: dict[str, int] = {}
         """Requests of engines that have ended, by how they ended."""
         self._tokens = 0
+        self._spilled: dict[str, int] = {}
+        """Blocks that left engines that have ended, and what became of them."""
         self.served_s = 0.0
         self.starts = self.deaths = self.outside = 0
         self.lives: list[Life] = []
@@ -122,6 +124,8 @@ class Minutes:
         if load is not None:
             self._before = _sum(self._before, load.ended)
             self._tokens += load.tokens
+            if isinstance(load, EngineLoad) and load.spill is not None:
+                self._spilled = _sum(self._spilled, load.spill.figures())
             self.served_s += time.monotonic() - self._served_since
 
     # What is told.
@@ -129,6 +133,9 @@ class Minutes:
     def figures(self) -> dict[str, Any]:
         """All of it."""
         load, served, ended, tokens = self._load, self.served_s, self._before, self._tokens
+        spilled = self._spilled
+        if isinstance(load, EngineLoad) and load.spill is not None:
+            spilled = _sum(spilled, load.spill.figures())
         if load is not None:
             served += time.monotonic() - self._served_since
             ended, tokens = _sum(ended, load.ended), tokens + load.tokens
@@ -139,6 +146,7 @@ class Minutes:
             "requests": sum(ended.values()),
             "tokens": tokens,
             "ended": ended,
+            "blocks": spilled,
             "starts": self.starts,
             "deaths": self.deaths,
             "outside": self.outside,
@@ -156,6 +164,7 @@ class Minutes:
         if self.by_process and card is not None:
             flat = bool(flat) and card <= CARD_GROWTH_MIB
         met = figures["requests"] > 0 and not self.deaths and not self.outside and flat is not False
+        met = met and not figures["blocks"].get("changed")
         return {**figures, "host_growth_mib": host, "card_growth_mib": card, "flat": flat, "cut": cut, "met": met}
 
     def put(self, kind: str, values: Mapping[str, Any]) -> None:

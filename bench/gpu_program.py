@@ -185,6 +185,7 @@ def _config(options: argparse.Namespace, folder: Path) -> EngineConfig:
         max_num_seqs=options.rows,
         max_num_batched_tokens=options.tokens,
         gpu_kernels=str(options.kernels.resolve()) if options.kernels else "",
+        spill=True,
     )
 
 

@@ -2,9 +2,10 @@
 
 Order: import everything heavy, attach (which waits for the host; a checkpoint is taken there), load and warm the model,
 lock down, say ready, serve. With a configuration the model is loaded before it attaches: a checkpoint then holds the
-prepared weights, and a copy of it serves at once a host that sends that very configuration. From lock-down on one
-system call beyond the list ends the process. It speaks on stderr twice, one line each, and never repeats content: what
-it computes with, and why it ended. Exit status:
+prepared weights, and a copy of it serves at once a host that sends that very configuration. CUDA is never started
+before the program attaches, since no checkpoint holds what the driver has: on a GPU no model is loaded ahead. From
+lock-down on one system call beyond the list ends the process. It speaks on stderr twice, one line each, and never
+repeats content: what it computes with, and why it ended. Exit status:
 
 * 0: drained, or the host went away;
 * 2: wrong arguments;
@@ -26,6 +27,7 @@ import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint
 import torch
 
 from engine.backends.common.ranked import LeadingRunner
+from engine.backends.cuda.load import import_kernels, may_use_device
 from engine.config import EngineConfig
 from engine.core.engine import Engine
 from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError, RankGoneError
@@ -59,6 +61,7 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
     gc.collect()
     gc.freeze()
     try:
+        import_kernels()
         if link is not None:
             link.meet(0)  # All have imported what they need: a checkpoint holds that too.
         ahead = _Ahead.load(arguments[1]) if len(arguments) == MOST_ARGUMENTS else None
@@ -108,12 +111,15 @@ class _Ahead:
         """Load an engine by this configuration.
 
         Raises:
-            ConfigurationError: of a second channel or of ranks, which need the host; or as ``load_engine``.
+            ConfigurationError: of a second channel or of ranks, which need the host, or of an engine that may start
+                CUDA; or as ``load_engine``.
             ModelLoadError: as ``load_engine``.
         """
         config, said = EngineConfig.from_json(text.encode()), list[str]()
         if config.spill or config.tensor_parallel > 1:
             raise ConfigurationError("an engine with a second channel or with ranks is not loaded ahead")
+        if may_use_device(config):
+            raise ConfigurationError("an engine on a GPU is not loaded ahead: a checkpoint cannot hold what CUDA has")
         return cls(config, load_engine(config, say=said.append), said)
 
     def engine_for(self, config: EngineConfig) -> Engine:

@@ -179,21 +179,23 @@ class WarmStarts:
                 self._sound[checkpoint.key] = stamp
 
     def key(self, spec: SandboxSpec, listed: ListedFolders | None = None) -> str:
-        """Name of the checkpoint of such sandboxes; empty where none can be made, as with a GPU, whose driver state
-        gVisor does not save. ``listed``: what is known of folders; None: what earlier names were made of.
+        """Name of the checkpoint of such sandboxes; empty where none can be made. ``listed``: what is known of folders;
+        None: what earlier names were made of.
+
+        One with a GPU can: its program starts CUDA after it has met its host, so that no node of the driver is open
+        when it is saved (gVisor saves none). The driver's version is part of the name: the copy talks to that one.
 
         Raises:
             OSError: a file of the sandbox is gone.
         """
-        if spec.gpu is not None:
-            return ""
         unplaced = placed(spec, _NOWHERE)
         identity = self._runtime.identity(unplaced)
         if not identity:
             return ""
         mounts = tuple(mount for mount in spec.mounts if mount.target != SOCKET_TARGET)
         seen = contents(replace(spec, mounts=mounts), listed or self._listed)
-        return hashlib.sha256(f"{identity}\0{seen}".encode()).hexdigest()
+        driver = "" if spec.gpu is None else f"\0driver {spec.gpu.driver}"
+        return hashlib.sha256(f"{identity}\0{seen}{driver}".encode()).hexdigest()
 
     def ask(self, plan: BootPlan, cold_s: float) -> None:
         """Ask for a checkpoint for the next time, after a cold start."""
@@ -355,8 +357,9 @@ def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | 
 
 
 def starts(plan: BootPlan) -> tuple[BootPlan, ...]:
-    """Ways to start a sandbox from a checkpoint, the fastest first: with the model, and with what it imports alone."""
-    if not 0 < plan.ahead_bytes <= MOST_AHEAD_BYTES:
+    """Ways to start a sandbox from a checkpoint, the fastest first: with the model, and with what it imports alone. A
+    model on a GPU lies in the driver's memory, which cannot be saved."""
+    if plan.spec.gpu is not None or not 0 < plan.ahead_bytes <= MOST_AHEAD_BYTES:
         return (plan,)
     argv = (*plan.spec.argv, plan.configuration.decode())
     return replace(plan, spec=replace(plan.spec, argv=argv)), plan

@@ -78,8 +78,10 @@ class Stage:
 class Spilling(Stage):
     """Requests that wait until their prefix is back from the supervisor. This base has no spill tier."""
 
-    longest_sleep_s = inf
-    """Seconds that an idle engine may sleep."""
+    @property
+    def longest_sleep_s(self) -> float:
+        """Seconds that an idle engine may sleep."""
+        return inf
 
     @property
     def num_waiting(self) -> int:
@@ -106,13 +108,16 @@ class Spilling(Stage):
 class TierSpilling(Spilling):
     """Requests that wait for a spill tier."""
 
-    longest_sleep_s = IDLE_LOOK_S
-
     def __init__(self, tier: SpillTier, entrance: Entrance) -> None:
         self.tier = tier
         self._entrance = entrance
         self._masks: dict[int, RowMask] = {}
         """Masks for the first tokens of requests that wait."""
+
+    @property
+    def longest_sleep_s(self) -> float:
+        """Seconds that an idle engine may sleep: blocks on their way out are sent as soon as they are there."""
+        return LOOK_S if self.tier.num_leaving else IDLE_LOOK_S
 
     @property
     def num_waiting(self) -> int:

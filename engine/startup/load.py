@@ -161,7 +161,7 @@ def spill_obstacle(config: EngineConfig, backend: Backend) -> str:
     if config.runner != "model" or not config.prefix_caching:
         return "it caches no prefixes"
     if not backend.capabilities.spill:
-        return "blocks of its backend lie on the device, or cannot be copied"
+        return "blocks of its backend cannot be copied, or it was loaded without spill"
     if len(layout.tables) > 1 or layout.groups:
         return "its layers keep windows, and a prefix is then more than a row of blocks"
     if layout.block_bytes > MAX_BLOCK_BYTES:

@@ -205,7 +205,7 @@ class RunscCommand:
     def restore(self, name: str, bundle: Bundle, folder: Path) -> list[str]:
         """Restore a checkpoint into a created sandbox, in place of ``start``."""
         what = [f"--bundle={bundle.path}", f"--image-path={folder}"]
-        return [*self.flags(), "restore", "--detach", *what, container_id(name)]
+        return [*self.flags(gpu=bundle.gpu), "restore", "--detach", *what, container_id(name)]
 
     def delete(self, name: str) -> list[str]:
         """Kill the sandbox if it runs, and remove its state."""

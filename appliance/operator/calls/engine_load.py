@@ -2,7 +2,8 @@
 
 Drawn from a seed, bounded by what the engine says that it takes: prompts of every length up to the longest, all numbers
 of a draw, masks, biases, log-probabilities of outputs and prompts, several choices, stop ids, deadlines, aborts,
-probes, quotas, prompts that share a prefix, public or not, and as many rows as fit.
+probes, quotas, prompts that share a prefix, public or not, and as many rows as fit. Where the engine's blocks may leave
+it, prompts come again when theirs were sent away, and a host keeps what comes and gives it back (``SpillHost``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter, deque
 from dataclasses import fields
 from typing import Any
 
+from appliance.operator.calls.spill_host import SpillHost
 from isolation.ipc.channel import Channel
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import RingFull
@@ -35,6 +37,12 @@ MOST_OUTPUT = 48
 """Output tokens of a request, at most: requests come and go, and rows are taken again."""
 
 MOST_CHOICES = 3
+
+REMEMBERED = 256
+"""Prompts that may come again."""
+
+AGAIN = 0.25
+"""Share of requests whose prompt came before, where blocks may leave the engine."""
 
 ABORTED = 0.15
 """Share of requests that are aborted."""
@@ -68,14 +76,18 @@ class EngineLoad:
         ready: what the engine says that it takes.
         rows: its ``max_num_seqs``.
         seed: of everything that is drawn.
+        spill: keeps the blocks that leave the engine; None: none do.
     """
 
-    def __init__(self, ready: EngineReady, rows: int, seed: int = 0) -> None:
+    def __init__(self, ready: EngineReady, rows: int, seed: int = 0, spill: SpillHost | None = None) -> None:
         self.ended: Counter[str] = Counter()
         """Requests by how they ended."""
         self.tokens = 0
         self.drained = False
         """Whether all of it has been answered and the program was told to end."""
+        self.spill = spill
+        self._earlier: deque[tuple[int, array[int]]] = deque(maxlen=REMEMBERED)
+        """Tenants and prompts."""
         self._ready = ready
         self._random = random.Random(seed)  # noqa: S311 - a load, not a secret
         self._most = max(1, round(rows * OPEN_SHARE))
@@ -104,6 +116,8 @@ class EngineLoad:
         wanted, change = self._most, 0.0
         while (now := time.monotonic()) < until or self._live or self._outbox:
             self._take(channel)
+            if self.spill is not None:
+                self.spill.serve()
             if now >= change:
                 # Few rows and many in turn: steps of every size.
                 wanted, change = rand.choice((1, 2, self._most // 4 + 1, self._most, self._most)), now + PHASE_S
@@ -151,6 +165,8 @@ class EngineLoad:
         prompt = self._ids(min(self._length(), ready.max_context - output))
         if rand.random() < 0.3:
             prompt = (self._shared[tenant] + prompt)[: ready.max_context - output]
+        if self.spill is not None:
+            tenant, prompt = self._repeated(tenant, prompt, ready.max_context - output)
         structured = rand.random() < 0.2
         options: dict[str, Any] = {"choices": rand.randint(1, MOST_CHOICES) if rand.random() < 0.1 else 1}
         if rand.random() < 0.3:
@@ -180,6 +196,14 @@ class EngineLoad:
             structured=structured,
             **options,
         )
+
+    def _repeated(self, tenant: int, prompt: array[int], most: int) -> tuple[int, array[int]]:
+        """An earlier prompt with its tenant, or these, which are remembered."""
+        if self._earlier and self._random.random() < AGAIN:
+            tenant, prompt = self._random.choice(self._earlier)
+            return tenant, prompt[:most]
+        self._earlier.append((tenant, prompt))
+        return tenant, prompt
 
     def _sampling(self) -> Sampling:
         """Each number as its table's example, or without effect; greedy one time in four."""

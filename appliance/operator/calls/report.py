@@ -19,6 +19,8 @@ def lines(outcome: TrialOutcome, mode: Mode) -> list[str]:
         verdict(outcome, mode),
         f"ready after {outcome.ready_s:.1f} s; load of {outcome.loaded_s:.1f} s, requests: {ended}",
     ]
+    if outcome.spilled:
+        result.append("blocks that left the engine: " + ", ".join(f"{n} {name}" for name, n in outcome.spilled.items()))
     for program in outcome.programs:
         result += _program(program)
     if outcome.said.strip() and not outcome.lived:

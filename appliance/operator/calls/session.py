@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.operator.calls.engine_load import EngineLoad
+from appliance.operator.calls.spill_host import SpillHost
 from appliance.operator.calls.text_load import TextLoad
 from engine.config import EngineConfig, TextConfig
 from isolation.gvisor.environment import guest_environment
@@ -39,6 +40,9 @@ READY_TIMEOUT_S = 1_800.0
 
 END_TIMEOUT_S = 60.0
 """Seconds between the drain and the end."""
+
+FORGETS = 0.000_5
+"""How likely it is at each turn of a load, of which some fifty are in a second, that a tenant is to be forgotten."""
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -105,6 +109,8 @@ class TrialOutcome:
     ended: dict[str, int] = field(default_factory=dict)
     """Requests by how they ended."""
     tokens: int = 0
+    spilled: dict[str, int] = field(default_factory=dict)
+    """Blocks that left the engine, came back, were absent, or came twice with other bytes; namespaces forgotten."""
     problem: str = ""
     """Why the load came to no end."""
     programs: list[dict[str, Any]] = field(default_factory=list)
@@ -155,7 +161,7 @@ def _run(trial: Trial, folder: Path, said: int) -> TrialOutcome:
                 trial.watch.started(child.pid)
             channel = listener.accept(None, ATTACH_TIMEOUT_S, standard_layout(), role)
             try:
-                _serve(trial, channel, outcome, began)
+                _serve(trial, listener, channel, outcome, began)
             except PeerGoneError:
                 outcome.problem = "it ended before it was drained"
             finally:
@@ -169,19 +175,31 @@ def _run(trial: Trial, folder: Path, said: int) -> TrialOutcome:
     return outcome
 
 
-def _serve(trial: Trial, channel: Channel, outcome: TrialOutcome, began: float) -> None:
+def _serve(trial: Trial, listener: Listener, channel: Channel, outcome: TrialOutcome, began: float) -> None:
     """Bring the program to its readiness and put the load on.
 
     Raises:
+        AttachError: an engine whose blocks may leave it does not connect a second time.
         PeerGoneError: it has ended.
         ProtocolError: it broke the protocol.
         TimeoutError: it is never ready.
     """
     assert isinstance(_next(channel, ATTACH_TIMEOUT_S), Hello)
     channel.send(Configure(trial.config.to_json()))
+    with ExitStack() as stack:
+        spill = None
+        if isinstance(trial.config, EngineConfig) and trial.config.spill:
+            second = listener.accept(None, ATTACH_TIMEOUT_S, standard_layout(), Role.SPILL)
+            stack.callback(second.close)
+            spill = SpillHost(second, trial.seed, FORGETS)
+        _put_load(trial, channel, outcome, began, spill)
+
+
+def _put_load(trial: Trial, channel: Channel, outcome: TrialOutcome, began: float, spill: SpillHost | None) -> None:
+    """Wait until the program is ready and put the load on; raises as ``_serve``."""
     ready = _next(channel, trial.ready_timeout_s)
     outcome.ready_s = time.monotonic() - began
-    load = _load(trial, ready)
+    load = _load(trial, ready, spill)
     served = time.monotonic()
     if trial.watch is not None:
         trial.watch.serving(load)
@@ -198,14 +216,16 @@ def _serve(trial: Trial, channel: Channel, outcome: TrialOutcome, began: float) 
     finally:
         outcome.loaded_s = time.monotonic() - served
         outcome.ended, outcome.tokens = dict(load.ended), load.tokens
+        if spill is not None:
+            outcome.spilled = spill.figures()
 
 
-def _load(trial: Trial, ready: Message) -> EngineLoad | TextLoad:
+def _load(trial: Trial, ready: Message, spill: SpillHost | None) -> EngineLoad | TextLoad:
     if isinstance(ready, TextReady):
         return TextLoad(ready, trial.seed)
     assert isinstance(ready, EngineReady)
     assert isinstance(trial.config, EngineConfig)
-    return EngineLoad(ready, min(trial.config.max_num_seqs, trial.config.max_num_batched_tokens), trial.seed)
+    return EngineLoad(ready, min(trial.config.max_num_seqs, trial.config.max_num_batched_tokens), trial.seed, spill)
 
 
 def _next(channel: Channel, timeout_s: float) -> Message:

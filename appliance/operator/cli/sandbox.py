@@ -83,6 +83,7 @@ def calls(  # noqa: PLR0913 - a parameter is an option
         gpu_kernels="" if gpu_kernels is None else str(gpu_kernels.absolute()),
         max_num_seqs=max_num_seqs,
         max_context=max_context,
+        spill=True,
     )
     configs: dict[str, EngineConfig | TextConfig] = {"engine": engine, "text": TextConfig(model_dir=str(folder))}
     mode = (Mode.OUTSIDE if quick else Mode.COLLECT) if collect else Mode.ENFORCE

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.core.backend import Backend, VectorSource
 from engine.core.kv.groups import divide
 from engine.core.kv.layout import KvLayout, fit_layout
+from engine.core.kv.spill import Contents
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.model.adapters.bank import AdapterBank, AdapterSource
 from engine.model.checkpoint.config import ModelConfig
@@ -94,7 +95,7 @@ class Loaded:
     """A loaded backend, and the parts of it that other stages of an engine use."""
 
     backend: Backend
-    content: BlockContent | None = None
+    content: Contents | None = None
     """Reads and writes whole blocks, where ``Capabilities.spill`` holds."""
     vectors: VectorSource | None = None
     """Where vectors are left, where ``Capabilities.embed`` holds."""

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from engine.backends.common.storage import KvStorage
+
+ENOUGH = 1 << 10
+"""Blocks that can be written at any time: more than are received in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadContent:
+    """A block whose copy was over at once (``engine.core.kv.spill.Leaving``)."""
+
+    found: bytes
+    over: bool = True
+
+    def content(self) -> bytes:
+        """The block's bytes."""
+        return self.found
+
+    def drop(self) -> None:
+        """Nothing is kept."""
 
 
 class BlockContent:
@@ -28,6 +48,14 @@ class BlockContent:
         for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.copy_(tensor[block])
         return self._buffer.numpy().tobytes()
+
+    def start(self, block: int) -> ReadContent:
+        """Copy a block out."""
+        return ReadContent(self.read(block))
+
+    def make_room(self) -> int:
+        """Blocks that can be written now: each is at once."""
+        return ENOUGH
 
     @torch.inference_mode()
     def write(self, block: int, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from engine.backends.cuda.runtime.mixing import Mixing
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
 from engine.backends.cuda.runtime.operations import Operations
 from engine.backends.cuda.runtime.preparation import WeightMemory, bytes_of, filling, reading, release_locked
-from engine.backends.cuda.runtime.presence import check_architecture, gpu_starts
+from engine.backends.cuda.runtime.presence import check_architecture, gpu_starts, visible_gpus
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
+from engine.backends.cuda.runtime.staging import staged_blocks
 from engine.backends.cuda.runtime.storage import DeviceStorage, spare_bytes
 from engine.config import EngineConfig
 from engine.core.kv.layout import MIN_BLOCKS, KvLayout
@@ -37,7 +39,8 @@ def load(source: LoadSource) -> Loaded:
     """
     config = source.config
     if source.given is not None:
-        return Loaded(backend=build(config, source.given))
+        runner = build(config, source.given)
+        return Loaded(backend=runner, content=runner.content)
     place = torch.device(source.device or device_for(config))
     scaled = config.quantization == "fp8"
     if scaled and place.type == "cuda":
@@ -63,7 +66,7 @@ def load(source: LoadSource) -> Loaded:
             runner.record(enough=under_way.over)
         memory.check()
     release_locked(place)
-    return Loaded(backend=runner)
+    return Loaded(backend=runner, content=runner.content)
 
 
 def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
@@ -103,6 +106,22 @@ def uses_device(config: EngineConfig) -> bool:
     if config.runner != "model" or config.backend not in ("auto", "device"):
         return False
     return gpu_starts() or config.backend == "device"
+
+
+def may_use_device(config: EngineConfig) -> bool:
+    """Whether the device backend may run this engine, as far as that can be told without starting CUDA."""
+    if config.runner != "model" or config.backend not in ("auto", "device"):
+        return False
+    return config.backend == "device" or bool(visible_gpus())
+
+
+def import_kernels() -> None:
+    """Import what a GPU's engine needs beside what all need, where a card is visible. CUDA is not started: a checkpoint
+    of the program may be taken afterwards."""
+    if visible_gpus():
+        # Torch's build for CPUs comes without Triton; loading the model tells.
+        with suppress(ImportError):
+            importlib.import_module("engine.backends.cuda.kernels.operations")
 
 
 def device_for(config: EngineConfig) -> str:
@@ -192,7 +211,8 @@ def make_device_runner(  # noqa: PLR0913 - as the runner has it
     rows, scaled = limits.max_num_seqs, model.scaled
     configuration = launch_configuration(model.config, model.dtype, layout.block_size, rows, scaled=scaled)
     run = operations or make_operations(model, config.gpu_kernels, configuration)
-    storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
+    staged = staged_blocks(config, layout)
+    storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device, staged)
     forward = DeviceModel(model, storage, run)
     if not model.packed:
         model.pack()

@@ -9,6 +9,8 @@ prefix. When no part has come for ``PATIENCE_NS``, or all have not after ``LONGE
 it has: the rest is computed, as it would have been.
 
 Nothing here waits. Each turn takes and gives a bounded number of bytes, and a ring that is full means later or never.
+A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first turn
+that finds it there, and counts as not sent until then.
 Content comes from the supervisor, which has authenticated it; one of another length is dropped all the same.
 """
 
@@ -70,19 +72,39 @@ class SpillChannel(Protocol):
         """Take up to ``limit`` messages that are there, without waiting."""
 
 
+class Leaving(Protocol):
+    """A copy of one block on its way out of the engine's memory."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the copy is complete."""
+
+    def content(self) -> bytes:
+        """The block's bytes; only when the copy is over."""
+
+    def drop(self) -> None:
+        """Overwrite the copy, once it is complete, and give its place back. To be called once for each."""
+
+
 class Contents(Protocol):
     """What is needed of ``engine.backends.common.spill_content.BlockContent``."""
 
     size: int
 
     def read(self, block: int) -> bytes:
-        """A copy of a block's bytes."""
+        """A copy of a block's bytes, as soon as it is complete."""
+
+    def start(self, block: int) -> Leaving | None:
+        """Begin to copy a block out; what is computed next may overwrite the block. None: no place is free."""
+
+    def make_room(self) -> int:
+        """Overwrite and give back the places of writes that are complete; how many blocks can be written now."""
 
     def write(self, block: int, content: bytes) -> None:
-        """Overwrite all of a block."""
+        """Overwrite all of a block, before anything that is computed next reads it."""
 
     def wipe(self) -> None:
-        """Make the buffer zero."""
+        """Make all buffers zero, except those of copies that were started and not dropped."""
 
 
 @dataclass(slots=True)
@@ -91,7 +113,7 @@ class SpillCounts:
 
     sent: int = 0
     dropped: int = 0
-    """Evicted without having been sent: the ring or the step's share was full."""
+    """Evicted without having been sent: the ring, the step's share or the places for copies were full."""
     restored: int = 0
     late: int = 0
     """Fetches given up."""
@@ -117,6 +139,17 @@ class Returned:
 
 
 @dataclass(slots=True)
+class _Departure:
+    """A block that is being copied out."""
+
+    block_id: bytes
+    owner: bytes
+    copy: Leaving
+    evicted: bool
+    """Whether it has lost its place in the pool, so that it is lost if it cannot be sent."""
+
+
+@dataclass(slots=True)
 class SpillTier:
     """The engine's end of the spill channel."""
 
@@ -133,6 +166,8 @@ class SpillTier:
     """Number of blocks that were sent away, by namespace."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
     """By number of the fetch."""
+    _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
+    """By id what is being copied out, the oldest first; as many as the contents have places for."""
     _next: int = 1
     _gone: bool = False
     """Whether the supervisor's end is closed: nothing is sent or asked for any more."""
@@ -146,6 +181,11 @@ class SpillTier:
     def num_waiting(self) -> int:
         """Requests that wait for their prefixes."""
         return len(self._waiting)
+
+    @property
+    def num_leaving(self) -> int:
+        """Blocks that are copied out and not sent yet."""
+        return len(self._leaving)
 
     def await_prefix(self, submit: Submit, now_ns: int) -> bool:
         """Whether the request's prefix was sent away and has been asked for: it is kept here until then."""
@@ -183,7 +223,8 @@ class SpillTier:
     def take(self, now_ns: int) -> list[Returned]:
         """Take what has come, put it into its place, and give the requests that need wait no longer."""
         returned: list[Returned] = []
-        room = max(1, STEP_BYTES // self.contents.size)
+        self._send_away()
+        room = min(max(1, STEP_BYTES // self.contents.size), self.contents.make_room())
         # Whatever comes at all is small but for content.
         for message in self.channel.receive(room):
             if isinstance(message, Fetched):
@@ -203,8 +244,8 @@ class SpillTier:
             for block, block_id, owner in self.pool.coldest(LOOK_AHEAD):
                 if not left:
                     break
-                if block_id not in self._index and len(owner) == NAMESPACE_KEY_BYTES:
-                    if not self._save(block, block_id, owner):
+                if self._leaves(block_id, owner):
+                    if not self._save(block, block_id, owner, evicted=False):
                         break
                     left -= 1
 
@@ -213,9 +254,11 @@ class SpillTier:
         evicted = self.pool.evicted
         assert evicted is not None, "the pool records no evictions"
         for block, block_id, owner in evicted:
-            if block_id in self._index or len(owner) != NAMESPACE_KEY_BYTES:
+            if block_id in self._leaving:
+                self._leaving[block_id].evicted = True
+            if not self._leaves(block_id, owner):
                 continue
-            if left and self._save(block, block_id, owner):
+            if left and self._save(block, block_id, owner, evicted=True):
                 left -= 1
             else:
                 self.counts.dropped += 1
@@ -269,8 +312,39 @@ class SpillTier:
         one = self._waiting.pop(number)
         returned.append(Returned(one.submit, one.arrival_ns))
 
-    def _save(self, block: int, block_id: bytes, owner: bytes) -> bool:
-        if not self._send(Keep(owner, block_id, self.contents.read(block))):
+    def _leaves(self, block_id: bytes, owner: bytes) -> bool:
+        """Whether a block may leave and has not yet."""
+        return block_id not in self._index and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
+
+    def _save(self, block: int, block_id: bytes, owner: bytes, *, evicted: bool) -> bool:
+        """Begin to copy a block out, and send it where it is there at once; whether it may be sent."""
+        if self._gone:
+            return False
+        copy = self.contents.start(block)
+        if copy is None:
+            return False
+        departure = _Departure(block_id, owner, copy, evicted)
+        if copy.over:
+            return self._depart(departure)
+        self._leaving[block_id] = departure
+        return True
+
+    def _send_away(self) -> None:
+        """Send the blocks whose copies are over; what does not fit into the ring is dropped."""
+        while self._leaving:
+            departure = next(iter(self._leaving.values()))
+            if not departure.copy.over:
+                return
+            del self._leaving[departure.block_id]
+            if not self._depart(departure) and departure.evicted:
+                self.counts.dropped += 1
+
+    def _depart(self, departure: _Departure) -> bool:
+        """Send a block whose copy is over and overwrite the copy; whether it was sent."""
+        block_id, owner = departure.block_id, departure.owner
+        sent = self._send(Keep(owner, block_id, departure.copy.content()))
+        departure.copy.drop()
+        if not sent:
             return False
         self.counts.sent += 1
         self._index[block_id] = owner
@@ -290,6 +364,9 @@ class SpillTier:
         """Everything of a namespace is to go: here, and what is cached."""
         for block_id in [block_id for block_id, owner in self._index.items() if owner == namespace]:
             self._unlearn(block_id)
+        for departure in [one for one in self._leaving.values() if one.owner == namespace]:
+            del self._leaving[departure.block_id]
+            departure.copy.drop()
         self.pool.disown(namespace)
         self.contents.wipe()
 

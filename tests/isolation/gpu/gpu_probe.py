@@ -1,8 +1,9 @@
 """Boots a real sandbox with GPU nodes on a machine without one: ``python -m tests.isolation.gpu.gpu_probe RUNSC DIR
-ABI``.
+ABI [saved]``.
 
 Makes a /dev of its own in a mount namespace of its own, with nodes that no driver stands behind. With an ABI runsc is
-told the driver's version, as the product never does. Tells one JSON line.
+told the driver's version, as the product never does. With ``saved`` the program is saved before it has looked at the
+nodes, and what a copy of it saw is told. Tells one JSON line.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from isolation.gpu.bundle_additions import gpu_access
 from isolation.gvisor.environment import guest_environment
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import RunscCommand, find_runsc
+from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import Limits, SandboxSpec
 from isolation.image.python_rootfs import python_rootfs
 from tests.isolation.gpu.gpu_machine import FACTS, RUNSC, make_node
@@ -27,6 +29,14 @@ from tests.isolation.gpu.gpu_machine import FACTS, RUNSC, make_node
 CLONE_NEWNS = 0x2_0000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x4_0000
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+SAVED_GUEST = """
+import time
+print("waits", flush=True)
+for _ in range(60):
+    time.sleep(0.1)
+"""
+"""Before the guest: some seconds, in which it is saved."""
 
 GUEST = """
 import json, os
@@ -69,7 +79,7 @@ def own_dev(folder: Path) -> bool:
     return mount(str(folder), "/dev", None, MS_BIND | MS_REC)
 
 
-def boot(runsc: Path, folder: Path) -> dict[str, object]:
+def boot(runsc: Path, folder: Path, *, saved: bool) -> dict[str, object]:
     """What the program in the sandbox saw, or why there was none."""
     rootfs = python_rootfs("text")
     libraries = tuple(replace(one, path=folder / one.path.name) for one in FACTS.libraries)
@@ -78,7 +88,7 @@ def boot(runsc: Path, folder: Path) -> dict[str, object]:
         one.path.chmod(0o644)
     spec = SandboxSpec(
         name="gpu",
-        argv=(rootfs.python, "-s", "-S", "-P", "-c", GUEST),
+        argv=(rootfs.python, "-s", "-S", "-P", "-c", SAVED_GUEST * saved + GUEST),
         env=guest_environment(threads=1),
         rootfs=rootfs,
         mounts=(),
@@ -89,20 +99,24 @@ def boot(runsc: Path, folder: Path) -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="ath-", ignore_cleanup_errors=True) as place,
         closing(GvisorRuntime(find_runsc([runsc]), Path(place))) as runtime,
     ):
+        image = None
         try:
-            sandbox = runtime.boot(spec)
+            if saved:
+                (image := folder / "image").mkdir()
+                save_template(runtime, replace(spec, name="template"), image, waits_line="waits", timeout_s=30.0)
+            sandbox = runtime.boot(spec, image=image)
         except SandboxStartError as error:
             return {"refused": str(error)}
         try:
             status = sandbox.wait(60.0)
             assert status == 0, (status, sandbox.output_tail())
-            return dict(json.loads(sandbox.output_tail()[-1]))
+            return {"said": len(sandbox.output_tail()), **json.loads(sandbox.output_tail()[-1])}
         finally:
             sandbox.delete()
             runtime.cleanup_stale()
 
 
-def main(runsc: str, folder: str, abi: str) -> None:
+def main(runsc: str, folder: str, abi: str, saved: str = "") -> None:
     """Boot once and tell."""
     (dev := Path(folder) / "dev").mkdir()
     if not own_dev(dev):
@@ -112,7 +126,7 @@ def main(runsc: str, folder: str, abi: str) -> None:
         plain = RunscCommand._gpu_flags
         RunscCommand._gpu_flags = lambda self: (*plain(self), f"--nvproxy-driver-version={abi}")
     Path(folder).chmod(0o755)
-    print(json.dumps(boot(Path(runsc), Path(folder))))
+    print(json.dumps(boot(Path(runsc), Path(folder), saved=bool(saved))))
 
 
 if __name__ == "__main__":

@@ -69,6 +69,10 @@ class Copies(Protocol):
         """Host memory for a tensor's content that stays: the tensor itself where the host can read it."""
         ...
 
+    def hold(self, size: int) -> Tensor:
+        """Host memory of so many bytes that stays, for copies between it and the device."""
+        ...
+
     def carry(self, target: Tensor, source: Tensor) -> None:
         """Start a copy between a tensor and its mirror."""
         ...
@@ -87,7 +91,7 @@ class ArenaSizes:
     fetched: int
     """Size of the largest result that is fetched."""
     mirrored: int
-    """Size of all mirrors together, each rounded up to ``ALIGNMENT``."""
+    """Size of all mirrors and of all that is held, each rounded up to ``ALIGNMENT``."""
 
     @property
     def total(self) -> int:
@@ -130,6 +134,10 @@ class CachedCopies:
         if tensor.device.type == "cpu":
             return tensor
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+
+    def hold(self, size: int) -> Tensor:
+        """Memory of the host."""
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
 
     def carry(self, target: Tensor, source: Tensor) -> None:
         """Start a copy."""
@@ -228,6 +236,12 @@ class ArenaCopies:
         """Host memory that stays."""
         return self._place(tensor.nbytes)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
+    def hold(self, size: int) -> Tensor:
+        """Host memory that stays: part of the arena, and zero."""
+        held = self._place(size)[:size]
+        held.zero_()
+        return held
+
     def carry(self, target: Tensor, source: Tensor) -> None:
         """Start a copy between a tensor and its mirror."""
         self._carry(target, source)
@@ -271,16 +285,17 @@ class _Fetched:
 
 
 class CudaFence:
-    """An event of the current stream; a thread that waits for it sleeps."""
+    """An event of a stream, the current one where none is given; a thread that waits for it sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._stream = stream
         # An event is made when it is first recorded, and none may be made once an engine serves.
-        self._event.record()
+        self.record()
 
     def record(self) -> None:
         """Mark the end of all that was started so far."""
-        self._event.record()
+        self._event.record(self._stream)
 
     def over(self) -> bool:
         """Whether the device has passed the mark."""

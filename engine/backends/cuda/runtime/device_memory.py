@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from engine.backends.cuda.runtime.copying import ArenaSizes, Copies, make_copies
+from engine.backends.cuda.runtime.side_queue import SideQueue
 from engine.core.kv.tags import NO_STAMP
 from engine.core.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.core.scheduler.plan import Admission, Chunk, RowMask, StepPlan
@@ -106,6 +107,8 @@ class Resources:
     copies: Copies
     memory: DeviceMemory | None
     """None where nothing is counted."""
+    side: SideQueue | None = None
+    """Queue of whole blocks' copies; None: one that fits the device."""
 
 
 def make_resources(device: torch.device, sizes: ArenaSizes) -> Resources:

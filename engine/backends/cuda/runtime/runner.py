@@ -35,6 +35,8 @@ from engine.backends.cuda.runtime.prefill import Prefill, Prefilled
 from engine.backends.cuda.runtime.replay import make_replayer
 from engine.backends.cuda.runtime.rows import Deltas, RowLayout
 from engine.backends.cuda.runtime.sampling_state import REPORT_WORDS, WORD_BITS, ChoiceMemory
+from engine.backends.cuda.runtime.side_queue import main_stream
+from engine.backends.cuda.runtime.staging import make_content
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.backends.cuda.runtime.tables import Tables
 from engine.core.backend import Capabilities, Samples
@@ -84,16 +86,15 @@ class DeviceRunner:
         self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
         spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
         stamps = [spare_stamp(storage.number(spare)) for spare in spares]
-        resources = resources or make_resources(self._device, sizes_of(limits))
+        resources = resources or make_resources(self._device, sizes_of(limits, storage.staged_sizes))
         copies, self._memory = resources.copies, resources.memory
         self._copies = copies
         self._stamps.index_copy_(0, *copies.upload(np.array((spares, stamps), dtype=np.int64)))
         self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device, copies)
         loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables, copies)
         self._deltas = Deltas(layout)
-        self._stream: torch.cuda.Stream | None = None
-        if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream = main_stream(self._device)
+        self.content = make_content(storage, resources, self._stream)
         self._launcher = Launcher(loop, make_replayer(loop.step, self._stream, eager=eager), self._deltas)
         self._rows = HostRows(limits, storage, self._deltas, tables, adapters=self.capabilities.adapters)
         self._prefill = Prefill(loop, model, storage, operations, self._rows)
@@ -303,9 +304,9 @@ class DeviceRunner:
         return self._decode_rows
 
 
-def sizes_of(limits: SchedulerLimits) -> ArenaSizes:
+def sizes_of(limits: SchedulerLimits, staged: tuple[int, ...] = ()) -> ArenaSizes:
     """Sizes of the arena of an engine: its largest copies are masks of all rows, a step's prompts, the counts of one
-    prompt's ids, and changes of rows."""
+    prompt's ids, and changes of rows. ``staged``: of buffers for whole blocks."""
     rows, tokens, word = limits.max_num_seqs, limits.max_num_batched_tokens, 8
     masks = rows * -(-limits.vocab_size // WORD_BITS) * 4
     prompts = (3 * tokens + 6 * rows + limits.max_logit_lines) * word
@@ -314,13 +315,14 @@ def sizes_of(limits: SchedulerLimits) -> ArenaSizes:
     return arena_sizes(
         largest_upload=max(masks, prompts, counts, 2 * MOST_CHANGES * word),
         fetched=max(3 * rows * word, report),
-        mirrors=(RING_STEPS * rows * word, RING_STEPS * report),
+        mirrors=(RING_STEPS * rows * word, RING_STEPS * report, *staged),
     )
 
 
 def _capabilities(storage: DeviceStorage, limits: SchedulerLimits, operations: Operations) -> Capabilities:
-    """What a device can do before it was tried. Blocks stay on it; kernels are compiled before it serves, or come from
-    a cache. Prompts have rooms of powers of two, each with kernels of its own."""
+    """What a device can do before it was tried. Kernels are compiled before it serves, or come from a cache. Prompts
+    have rooms of powers of two, each with kernels of its own."""
     rooms = tuple(1 << place for place in range(limits.max_num_seqs.bit_length()))
     gpu = storage.device.type == "cuda"
-    return Capabilities(publish=True, gpu=gpu, deterministic=operations.exact, warm_rows=rooms)
+    spills = storage.num_staged > 0
+    return Capabilities(publish=True, gpu=gpu, deterministic=operations.exact, warm_rows=rooms, spill=spills)

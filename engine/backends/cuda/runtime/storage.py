@@ -11,12 +11,15 @@ padding: what is not to be written at all goes there where an operation cannot l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.backends.cuda.runtime.operations import KvLayer, Operations
+from engine.backends.cuda.runtime.side_queue import DirectQueue, SideQueue
 from engine.core.kv.layout import ITEM_BYTES, KvLayout, LayerLayout
 from engine.errors import ConfigurationError
 
@@ -31,9 +34,15 @@ class DeviceStorage:
     """Keys and values of all blocks."""
 
     def __init__(
-        self, layout: KvLayout, rows: int, operations: Operations, dtype: torch.dtype, device: torch.device
+        self,
+        layout: KvLayout,
+        rows: int,
+        operations: Operations,
+        dtype: torch.dtype,
+        device: torch.device,
+        staged: int = 0,
     ) -> None:
-        """Take the memory.
+        """Take the memory; ``staged``: blocks that may be on their way to the host, and as many on their way back.
 
         Raises:
             ConfigurationError: the layers keep keys and values of different shapes.
@@ -46,6 +55,10 @@ class DeviceStorage:
             )
         self.layout = layout
         self.device = device
+        self.num_staged = staged
+        self._side: SideQueue = DirectQueue()
+        """Copies of whole blocks, which nothing here overtakes."""
+        self._run_copies: Callable[[], None] = lambda: None
         self._operations = operations
         self._first_spare = layout.num_blocks + 1
         self.num_blocks = self._first_spare + rows * len(layout.tables) + 1
@@ -73,6 +86,20 @@ class DeviceStorage:
         """Distance of each layer's slots from those of the first, for each table."""
         self._lines = tuple(memory.view(self.num_blocks * self.stride, -1) for memory in self.memory)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return sum(memory[0].nbytes for memory in self.memory)
+
+    @property
+    def staged_sizes(self) -> tuple[int, ...]:
+        """Bytes of each buffer that blocks pass on their way to the host or back."""
+        return (self.block_bytes,) * (2 * self.num_staged)
+
+    def watch(self, side: SideQueue, run_copies: Callable[[], None]) -> None:
+        """Keep the order with copies in another queue; ``run_copies`` makes all kinds of them once."""
+        self._side, self._run_copies = side, run_copies
+
     def spare(self, row: int, table: int = 0) -> int:
         """The spare block of a row's table."""
         return self._first_spare + row * len(self.layout.tables) + table
@@ -86,9 +113,12 @@ class DeviceStorage:
         return spare - self._first_spare
 
     def zero(self, blocks: Tensor) -> None:
-        """Make these blocks (int64) zero."""
+        """Make these blocks (int64) zero. What is started afterwards finds all copies of blocks complete: every plan
+        that admits a row, or gives a block, cleans blocks first."""
+        self._side.join()
         for memory in self.memory:
             self._operations.zero(memory, blocks)
+        self._side.mark()
 
     def in_all_layers(self, table: int, slots: Ints) -> Ints:
         """Slots of a table's first layer as those of all its layers."""
@@ -100,11 +130,13 @@ class DeviceStorage:
             some = slice(begin, begin + MOVED_AT_ONCE)
             for lines in self._lines:
                 lines.index_copy_(0, targets[some], lines.index_select(0, sources[some]))
+        self._side.mark()
 
     def move_most(self) -> None:
-        """Move as much as is moved at once, from the padding block into itself."""
+        """Move as much as is moved at once, from the padding block into itself, and copy it to the host and back."""
         slots = torch.full((MOVED_AT_ONCE,), (self.num_blocks - 1) * self.stride, device=self.device)
         self.move(slots, slots)
+        self._run_copies()
 
     def clean(self) -> None:
         """Make the padding block zero: steps without rows write to it."""
@@ -112,6 +144,7 @@ class DeviceStorage:
 
     def touch(self) -> None:
         """Write every page once more: everything is zero then."""
+        self._side.join()
         for memory in self.memory:
             memory.zero_()
 

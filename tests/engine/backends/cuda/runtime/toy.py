@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.groups import divide
 from engine.core.kv.layout import FULL, KvGroup, KvLayout, LayerLayout, Reach, most_blocks
 from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.spill import SpillChannel, SpillTier
 from engine.core.offline import Answer, collect
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.plan import Admission, RowMask
@@ -37,6 +39,10 @@ from isolation.ipc.sampling import Sampling
 from tests.engine.support import GREEDY, namespace
 
 BLOCK, VOCAB, CONTEXT, ROWS = 4, 97, 48, 5
+STAGED = 3
+"""Blocks on their way to the host, or back, at a time."""
+REPEATED = 100
+"""Between the ids of a request and of its repetition."""
 PRIME = 2_147_483_647
 MOST_STEPS = 2_000
 """No schedule takes as many; one that does will not end."""
@@ -214,10 +220,33 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,), *, exact: flo
     return schedule
 
 
+def again(schedule: Schedule, seed: int) -> Schedule:
+    """The schedule with longer prompts, most of which come a second time when others have taken their blocks, in the
+    smallest pool."""
+    draw = random.Random(seed)
+    arrivals: dict[int, list[Submit]] = {}
+    for step, some in schedule.arrivals.items():
+        for submit in some:
+            ids = submit.token_ids + array("I", [draw.randrange(VOCAB) for _ in range(draw.randint(0, 16))])
+            longer = replace(submit, token_ids=ids, max_tokens=min(submit.max_tokens, 12))
+            arrivals.setdefault(step, []).append(longer)
+            if draw.random() < 0.8:
+                later = replace(longer, request=submit.request + REPEATED)
+                arrivals.setdefault(45 + draw.randint(0, 90), []).append(later)
+    blocks = most_blocks((KvGroup(FULL, BLOCK),), CONTEXT, schedule.budget)
+    return replace(schedule, arrivals=arrivals, blocks=blocks)
+
+
 def toy_engine(
-    schedule: Schedule, *, eager: bool, most_ahead: int, mixing: Mixing = NEVER, resources: Resources | None = None
+    schedule: Schedule,
+    *,
+    eager: bool,
+    most_ahead: int,
+    mixing: Mixing = NEVER,
+    resources: Resources | None = None,
+    spill: SpillChannel | None = None,
 ) -> Engine:
-    """The real scheduler around the device's runner with the toy model."""
+    """The real scheduler around the device's runner with the toy model; ``spill``: where its blocks go."""
     layers = toy_layers(schedule.reaches)
     groups = divide(layers, BLOCK, CONTEXT)
     layout = KvLayout(layers=layers, block_size=BLOCK, dtype="float32", num_blocks=schedule.blocks, groups=groups)
@@ -231,7 +260,7 @@ def toy_engine(
         groups=groups,
     )
     operations = ToyOperations()
-    storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU)
+    storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU, 0 if spill is None else STAGED)
     runner = DeviceRunner(
         ToyModel(storage),  # type: ignore[arg-type]
         storage,
@@ -244,13 +273,15 @@ def toy_engine(
     )
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK, caching=True, groups=groups)
-    return Engine(
-        Scheduler(limits, pool, cache, Fairness(limits, pool, raise_defects=True)), runner, clock_ns=lambda: 0
-    )
+    scheduler, tier = Scheduler(limits, pool, cache, Fairness(limits, pool, raise_defects=True)), None
+    if spill is not None:
+        assert runner.content is not None
+        tier = SpillTier(spill, runner.content, pool, cache, runner.adopt)
+    return Engine(scheduler, runner, spill=tier, clock_ns=lambda: 0)
 
 
-def run_schedule(engine: Engine, schedule: Schedule) -> dict[int, Answer]:
-    """All answers, in the order of the schedule's steps."""
+def run_schedule(engine: Engine, schedule: Schedule, between: Callable[[], None] = lambda: None) -> dict[int, Answer]:
+    """All answers, in the order of the schedule's steps; ``between`` is called between two steps."""
     answers: dict[int, Answer] = {}
     step = 0
     last = max((*schedule.arrivals, *schedule.aborts), default=0)
@@ -268,6 +299,7 @@ def run_schedule(engine: Engine, schedule: Schedule) -> dict[int, Answer]:
                 engine.scheduler.set_mask(number, place, mask_of(number, place))
         if engine.has_work:
             collect(engine, answers)
+        between()
         step += 1
     return answers
 
