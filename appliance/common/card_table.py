@@ -39,6 +39,8 @@ class Card:
     """Bytes; 0 where it is not known."""
     others: int = 0
     """Bytes that programs other than our engines hold."""
+    out: str = ""
+    """Why no engine gets it, as a sentence; empty where one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class CardTable:
         usable = [card for card in self.cards if card.index in candidates]
         if any(card.total for card in usable):
             # A card that tells no memory beside others that do has fallen off.
-            usable = [card for card in usable if card.total]
+            usable = [card for card in usable if card.total or card.out]
         for card in sorted(usable, key=table._order):
             placed, refusal = table._try(engine, model, card)
             if placed is not None:
@@ -113,6 +115,8 @@ class CardTable:
 
     def _try(self, engine: str, model: ModelOnCard, card: Card) -> tuple[Placed | None, str]:
         """The engine on this card, or None and why it does not fit."""
+        if card.out:
+            return None, card.out
         config, share = model.config, card_share(model.config)
         weights = card_weights(config, model.shape, model.stored)
         least = least_bytes(config, weights)

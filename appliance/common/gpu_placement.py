@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from appliance.common.card_table import Card, CardTable, CardUse, ModelOnCard, Placed
 from appliance.common.config import ModelConfig
@@ -20,12 +21,15 @@ DEFAULT_FOLDER = "/etc/athanor/gpu-kernels"
 """Folder of compiled kernels, as the documents call it."""
 
 
-def cards_of(facts: GpuFacts, uses: Iterable[CardUse] = ()) -> tuple[Card, ...]:
+def cards_of(
+    facts: GpuFacts, uses: Iterable[CardUse] = (), out: Mapping[int, str] = MappingProxyType({})
+) -> tuple[Card, ...]:
     """Cards of a machine, for a ``CardTable``.
 
     Args:
         facts: with the cards' memory, where that is known.
         uses: what our engines hold already: the rest of what is not free is held by others.
+        out: why each card that no engine gets is given to none.
     """
     uses, found = tuple(uses), list[Card]()
     # Names come in the order of the bus; with one for each node they are taken in that order.
@@ -33,10 +37,10 @@ def cards_of(facts: GpuFacts, uses: Iterable[CardUse] = ()) -> tuple[Card, ...]:
     for index, name in zip(facts.cards, names, strict=True):
         memory = facts.memory_of(index)
         if memory is None:
-            found.append(Card(index, name))
+            found.append(Card(index, name, out=out.get(index, "")))
             continue
         ours = sum(memory.total * one.percent // 100 for one in uses if one.card == index)
-        found.append(Card(index, name, memory.total, max(0, memory.total - memory.free - ours)))
+        found.append(Card(index, name, memory.total, max(0, memory.total - memory.free - ours), out.get(index, "")))
     return tuple(found)
 
 

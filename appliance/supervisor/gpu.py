@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -40,10 +41,12 @@ COMPILED = "sm_*"
 class Cards:
     """Cards of this machine while engines are planned; looked at when the first engine with a GPU is. Blocks."""
 
-    def __init__(self, using: Iterable[CardUse] = (), going: Iterable[str] = ()) -> None:
+    def __init__(
+        self, using: Iterable[CardUse] = (), going: Iterable[str] = (), out: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         """``using``: what engines hold now; ``going``: names of the engines among them that end before those that are
-        planned begin."""
-        self._using, self._going = tuple(using), frozenset(going)
+        planned begin; ``out``: why each card that no engine gets is given to none."""
+        self._using, self._going, self._out = tuple(using), frozenset(going), dict(out)
         self._facts: GpuFacts | None = None
         self._table: CardTable | None = None
 
@@ -63,7 +66,7 @@ class Cards:
             StartError: there is no room.
         """
         if self._table is None:
-            self._table = CardTable(cards_of(self.facts, self._using), self._using).without(self._going)
+            self._table = CardTable(cards_of(self.facts, self._using, self._out), self._using).without(self._going)
         self._table, placed = self._table.place(engine, model, candidates(self.facts, model.config))
         return placed
 

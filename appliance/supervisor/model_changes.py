@@ -9,7 +9,7 @@ memory, GPUs. What shall go is drained by the gateway, for a bounded time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +111,8 @@ class ModelChanges:
         self.residents: Residents | None = None
         self.warm: WarmStarts | None = None
         """Set by the owner: what else belongs to a model."""
+        self.out: Callable[[], Mapping[int, str]] = dict
+        """Why each card that gets no engine gets none; set by the owner."""
         self._reviewing = False
         self._changing = False
         """Whether models come and go now: what is reviewed meanwhile would be out of date when it is applied."""
@@ -221,7 +223,7 @@ class ModelChanges:
         plans = [keeper.plan for keeper in self._models.keepers]
         plans += [] if self.residents is None else self.residents.plans
         uses = [plan.card for plan in plans if plan.card is not None]
-        return Cards(uses, [plan.name for plan in plans if plan.model in going])
+        return Cards(uses, [plan.name for plan in plans if plan.model in going], self.out())
 
     def _apply(self, request: str) -> None:
         reviewed, self._reviewed = self._reviewed, None

@@ -38,7 +38,7 @@ def told(
     cards: WatchedCards, *statuses: CardStatus, problem: str = ""
 ) -> tuple[dict[tuple[str, ...], float], Counter[str]]:
     """Levels and counts after a state has travelled, with labels as the instruments know them."""
-    message = decode(encode(card_state(statuses, problem)))
+    message = decode(encode(card_state(statuses, problem, {}, {})))
     assert isinstance(message, CardState)
     cards.take(message)
     counts: Counter[str] = Counter()
@@ -74,7 +74,7 @@ def test_nothing_is_told_without_cards_and_a_lost_one_has_no_figures() -> None:
     cards = WatchedCards()
     assert told(cards) == ({}, Counter())
     levels, _ = told(cards, replace(CARD, state="lost"))
-    assert levels == {(names.GPU_WATCHED,): 1, (names.GPU_LOST, "3", UUID): 1}
+    assert levels == {(names.GPU_WATCHED,): 1, (names.GPU_LOST, "3", UUID): 1, (names.GPU_OUT, "3", UUID): 0}
     levels, _ = told(cards, problem="NVML has not answered for 15 s")
     assert levels == {(names.GPU_WATCHED,): 0}
 
