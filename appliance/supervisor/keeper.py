@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -361,10 +362,8 @@ class Keeper:
                 sandbox.settle(busy=busy)
 
     async def _nap(self, delay_s: float) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
-        except TimeoutError:
-            return
 
 
 def _place(plan: BootPlan) -> dict[str, str]:
