@@ -21,7 +21,7 @@ from appliance.common.errors import StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
-from appliance.supervisor.cards.placement import Placement
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
@@ -76,7 +76,7 @@ class Keeper:
         vault: Vault | None = None,
         warm: WarmStarts | None = None,
         forms: Forms | None = None,
-        placement: Placement | None = None,
+        placement: CardPlacement | None = None,
     ) -> None:
         self.plan = plan
         self._placement = placement

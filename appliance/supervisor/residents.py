@@ -17,7 +17,7 @@ from appliance.common.control import REFUSED, Fault, Freeze, HandedOver, Release
 from appliance.common.errors import StartError
 from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
-from appliance.supervisor.cards.placement import Placement
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.lifecycle import Life
@@ -57,7 +57,7 @@ class Residents:
         publish: Publish,
         policy: Callable[[], PolicySet],
         forms: Forms | None = None,
-        placement: Placement | None = None,
+        placement: CardPlacement | None = None,
     ) -> None:
         """``plan`` raises ``KeyError`` for a model that is not served and ``StartError`` for one whose engine finds no
         GPU; ``policy`` reads the one in force. Both may block."""

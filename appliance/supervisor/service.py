@@ -42,7 +42,7 @@ from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
-from appliance.supervisor.cards.placement import Placement
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.watch import watch_cards
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
@@ -100,7 +100,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     _connect(server, vault, port)
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
-    placement = Placement(lambda plan, out: planner.replan(plan, out), recorder.record)
+    placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
     answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
@@ -213,7 +213,7 @@ def _residents(
     runtime: Runtime,
     publish: Publish,
     forms: Forms,
-    placement: Placement,
+    placement: CardPlacement,
 ) -> tuple[Residents, Planner]:
     """Keepers of single tenants' sandboxes, and what plans one beside all others."""
     declared = DeclaredTenants(config.policy, config.policy_keys)

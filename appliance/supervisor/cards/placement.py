@@ -35,7 +35,7 @@ class Unplaced:
     why: str
 
 
-class Placement:
+class CardPlacement:
     """The cards that engines may have. All methods run in one event loop."""
 
     def __init__(

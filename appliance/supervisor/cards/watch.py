@@ -22,7 +22,7 @@ from appliance.common.cards import LOST, MAX_CARDS, OK, CardStatus
 from appliance.common.control import Control, SandboxDown
 from appliance.common.control_cards import GPU_LOST, CardState
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards, Judge, status
-from appliance.supervisor.cards.placement import Placement
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.samples import MAX_LINE_BYTES, CardSample, parse
 from appliance.supervisor.keeper import Keeper
 from isolation.errors import ProcessError
@@ -64,13 +64,13 @@ class CardWatch:
         publish: Callable[[Control, tuple[int, ...]], bool],
         places: Places | None = None,
         pace: WatchPace | None = None,
-        placement: Placement | None = None,
+        placement: CardPlacement | None = None,
     ) -> None:
         """``engines``: those that have cards, there or being booted, without the children of their processes; ``act``
         ends one; ``placement`` is told which cards are lost."""
         self._engines, self._act, self._publish = engines, act, publish
         self._places, self._pace = places, pace or WatchPace()
-        self._placement = placement or Placement()
+        self._placement = placement or CardPlacement()
         self._judge = Judge()
         self._child: Child | None = None
         self._told: tuple[CardStatus, ...] = ()
@@ -231,7 +231,7 @@ def watch_cards(
     publish: Callable[[Control, tuple[int, ...]], bool],
     places: Places | None = None,
     pace: WatchPace | None = None,
-    placement: Placement | None = None,
+    placement: CardPlacement | None = None,
 ) -> CardWatch:
     """The watch over the engines of these keepers."""
 

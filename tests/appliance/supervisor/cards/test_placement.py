@@ -18,7 +18,7 @@ from appliance.supervisor import gpu as gpu_module
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor import lifecycle
 from appliance.supervisor.boot import Booted, BootPlan
-from appliance.supervisor.cards.placement import Placement
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.trials import FIRST_TRIAL_S, MEMORY_S, MOST_LOSSES, CardTrials
 from appliance.supervisor.cards.watch import watch_cards
 from appliance.supervisor.keeper import Keeper
@@ -47,7 +47,7 @@ class House:
     """Keepers of some models on a machine with two cards, with all that is told and recorded."""
 
     models: ModelKeepers
-    placement: Placement
+    placement: CardPlacement
     told: list[Control] = field(default_factory=list)
     audited: list[Entry] = field(default_factory=list)
     booted: list[BootPlan] = field(default_factory=list)
@@ -114,7 +114,7 @@ async def serving(
     runtime = UnsafeRuntime(folder / "unsafe")
     kept = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, placement=placement), lambda: None)
     planner = Planner(kept, runtime, lambda: PolicySet(tenants={}))
-    placement = Placement(planner.replan, lambda one: house.audited.append(one), lambda: house.now)
+    placement = CardPlacement(planner.replan, lambda one: house.audited.append(one), lambda: house.now)
     house = House(kept, placement)
     watch = watch_cards(lambda: kept.keepers, house.publish, machine.places, QUICK, placement)
     publish = watch.explaining(house.publish)
