@@ -219,7 +219,8 @@ class ModelKeepers:
         one.boot_s = max((keeper.boot_s for keeper in one.keepers if keeper.boot_s), default=one.boot_s)
         one.tasks.clear()
         # An engine that was given another card wakes on that one.
-        one.planned = replace(one.planned, plans=tuple(keeper.plan for keeper in one.keepers))
+        if (plans := tuple(keeper.plan for keeper in one.keepers)) != one.planned.plans:
+            one.planned = replace(one.planned, plans=plans)
         one.keepers, one.sleep_state = self._keepers(one.planned), ASLEEP
 
     async def wake(self, name: str, waking: Callable[[], None]) -> bool:

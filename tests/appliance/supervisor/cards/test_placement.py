@@ -195,7 +195,7 @@ async def test_a_model_for_which_no_card_has_room_waits(
             "are left and 90 % (72 GiB) are asked for; card 0 is lost: it has fallen off the bus; give the models of "
             "one card a smaller gpu_share or kv_bytes, or serve fewer models, or add a card"
         )
-        while len(house.of(SandboxDown, "a")) < 4:
+        while len(house.of(SandboxDown, "a")) < 2:
             await asyncio.sleep(0.005)
         last = house.of(SandboxDown, "a")[-1]
         assert isinstance(last, SandboxDown) and (last.reason, last.cause) == (GPU_LOST, state.unplaced["a"])
