@@ -95,8 +95,11 @@ class CardTable:
             if placed is not None:
                 return replace(table, uses=(*table.uses, placed.use)), placed
             refusals.append(refusal)
+        name, reasons = model.config.name, "; ".join(refusals) or "there is none"
+        if all(card.out for card in usable):
+            raise StartError(f"no GPU can be given to an engine of {name}: {reasons}")
         raise StartError(
-            f"no GPU has room for an engine of {model.config.name}: {'; '.join(refusals) or 'there is none'}; "
+            f"no GPU has room for an engine of {name}: {reasons}; "
             "give the models of one card a smaller gpu_share or kv_bytes, or serve fewer models, or add a card"
         )
 
@@ -108,10 +111,10 @@ class CardTable:
         """Bytes that neither engines nor others hold."""
         return card.total - card.total * self._held(card) // 100 - card.others
 
-    def _order(self, card: Card) -> tuple[int, int, int, int]:
-        """Sort key: the most free memory first, then the fewest engines."""
+    def _order(self, card: Card) -> tuple[bool, int, int, int, int]:
+        """Sort key: the most free memory first, then the fewest engines; cards that no engine gets come last."""
         engines = sum(one.card == card.index for one in self.uses)
-        return -self._free(card), self._held(card), engines, card.index
+        return bool(card.out), -self._free(card), self._held(card), engines, card.index
 
     def _try(self, engine: str, model: ModelOnCard, card: Card) -> tuple[Placed | None, str]:
         """The engine on this card, or None and why it does not fit."""

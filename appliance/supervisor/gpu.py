@@ -67,8 +67,12 @@ class Cards:
         """
         if self._table is None:
             self._table = CardTable(cards_of(self.facts, self._using, self._out), self._using).without(self._going)
-        self._table, placed = self._table.place(engine, model, candidates(self.facts, model.config))
+        self._table, placed = self._table.place(engine, model, self.candidates(model.config))
         return placed
+
+    def candidates(self, model: ModelConfig) -> tuple[int, ...]:
+        """Return the indices of the cards that a model may use."""
+        return candidates(self.facts, model, self._out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def with_gpu(
             log.info("no GPU on this machine: the model runs on the processor", model=model.name)
             return EngineOnCard(spec, _sized(model, None))
         found = ModelOnCard(model, read_shape(files.folder), files_bytes(files.engine))
-        if not facts.driver or not set(candidates(facts, model)) & set(facts.cards):
+        if not facts.driver or not set(cards.candidates(model)) & set(facts.cards):
             # Not for the table of cards: the error says what of the machine is missing.
             gpu_access(facts, model.gpu, 0, (facts.driver,))
         placed = cards.place(spec.name, found)
@@ -120,7 +124,8 @@ def with_gpu(
         raise StartError(_without_kernels(model.name, kernels, command))
     plan = "" if placed.plan is None else placed.plan.words()
     # The command too: whether some of these kernels are the model's only the engine can tell.
-    log.info("an engine has a GPU", model=model.name, card=placed.use.card, plan=plan, kernels=command)
+    tell = log.warning if placed.plan is not None and placed.plan.limited else log.info
+    tell("an engine has a GPU", model=model.name, card=placed.use.card, plan=plan, kernels=command)
     # Not pinned: the card may be beside another node than the one that the engine's turn gives it.
     mounts = (*given.mounts, Mount(kernels, GUEST_GPU_KERNELS))
     return EngineOnCard(replace(given, mounts=mounts, cpus=()), sized, placed.use)

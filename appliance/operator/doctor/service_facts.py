@@ -101,6 +101,8 @@ def look_at_service(
     """
     cards = look_at_cards(config.models, gpus, running=running.answers)
     rows = {one.model: one.rows for one in cards}
+    # Rows, and so kernels, of a model that no card has room for are not known.
+    refused = {one.model for one in cards if one.problem}
     units = tuple(unit for unit in (look_at_units() if units is None else units) if _concerns(unit, path))
     environments = {unit.name: environment_of(unit) for unit in units}
     tried, refusals, untried = _tried(config, path, units)
@@ -126,7 +128,14 @@ def look_at_service(
         exporters=tuple(find_exporters(_exporting(environments))),
         running=running,
         gpu_kernels=tuple(
-            filter(None, (look_at_gpu_kernels(config, model, rows.get(model.name, 0)) for model in config.models))
+            filter(
+                None,
+                (
+                    look_at_gpu_kernels(config, model, rows.get(model.name, 0))
+                    for model in config.models
+                    if model.name not in refused
+                ),
+            )
         ),
         cards=cards,
         threads=threads,

@@ -104,6 +104,24 @@ def test_a_card_that_tells_no_memory_beside_others_is_not_used() -> None:
     assert isinstance(list(place_models(facts, [entry("a"), entry("b")], running=False))[1], StartError)
 
 
+def test_a_card_that_no_engine_gets_is_named_and_passed_over() -> None:
+    """One that is lost or cut up is not taken though it is empty, and its sentence stands among the refusals; a list
+    that names nothing else is refused with it alone."""
+    facts, out = machine(2), {0: "card 0 is lost: it has fallen off the bus"}
+    table, first = CardTable(cards_of(facts, out=out)).place("a", entry("a"), (0, 1))
+    assert first.use.card == 1
+    with pytest.raises(
+        StartError, match=r"of b: card 1 .* a may hold 90 %.*; card 0 is lost: it has fallen off the bus; "
+    ):
+        table.place("b", entry("b"), (0, 1))
+    with pytest.raises(StartError, match=r"^no GPU can be given to an engine of b: card 0 is lost: .* bus$"):
+        table.place("b", entry("b"), (0,))
+    unknown = cards_of(replace(facts, memory=facts.memory[1:]), out=out)
+    with pytest.raises(StartError, match="card 0 is lost"):
+        CardTable(unknown).place("b", entry("b", gpu_share=95), (0,))
+    assert "cut up into MIG instances" in str(place(replace(facts, mig=(1,)), entry("a"), entry("b", gpu=[1]))[1])
+
+
 def test_without_a_shape_the_configuration_holds() -> None:
     """A description that cannot be read still gets a card with room for its weights, and no plan."""
     table = CardTable((Card(0, "", CARD_80),))
@@ -118,6 +136,7 @@ def test_a_list_is_what_a_model_may_use() -> None:
     assert candidates(machine(2), model(gpu=[0, 5])) == (5,)
     assert candidates(replace(machine(2), mig=(0,)), model()) == (1,)
     assert candidates(replace(machine(1), mig=(0,)), model()) == (0,)
+    assert candidates(machine(2), model(gpu=[0, 5]), lost={5: "card 5 is lost"}) == (0, 5)
 
 
 def test_a_running_appliance_is_not_its_own_rival() -> None:
