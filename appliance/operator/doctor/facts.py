@@ -321,6 +321,8 @@ class CardFacts:
     """What the driver calls the card; empty where it does not."""
     others: int = 0
     """Bytes that programs other than our engines hold of it, or, where the model gets none, of all that it may use."""
+    now: tuple[int, ...] = ()
+    """Cards on which the running appliance has engines of it."""
     cut_up: tuple[int, ...] = ()
     """Cards that it might have had and that are cut up into MIG instances."""
     limited: bool = False
@@ -371,6 +373,8 @@ class Running:
     unsafe: bool = False
     alerts: tuple[Alert, ...] = ()
     """What it says is the matter now."""
+    engine_cards: tuple[tuple[str, int], ...] = ()
+    """Models, each with a card on which it has an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

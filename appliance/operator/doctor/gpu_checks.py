@@ -172,7 +172,12 @@ def check_cards(cards: Iterable[CardFacts]) -> Iterator[Finding]:
     """Which card each model gets, and the plan of its memory, which adds up."""
     for found in cards:
         subject = Subject(Area.SERVICE, f"gpu of {found.model}")
-        if found.problem:
+        here = " and ".join(f"card {card}" for card in found.now)
+        if found.now and (found.problem or found.card not in found.now):
+            given = found.problem or f"a start gives it {found.card_words}"
+            means = "it was moved since its own was lost, or the configuration was changed; a start places it anew"
+            yield subject.warning(f"its engine is on {here}; {given}", means=means, mend="athanor status")
+        elif found.problem:
             yield subject.problem(found.problem, means="the appliance does not start", mend=_mend_card(found))
         elif found.plan and found.limited and found.others:
             yield subject.warning(

@@ -99,7 +99,10 @@ def look_at_service(
         options: ``KEY=VALUE`` that the configuration was read with.
         gpus: of the machine.
     """
-    cards = look_at_cards(config.models, gpus, running=running.answers)
+    cards = tuple(
+        replace(one, now=tuple(card for model, card in running.engine_cards if model == one.model))
+        for one in look_at_cards(config.models, gpus, running=running.answers)
+    )
     rows = {one.model: one.rows for one in cards}
     # Rows, and so kernels, of a model that no card has room for are not known.
     refused = {one.model for one in cards if one.problem}

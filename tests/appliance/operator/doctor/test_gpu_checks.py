@@ -11,7 +11,7 @@ import pytest
 
 from appliance.common.gpu_placement import architecture_of
 from appliance.operator.cli import kernels
-from appliance.operator.doctor.facts import Gpu, GpuKernelFacts, MadeKernels
+from appliance.operator.doctor.facts import CardFacts, Gpu, GpuKernelFacts, MadeKernels
 from appliance.operator.doctor.finding import Severity
 from appliance.operator.doctor.gpu_checks import check_cards, check_gpu, check_gpu_kernels
 from appliance.operator.doctor.gpu_kernel_facts import look_at_cards
@@ -203,6 +203,18 @@ def test_what_other_programs_hold_is_named(tmp_path: Path) -> None:
     assert "other programs hold 50 GiB of it" in less.means
     assert "other programs hold 70 GiB, 10 GiB are free" in refused.what
     assert refused.mend.startswith("nvidia-smi ")
+
+
+def test_an_engine_that_was_moved_is_where_it_is(tmp_path: Path) -> None:
+    """Of an appliance that runs, an engine's card is told where a start would choose another, or refuse it."""
+    eight = model("a", str(make_8b(tmp_path / "a")))
+    (planned,) = look_at_cards([eight], machine(2), running=True)
+    (same,) = check_cards([replace(planned, now=(0,))])
+    (moved,) = check_cards([replace(planned, now=(1,))])
+    (refused,) = check_cards([CardFacts(model="a", problem="no GPU has room for an engine of a", now=(1,))])
+    assert (same.level, moved.level, refused.level) == (Severity.OK, Severity.WARNING, Severity.WARNING)
+    assert moved.what == "its engine is on card 1; a start gives it card 0 (NVIDIA H100 80GB HBM3)"
+    assert refused.what == "its engine is on card 1; no GPU has room for an engine of a"
 
 
 def test_a_card_that_is_cut_up_is_given_to_no_model(tmp_path: Path) -> None:
