@@ -74,23 +74,28 @@ class CardTable:
         gone = frozenset(engines)
         return replace(self, uses=tuple(one for one in self.uses if one.engine not in gone))
 
-    def place(self, engine: str, model: ModelOnCard, candidates: tuple[int, ...]) -> tuple[CardTable, Placed]:
+    def place(
+        self, engine: str, model: ModelOnCard, candidates: tuple[int, ...], *, silent: bool = False
+    ) -> tuple[CardTable, Placed]:
         """Give an engine its card.
 
         Args:
             engine: name of its sandbox; what one of that name holds counts as given back.
             model: what it computes.
             candidates: indices of the cards that the model may use.
+            silent: give it one that tells no memory beside others that do, where no other has room: its engine waits
+                for it, and other models are served.
 
         Raises:
             StartError: it fits on none; the message has the numbers of each.
         """
         table, refusals = self.without((engine,)), list[str]()
         usable = [card for card in self.cards if card.index in candidates]
-        if any(card.total for card in usable):
-            # A card that tells no memory beside others that do has fallen off.
-            usable = [card for card in usable if card.total or card.out]
+        told = any(card.total for card in usable)
         for card in sorted(usable, key=table._order):
+            if told and not (card.total or card.out or silent):
+                refusals.append(f"card {card.index} tells no memory, as one that is lost")
+                continue
             placed, refusal = table._try(engine, model, card)
             if placed is not None:
                 return replace(table, uses=(*table.uses, placed.use)), placed
@@ -111,10 +116,11 @@ class CardTable:
         """Bytes that neither engines nor others hold."""
         return card.total - card.total * self._held(card) // 100 - card.others
 
-    def _order(self, card: Card) -> tuple[bool, int, int, int, int]:
-        """Sort key: the most free memory first, then the fewest engines; cards that no engine gets come last."""
+    def _order(self, card: Card) -> tuple[bool, bool, int, int, int, int]:
+        """Sort key: the most free memory first, then the fewest engines; behind all come cards that tell no memory, and
+        those that no engine gets."""
         engines = sum(one.card == card.index for one in self.uses)
-        return bool(card.out), -self._free(card), self._held(card), engines, card.index
+        return bool(card.out), not card.total, -self._free(card), self._held(card), engines, card.index
 
     def _try(self, engine: str, model: ModelOnCard, card: Card) -> tuple[Placed | None, str]:
         """The engine on this card, or None and why it does not fit."""

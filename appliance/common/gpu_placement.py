@@ -74,7 +74,8 @@ def place_models(facts: GpuFacts, models: Iterable[ModelOnCard], *, running: boo
     table = CardTable(cards_of(facts, everything))
     for model in models:
         try:
-            table, placed = table.place(model.config.name, model, candidates(facts, model.config))
+            usable = candidates(facts, model.config)
+            table, placed = table.place(model.config.name, model, usable, silent=not running)
         except StartError as error:
             yield error
         else:

@@ -42,11 +42,18 @@ class Cards:
     """Cards of this machine while engines are planned; looked at when the first engine with a GPU is. Blocks."""
 
     def __init__(
-        self, using: Iterable[CardUse] = (), going: Iterable[str] = (), out: Mapping[int, str] = MappingProxyType({})
+        self,
+        using: Iterable[CardUse] = (),
+        going: Iterable[str] = (),
+        out: Mapping[int, str] = MappingProxyType({}),
+        *,
+        start: bool = False,
     ) -> None:
         """``using``: what engines hold now; ``going``: names of the engines among them that end before those that are
-        planned begin; ``out``: why each card that no engine gets is given to none."""
+        planned begin; ``out``: why each card that no engine gets is given to none; ``start``: of the appliance, which a
+        lost card does not keep from serving its other models."""
         self._using, self._going, self._out = tuple(using), frozenset(going), dict(out)
+        self._start = start
         self._facts: GpuFacts | None = None
         self._table: CardTable | None = None
 
@@ -67,7 +74,7 @@ class Cards:
         """
         if self._table is None:
             self._table = CardTable(cards_of(self.facts, self._using, self._out), self._using).without(self._going)
-        self._table, placed = self._table.place(engine, model, self.candidates(model.config))
+        self._table, placed = self._table.place(engine, model, self.candidates(model.config), silent=self._start)
         return placed
 
     def candidates(self, model: ModelConfig) -> tuple[int, ...]:

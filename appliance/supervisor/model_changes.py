@@ -201,6 +201,7 @@ class ModelChanges:
         for one in served.models.values():
             cache.remember(one.files.hashed)
         problems, coming = list[str](), list[PlannedModel]()
+        out = dict(self.out())
         cards = self._cards({*found.removed, *(model.name for model in found.changed)})
         for model in found.coming:
             try:
@@ -212,6 +213,8 @@ class ModelChanges:
         for name, problem in lacking(config, coming, found, served).items():
             model = next(one for one in found.coming if one.name == name)
             problems.append(f"{_place(wanted, model)}: model {name}: {problem}")
+        if out != self.out():
+            problems.append("a GPU was lost or came back meanwhile, and engines were placed anew; try again")
         if problems:
             raise ConfigError("\n".join(problems))
         cache.save()
@@ -336,7 +339,7 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
             found = with_signer(read_model(model.name, model.folder, cache), config.keys_for(model))
         files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
-    cards = Cards()
+    cards = Cards(start=True)
     for model in config.models:
         plans = plan_boots(config, model, files[model.name], runtime, cards)
         yield PlannedModel(config, model, files[model.name], plans)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from appliance.common.audit.entry import Entry, entry
-from appliance.common.errors import StartError
+from appliance.common.errors import ApplianceError, StartError
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.cards.trials import CardTrials
 
@@ -56,7 +56,7 @@ class CardPlacement:
 
     @property
     def out(self) -> dict[int, str]:
-        """Why each card that gets no engine gets none."""
+        """Why each card that gets no engine gets none; also for other threads."""
         return self._trials.out(self._clock())
 
     def unplaced(self, sandboxes: Iterable[str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ class CardPlacement:
         self._trials.unknown()
 
     async def place(self, plan: BootPlan, take: Callable[[BootPlan], None]) -> None:
-        """Have ``take`` called with a plan on another card, if the plan's own gets no engine.
+        """Have ``take`` called with a new plan, if the plan's card gets no engine, or got none at the last call.
 
         Raises:
             StartError: no other card has room; the message has the numbers of each.
@@ -90,25 +90,25 @@ class CardPlacement:
             return
         async with self.turn:
             out, old = self.out, plan.card.card
-            if old not in out:
-                self._unplaced.pop(plan.name, None)
+            if old not in out and plan.name not in self._unplaced:
                 return
             try:
                 found = await asyncio.to_thread(self._replan, plan, out)
                 if found is not None and found.card is None:
-                    raise StartError(f"{out[old]}, and no other is there")
-            except StartError as error:
+                    raise StartError(f"{out.get(old, 'it had a GPU')}, and no other is there")
+            except ApplianceError as error:
                 if plan.name not in self._unplaced:
                     self._note("refused", old, plan, cause=error.message)
                 self._unplaced[plan.name] = Unplaced(plan.model, error.message)
-                raise
+                raise StartError(error.message) from error
             self._unplaced.pop(plan.name, None)
             if found is None or found.card is None:
                 return
-            self.moved[plan.model] += 1
-            log.warning("an engine gets another GPU", sandbox=plan.name, before=old, card=found.card.card)
-            self._note("moved", old, plan, to=str(found.card.card), cause=out[old])
             take(found)
+            if found.card.card != old:
+                self.moved[plan.model] += 1
+                log.warning("an engine gets another GPU", sandbox=plan.name, before=old, card=found.card.card)
+                self._note("moved", old, plan, to=str(found.card.card), cause=out.get(old, ""))
 
     def _note(self, event: str, card: int, plan: BootPlan | None = None, to: str = "", cause: str = "") -> None:
         """Record what happened to a card, or to an engine because of it."""

@@ -66,7 +66,7 @@ class CardTrials:
     def out(self, now: float) -> dict[int, str]:
         """Return why each card that gets no engine gets none."""
         found = {}
-        for card, losses in self._cards.items():
+        for card, losses in tuple(self._cards.items()):  # Other threads ask as well.
             times = counted(len(losses.times), "time")
             if losses.why:
                 found[card] = losses.why

@@ -101,7 +101,19 @@ def test_a_card_that_tells_no_memory_beside_others_is_not_used() -> None:
     facts = machine(2)
     facts = replace(facts, memory=facts.memory[1:])
     assert place(facts, entry("a")) == [1]
-    assert isinstance(list(place_models(facts, [entry("a"), entry("b")], running=False))[1], StartError)
+    table, _ = CardTable(cards_of(facts)).place("a", entry("a"), (0, 1))
+    with pytest.raises(StartError, match="card 0 tells no memory, as one that is lost"):
+        table.place("b", entry("b"), (0, 1))
+
+
+def test_a_start_waits_for_a_card_that_tells_no_memory() -> None:
+    """Where no other has room: a lost card must not keep the appliance from serving its other models. A third model is
+    refused."""
+    facts = machine(2)
+    facts = replace(facts, memory=facts.memory[1:])
+    first, second, third = place(facts, entry("a"), entry("b"), entry("c"))
+    assert (first, second) == (1, 0)
+    assert "card 0 (NVIDIA H100 80GB HBM3): b may hold 90 %" in str(third)
 
 
 def test_a_card_that_no_engine_gets_is_named_and_passed_over() -> None:

@@ -99,9 +99,13 @@ class House:
 
 @contextlib.asynccontextmanager
 async def serving(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, folder: Path, *models: dict[str, object]
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *models: dict[str, object],
+    well: dict[str, str] | None = None,
 ) -> AsyncIterator[House]:
-    """Serve these models on two cards while the block runs."""
+    """Serve these models on two cards while the block runs, which begins when the cards are as ``well`` says."""
 
     def look() -> GpuFacts:
         # Device nodes need root; driver, library and memory are the pretended ones.
@@ -109,14 +113,14 @@ async def serving(
         return replace(look_at_gpus(machine.places), nodes=seen.nodes, models=seen.models)
 
     monkeypatch.setattr(gpu_module, "look_at_gpus", look)
-    monkeypatch.setattr(lifecycle, "BASE_DELAY_S", 0.01)
-    monkeypatch.setattr(lifecycle, "MAX_DELAY_S", 0.05)
+    monkeypatch.setattr(lifecycle, "BASE_DELAY_S", 0.05)
+    monkeypatch.setattr(lifecycle, "MAX_DELAY_S", 0.3)
     runtime = UnsafeRuntime(folder / "unsafe")
     kept = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, placement=placement), lambda: None)
     planner = Planner(kept, runtime, lambda: PolicySet(tenants={}))
     placement = CardPlacement(planner.replan, lambda one: house.audited.append(one), lambda: house.now)
     house = House(kept, placement)
-    watch = watch_cards(lambda: kept.keepers, house.publish, machine.places, QUICK, placement)
+    watch = watch_cards(lambda: kept.keepers, house.publish, machine.places, replace(QUICK, period_s=0.1), placement)
     publish = watch.explaining(house.publish)
     monkeypatch.setattr(keeper_module, "boot", house.boot)
     monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
@@ -127,7 +131,7 @@ async def serving(
         for name in kept.names:
             kept.start(name)
         await asyncio.gather(*(keeper.first_boot for keeper in kept.keepers))
-        await house.until(lambda one: set(one.states.values()) == {"ok"})
+        await house.until(lambda one: one.states == well if well else set(one.states.values()) == {"ok"})
         yield house
     finally:
         await kept.close()
@@ -213,25 +217,33 @@ async def test_a_model_for_which_no_card_has_room_waits(
         assert "5 % are left and 90 % (72 GiB)" in str(house.audited[1].fields["cause"])
 
 
-async def test_a_model_of_one_card_is_moved_to_no_other(
+async def test_a_start_with_a_lost_card_serves_what_it_can(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A list in the configuration holds for a lost card too: the empty one beside it is not taken."""
-    machine.card(0, **EMPTY)
+    """Two models for two cards, of which one was lost before the start: the first is served on the other, the second is
+    down with the numbers, and gets its card with a plan by that one's memory once it is back."""
+    machine.card(0, state=LOST)
     machine.card(1, **EMPTY)
-    async with serving(machine, monkeypatch, tmp_path, {"name": "a", "gpu": [0]}) as house:
-        machine.card(0, state=LOST)
-        state = await house.until(lambda one: "a" in one.unplaced)
-        assert state.unplaced["a"].startswith(
-            "no GPU can be given to an engine of a: card 0 is lost: it has fallen off"
-        )
+    models = ({"name": name, "gpu": "auto"} for name in "ab")
+    async with serving(machine, monkeypatch, tmp_path, *models, well={"0": "lost", "1": "ok"}) as house:
+        state = await house.until(lambda one: "b" in one.unplaced)
+        assert house.use("a") == (1, 90)
+        assert "engine-a may hold 90 %, 5 % are left" in state.unplaced["b"]
+        machine.card(0, **EMPTY)
+        await house.until(lambda one: one.out["0"].startswith("card 0 was lost 1 time"))
+        house.now += FIRST_TRIAL_S
+        await house.until(lambda one: not one.unplaced and not any(one.out.values()))
+        assert (house.use("a"), house.use("b")) == ((1, 90), (0, 90))
+        rows = [EngineConfig.from_json(house.engine(name).plan.configuration).max_num_seqs for name in "ab"]
+        assert rows == [256, 256]
 
 
 async def test_a_boot_that_hangs_on_a_lost_card_is_given_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An engine that CUDA ends before NVML says why boots on the same card, where it may hang for minutes: as soon as
-    the kernel tells of a fallen card, though NVML answers once more, it is ended, and boots on the other one."""
+    """An engine that dies boots by the plan that it has, also where CUDA ended it before NVML says why. On a lost card
+    it may hang for minutes: as soon as the kernel tells of a fallen card, though NVML answers once more, it is ended,
+    and boots on the other one."""
     machine.card(0, **EMPTY)
     machine.card(1, **EMPTY)
     async with serving(machine, monkeypatch, tmp_path, {"name": "a", "gpu": "auto"}) as house:
@@ -240,26 +252,12 @@ async def test_a_boot_that_hangs_on_a_lost_card_is_given_up(
         async with asyncio.timeout(10):
             while len(house.booted) < 3:
                 await asyncio.sleep(0.005)
+        assert house.booted[2] in house.booted[:2] and house.events() == []
         machine.card(0, xid=79, xids=1, **EMPTY)
         state = await house.until(lambda one: one.moved == {"a": 1})
         assert house.use("a") == (1, 90)
         assert (state.xids["0"]["bus"], house.events()[0][0]) == (1, "lost")
         assert str(house.audited[0].fields["cause"]).endswith("it has fallen off the bus (Xid 79)")
-
-
-async def test_an_engine_that_lives_is_not_asked_about(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One that dies for another reason boots on its own card, by the plan that it has."""
-    machine.card(0, **EMPTY)
-    machine.card(1, **EMPTY)
-    async with serving(machine, monkeypatch, tmp_path, {"name": "a", "gpu": "auto"}) as house:
-        house.engine("a").fault(1, "it hangs")
-        async with asyncio.timeout(10):
-            while len(house.booted) < 3:
-                await asyncio.sleep(0.005)
-        assert house.booted[2] is house.booted[0] or house.booted[2] is house.booted[1]
-        assert (house.use("a"), house.events()) == ((0, 90), [])
 
 
 def _day(trials: CardTrials, up_s: int, down_s: int) -> int:
