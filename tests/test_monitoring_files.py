@@ -33,6 +33,7 @@ SLOW = {
 }
 MODEL, KV_MODEL = 'gen_ai_request_model="m"', 'gen_ai_request_model="k"'
 GPU = 'athanor_gpu="0", athanor_gpu_uuid="GPU-1"'
+OTHER_GPU = 'athanor_gpu="1", athanor_gpu_uuid="GPU-2"'
 SANDBOX = 'gen_ai_request_model="m", athanor_role="engine"'
 
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -68,6 +69,16 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
     ),
     "AthanorGpuLost": ({f"athanor_gpu_lost{{{GPU}}}": "0x40 1x4"}, {f"athanor_gpu_lost{{{GPU}}}": "0x45"}),
+    "AthanorGpuUnplaced": (
+        {f"athanor_gpu_unplaced{{{MODEL}}}": "0x35 1x10"},
+        # Placed within seconds.
+        {f"athanor_gpu_unplaced{{{MODEL}}}": "0x43 1x2"},
+    ),
+    "AthanorGpuOut": (
+        {f"athanor_gpu_out{{{OTHER_GPU}}}": "1x45"},
+        # A trial of eight minutes.
+        {f"athanor_gpu_out{{{OTHER_GPU}}}": "0x37 1x8"},
+    ),
     "AthanorGpuMemory": (
         {f'athanor_sandbox_losses_total{{{SANDBOX}, athanor_reason="gpu_memory"}}': "0x40 1x4"},
         {f'athanor_sandbox_losses_total{{{SANDBOX}, athanor_reason="ended"}}': "0x40 1x4"},

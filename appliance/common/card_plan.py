@@ -104,9 +104,17 @@ class CardPlan:
         """Bytes that are missing for the least KV; 0 where there are enough."""
         return max(0, LEAST_BLOCKS * self.block - self.kv)
 
+    @property
+    def limited(self) -> bool:
+        """Whether others hold so much of the card that the engine gets less than its share."""
+        return self.share > 0 and self.allowed < self.total * self.share // 100
+
     def words(self) -> str:
         """The plan in one line, for people; its parts add up."""
+        most = self.total * self.share // 100
         share = f"{self.share} % of {_mib(self.total)}" if self.share else f"of {_mib(self.total)}"
+        if self.limited:
+            share = f"all that is free of {_mib(self.total)}; gpu_share {self.share} % are {_mib(most)}"
         # In whole MiB, so that what is printed adds up as well.
         parts = [(name, part >> 20) for name, part in self.parts if name != "rest"]
         unused = (self.allowed >> 20) - sum(part for _, part in parts)

@@ -39,6 +39,8 @@ class Card:
     """Bytes; 0 where it is not known."""
     others: int = 0
     """Bytes that programs other than our engines hold."""
+    out: str = ""
+    """Why no engine gets it, as a sentence; empty where one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +74,37 @@ class CardTable:
         gone = frozenset(engines)
         return replace(self, uses=tuple(one for one in self.uses if one.engine not in gone))
 
-    def place(self, engine: str, model: ModelOnCard, candidates: tuple[int, ...]) -> tuple[CardTable, Placed]:
+    def place(
+        self, engine: str, model: ModelOnCard, candidates: tuple[int, ...], *, silent: bool = False
+    ) -> tuple[CardTable, Placed]:
         """Give an engine its card.
 
         Args:
             engine: name of its sandbox; what one of that name holds counts as given back.
             model: what it computes.
             candidates: indices of the cards that the model may use.
+            silent: give it one that tells no memory beside others that do, where no other has room: its engine waits
+                for it, and other models are served.
 
         Raises:
             StartError: it fits on none; the message has the numbers of each.
         """
         table, refusals = self.without((engine,)), list[str]()
         usable = [card for card in self.cards if card.index in candidates]
-        if any(card.total for card in usable):
-            # A card that tells no memory beside others that do has fallen off.
-            usable = [card for card in usable if card.total]
+        told = any(card.total for card in usable)
         for card in sorted(usable, key=table._order):
+            if told and not (card.total or card.out or silent):
+                refusals.append(f"card {card.index} tells no memory, as one that is lost")
+                continue
             placed, refusal = table._try(engine, model, card)
             if placed is not None:
                 return replace(table, uses=(*table.uses, placed.use)), placed
             refusals.append(refusal)
+        name, reasons = model.config.name, "; ".join(refusals) or "there is none"
+        if all(card.out for card in usable):
+            raise StartError(f"no GPU can be given to an engine of {name}: {reasons}")
         raise StartError(
-            f"no GPU has room for an engine of {model.config.name}: {'; '.join(refusals) or 'there is none'}; "
+            f"no GPU has room for an engine of {name}: {reasons}; "
             "give the models of one card a smaller gpu_share or kv_bytes, or serve fewer models, or add a card"
         )
 
@@ -106,13 +116,16 @@ class CardTable:
         """Bytes that neither engines nor others hold."""
         return card.total - card.total * self._held(card) // 100 - card.others
 
-    def _order(self, card: Card) -> tuple[int, int, int, int]:
-        """Sort key: the most free memory first, then the fewest engines."""
+    def _order(self, card: Card) -> tuple[bool, bool, int, int, int, int]:
+        """Sort key: the most free memory first, then the fewest engines; behind all come cards that tell no memory, and
+        those that no engine gets."""
         engines = sum(one.card == card.index for one in self.uses)
-        return -self._free(card), self._held(card), engines, card.index
+        return bool(card.out), not card.total, -self._free(card), self._held(card), engines, card.index
 
     def _try(self, engine: str, model: ModelOnCard, card: Card) -> tuple[Placed | None, str]:
         """The engine on this card, or None and why it does not fit."""
+        if card.out:
+            return None, card.out
         config, share = model.config, card_share(model.config)
         weights = card_weights(config, model.shape, model.stored)
         least = least_bytes(config, weights)

@@ -46,6 +46,9 @@ NVLink, the driver and the card's own processor. Any other is ``other``."""
 
 XID_KINDS = (*XIDS, "other")
 
+FALLEN_XID = 79
+"""Xid of a card that has fallen off the bus: nothing reaches it any more."""
+
 THROTTLES = {"power": 0x04 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x08}
 """Why clocks are lower than they might be, as bits of NVML's clock event reasons: the limit of power or the supply's
 brake; heat, as the driver or the card sees it; a slow-down of the card's own, which stands beside one of the others
@@ -83,6 +86,10 @@ class CardStatus:
     """Models whose engines' memory is known."""
     unknown_bytes: int = 0
     """Memory held by processes that are not engines of this appliance, or whose engine is not known."""
+    engines: tuple[str, ...] = ()
+    """Models whose engines have the card, whether or not their memory is known."""
+    out: str = ""
+    """Why no engine gets it, as a sentence: it is lost, or was too lately or too often; empty where one may."""
 
     @property
     def throttled(self) -> tuple[str, ...]:

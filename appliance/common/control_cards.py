@@ -35,3 +35,11 @@ class CardState:
     models: dict[str, dict[str, list[int]]]
     """Bytes that a model's engines hold, and those that they may."""
     unknown: dict[str, int]
+    engines: dict[str, list[str]]
+    """Models whose engines have a card."""
+    out: dict[str, str]
+    """Why a card gets no engine; empty where it may have some."""
+    moved: dict[str, int]
+    """Engines that got another card since the supervisor's start, by model."""
+    unplaced: dict[str, str]
+    """Why an engine has no card now, by model."""

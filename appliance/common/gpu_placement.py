@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from appliance.common.card_table import Card, CardTable, CardUse, ModelOnCard, Placed
 from appliance.common.config import ModelConfig
@@ -20,33 +21,44 @@ DEFAULT_FOLDER = "/etc/athanor/gpu-kernels"
 """Folder of compiled kernels, as the documents call it."""
 
 
-def cards_of(facts: GpuFacts, uses: Iterable[CardUse] = ()) -> tuple[Card, ...]:
+CUT_UP = (
+    "card {card} is cut up into MIG instances, which no engine gets: `nvidia-smi -i {card} -mig 0` makes it whole, "
+    "and a list `gpu:` leaves it out"
+)
+"""Why no engine gets a card that is cut up: gVisor cannot pass instances on, and memory is told of whole cards."""
+
+
+def cards_of(
+    facts: GpuFacts, uses: Iterable[CardUse] = (), out: Mapping[int, str] = MappingProxyType({})
+) -> tuple[Card, ...]:
     """Cards of a machine, for a ``CardTable``.
 
     Args:
         facts: with the cards' memory, where that is known.
         uses: what our engines hold already: the rest of what is not free is held by others.
+        out: why each card that no engine gets is given to none; one that is cut up is among them.
     """
     uses, found = tuple(uses), list[Card]()
+    out = {**{card: CUT_UP.format(card=card) for card in facts.mig}, **out}
     # Names come in the order of the bus; with one for each node they are taken in that order.
     names = facts.models if len(facts.models) == len(facts.cards) else ("",) * len(facts.cards)
     for index, name in zip(facts.cards, names, strict=True):
         memory = facts.memory_of(index)
         if memory is None:
-            found.append(Card(index, name))
+            found.append(Card(index, name, out=out.get(index, "")))
             continue
         ours = sum(memory.total * one.percent // 100 for one in uses if one.card == index)
-        found.append(Card(index, name, memory.total, max(0, memory.total - memory.free - ours)))
+        found.append(Card(index, name, memory.total, max(0, memory.total - memory.free - ours), out.get(index, "")))
     return tuple(found)
 
 
-def candidates(facts: GpuFacts, model: ModelConfig) -> tuple[int, ...]:
+def candidates(facts: GpuFacts, model: ModelConfig, lost: Container[int] = ()) -> tuple[int, ...]:
     """Indices of the cards that a model may use; of a list that names an absent one, that one alone, so that the error
-    names it."""
+    names it, unless it is known to be ``lost``."""
     if isinstance(model.gpu, str):
         whole = tuple(card for card in facts.cards if card not in facts.mig)
         return whole or facts.cards
-    absent = [card for card in model.gpu if card not in facts.cards]
+    absent = [card for card in model.gpu if card not in facts.cards and card not in lost]
     return tuple(absent[:1]) or model.gpu
 
 
@@ -62,7 +74,8 @@ def place_models(facts: GpuFacts, models: Iterable[ModelOnCard], *, running: boo
     table = CardTable(cards_of(facts, everything))
     for model in models:
         try:
-            table, placed = table.place(model.config.name, model, candidates(facts, model.config))
+            usable = candidates(facts, model.config)
+            table, placed = table.place(model.config.name, model, usable, silent=not running)
         except StartError as error:
             yield error
         else:

@@ -3,8 +3,8 @@
 The form is OCSF 1.6.0 (https://schema.ocsf.io/1.6.0). What the log has and the schema has no place for is under
 ``unmapped``, by the log's own names. A class says what happened: API Activity (6003) a request that was allowed or
 denied, Authentication (3002) calls without a valid credential, Entity Management (3004) policies, keys, models,
-files, batches and orders of the operator, Application Lifecycle (6002) sandboxes, Detection Finding (2004) requests
-ended for a block that was another tenant's, Base Event (0) the log itself.
+files, batches and orders of the operator, Application Lifecycle (6002) sandboxes and GPUs, Detection Finding (2004)
+requests ended for a block that was another tenant's, Base Event (0) the log itself.
 """
 
 from __future__ import annotations
@@ -203,6 +203,13 @@ def _sandbox(values: Values) -> _Event:
     return _Event(6002, _STATES.get(state, OTHER), f"sandbox: {state}", status, severity, attributes)
 
 
+def _card(values: Values) -> _Event:
+    event = str(values["event"])
+    name = f"engine of {values['model']}" if values["model"] else f"GPU {values['card']}"
+    status, severity = (FAILURE, MEDIUM) if event in ("lost", "refused") else (SUCCESS, INFORMATIONAL)
+    return _Event(6002, OTHER, f"GPU: {event}", status, severity, {"app": {"name": name, "vendor_name": SERVICE}})
+
+
 def _integrity(values: Values) -> _Event:
     title = "requests named a KV block that was not theirs"
     info = {"title": title, "uid": f"{values['model']}#{values['generation']}"}
@@ -227,6 +234,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "policy": _policy,
     "integrity": _integrity,
     "sandbox": _sandbox,
+    "card": _card,
     "keys": _keys,
     "order": _order,
     "call": _operator,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -40,10 +41,19 @@ COMPILED = "sm_*"
 class Cards:
     """Cards of this machine while engines are planned; looked at when the first engine with a GPU is. Blocks."""
 
-    def __init__(self, using: Iterable[CardUse] = (), going: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        using: Iterable[CardUse] = (),
+        going: Iterable[str] = (),
+        out: Mapping[int, str] = MappingProxyType({}),
+        *,
+        start: bool = False,
+    ) -> None:
         """``using``: what engines hold now; ``going``: names of the engines among them that end before those that are
-        planned begin."""
-        self._using, self._going = tuple(using), frozenset(going)
+        planned begin; ``out``: why each card that no engine gets is given to none; ``start``: of the appliance, which a
+        lost card does not keep from serving its other models."""
+        self._using, self._going, self._out = tuple(using), frozenset(going), dict(out)
+        self._start = start
         self._facts: GpuFacts | None = None
         self._table: CardTable | None = None
 
@@ -63,9 +73,13 @@ class Cards:
             StartError: there is no room.
         """
         if self._table is None:
-            self._table = CardTable(cards_of(self.facts, self._using), self._using).without(self._going)
-        self._table, placed = self._table.place(engine, model, candidates(self.facts, model.config))
+            self._table = CardTable(cards_of(self.facts, self._using, self._out), self._using).without(self._going)
+        self._table, placed = self._table.place(engine, model, self.candidates(model.config), silent=self._start)
         return placed
+
+    def candidates(self, model: ModelConfig) -> tuple[int, ...]:
+        """Return the indices of the cards that a model may use."""
+        return candidates(self.facts, model, self._out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +116,7 @@ def with_gpu(
             log.info("no GPU on this machine: the model runs on the processor", model=model.name)
             return EngineOnCard(spec, _sized(model, None))
         found = ModelOnCard(model, read_shape(files.folder), files_bytes(files.engine))
-        if not facts.driver or not set(candidates(facts, model)) & set(facts.cards):
+        if not facts.driver or not set(cards.candidates(model)) & set(facts.cards):
             # Not for the table of cards: the error says what of the machine is missing.
             gpu_access(facts, model.gpu, 0, (facts.driver,))
         placed = cards.place(spec.name, found)
@@ -117,7 +131,8 @@ def with_gpu(
         raise StartError(_without_kernels(model.name, kernels, command))
     plan = "" if placed.plan is None else placed.plan.words()
     # The command too: whether some of these kernels are the model's only the engine can tell.
-    log.info("an engine has a GPU", model=model.name, card=placed.use.card, plan=plan, kernels=command)
+    tell = log.warning if placed.plan is not None and placed.plan.limited else log.info
+    tell("an engine has a GPU", model=model.name, card=placed.use.card, plan=plan, kernels=command)
     # Not pinned: the card may be beside another node than the one that the engine's turn gives it.
     mounts = (*given.mounts, Mount(kernels, GUEST_GPU_KERNELS))
     return EngineOnCard(replace(given, mounts=mounts, cpus=()), sized, placed.use)

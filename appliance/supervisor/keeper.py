@@ -10,15 +10,18 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
+from appliance.common.errors import StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
@@ -73,8 +76,10 @@ class Keeper:
         vault: Vault | None = None,
         warm: WarmStarts | None = None,
         forms: Forms | None = None,
+        placement: CardPlacement | None = None,
     ) -> None:
         self.plan = plan
+        self._placement = placement
         self._vault = vault
         self._warm = warm
         self._forms = forms
@@ -94,8 +99,8 @@ class Keeper:
         """Why the last life ended, for the gateway's count."""
         self._busy = False
         """Whether the sandbox computed when its load was read last."""
-        self._abandon = threading.Event()
-        """Set with ``_stopping``, for the boot in its thread."""
+        self._abandon: threading.Event | None = None
+        """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """Result of the first boot: None when the sandbox is ready, else what went wrong."""
 
@@ -128,10 +133,11 @@ class Keeper:
     async def _one_life(self) -> str:
         """Boot the sandbox, serve until it ends, remove it; gives the cause of the end."""
         try:
-            self._booted = booted = await asyncio.to_thread(self._boot)
-        except (IsolationError, ProtocolError, OSError) as error:
-            self._reason = "ended"
-            self.life = self.life.advance(Event.DIED, time.monotonic())
+            if self._placement is not None:
+                await self._placement.place(self.plan, self._take_plan)
+            self._booted = booted = await self._boot_unless_stopped()
+        except (IsolationError, ProtocolError, OSError, StartError) as error:
+            self._reason, self.life = "ended", self.life.advance(Event.DIED, time.monotonic())
             self._report_first(str(error))
             return str(error)
         self.boot_s = booted.boot_s
@@ -143,7 +149,7 @@ class Keeper:
             pid=booted.sandbox.pid,
             boot_ms=round(booted.boot_s * 1000),
             start=booted.start,
-            **self._place(),
+            **_place(self.plan),
         )
         if self._warm is not None and (booted.start != RESTORED or (self.plan.ahead_bytes and not booted.ahead)):
             self._warm.ask(self._told, booted.boot_s)
@@ -165,27 +171,32 @@ class Keeper:
         self.life = self.life.advance(Event.DIED if ending.counted else Event.ENDED, time.monotonic())
         return ending.cause
 
-    def _boot(self) -> Booted:
+    def _take_plan(self, plan: BootPlan) -> None:
+        """Boot by another plan from now on: the same sandbox on another card."""
+        self.plan = self._told = plan
+
+    async def _boot_unless_stopped(self) -> Booted:
+        self._abandon = abandon = threading.Event()
+        if self._stopping.is_set():
+            abandon.set()
+        try:
+            return await asyncio.to_thread(self._boot, abandon)
+        finally:
+            self._abandon = None
+
+    def _boot(self, abandon: threading.Event) -> Booted:
         """Boot, from a checkpoint where there is one and in the form of an earlier trial, unless several deaths came in
         a row. Blocks."""
         deadly = self.life.failures >= MOST_RESTORED_DEATHS
         plan = self.plan if self._forms is None or deadly else self._forms.told(self.plan)
         if self._warm is None:
-            booted = boot(plan, self._runtime, self._abandon)
+            booted = boot(plan, self._runtime, abandon)
         else:
-            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, self._abandon)
+            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, abandon)
         if self._forms is not None:
             self._forms.note(self.plan, booted)
             self._told = self._forms.told(self.plan)
         return booted
-
-    def _place(self) -> dict[str, str]:
-        """Fields of the log line about where an engine computes: number of threads with the reason, processors if it is
-        pinned, card if it has one."""
-        cpus = self.plan.spec.cpus if self.plan.threads else ()
-        card = "" if self.plan.card is None else str(self.plan.card.card)
-        fields = {"threads": self.plan.threads, "pinned_to": format_cpu_list(cpus), "gpu": card}
-        return {name: value for name, value in fields.items() if value}
 
     def _open_port(self, booted: Booted) -> SpillPort | None:
         """Serve the engine's spill channel, if it has one."""
@@ -279,11 +290,17 @@ class Keeper:
     def on_cards(self) -> EngineOnCards | None:
         """The engine with its cards; None where it has none."""
         booted = self._booted if self._ending is not None else None
-        return engine_on_cards(self.plan, self.life.generation, None if booted is None else booted.sandbox.pid)
+        boots, pid = self._abandon is not None, None if booted is None else booted.sandbox.pid
+        return engine_on_cards(self.plan, self.life.generation, pid, boots=boots)
 
     def lose_card(self, verdict: CardVerdict) -> None:
-        """End this generation of the engine because of its GPU; the gateway tells the requests inside."""
-        if verdict.engine.generation != self.life.generation or self._ending is None or self._ending.done():
+        """End this generation of the engine because of its GPU; the gateway tells the requests inside. A boot is given
+        up."""
+        if verdict.engine.generation != self.life.generation:
+            return
+        if self._abandon is not None:
+            self._abandon.set()
+        if self._ending is None or self._ending.done():
             return
         told = EngineEnds(self.plan.model, self.life.generation, verdict.reason, verdict.card, self.plan.tenant)
         self._publish(told, ())
@@ -303,7 +320,8 @@ class Keeper:
     def stop(self) -> None:
         """End for good; ``run`` returns once everything is cleaned up."""
         self._stopping.set()
-        self._abandon.set()
+        if self._abandon is not None:
+            self._abandon.set()
         self._end(_End("stopped", counted=False))
 
     def _report_first(self, problem: str | None) -> None:
@@ -344,10 +362,17 @@ class Keeper:
                 sandbox.settle(busy=busy)
 
     async def _nap(self, delay_s: float) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
-        except TimeoutError:
-            return
+
+
+def _place(plan: BootPlan) -> dict[str, str]:
+    """Fields of the log line about where an engine computes: number of threads with the reason, processors if it is
+    pinned, card if it has one."""
+    cpus = plan.spec.cpus if plan.threads else ()
+    card = "" if plan.card is None else str(plan.card.card)
+    fields = {"threads": plan.threads, "pinned_to": format_cpu_list(cpus), "gpu": card}
+    return {name: value for name, value in fields.items() if value}
 
 
 class LoadWatch:

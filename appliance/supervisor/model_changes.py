@@ -9,7 +9,7 @@ memory, GPUs. What shall go is drained by the gateway, for a bounded time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +111,8 @@ class ModelChanges:
         self.residents: Residents | None = None
         self.warm: WarmStarts | None = None
         """Set by the owner: what else belongs to a model."""
+        self.out: Callable[[], Mapping[int, str]] = dict
+        """Why each card that gets no engine gets none; set by the owner."""
         self._reviewing = False
         self._changing = False
         """Whether models come and go now: what is reviewed meanwhile would be out of date when it is applied."""
@@ -199,6 +201,7 @@ class ModelChanges:
         for one in served.models.values():
             cache.remember(one.files.hashed)
         problems, coming = list[str](), list[PlannedModel]()
+        out = dict(self.out())
         cards = self._cards({*found.removed, *(model.name for model in found.changed)})
         for model in found.coming:
             try:
@@ -210,6 +213,8 @@ class ModelChanges:
         for name, problem in lacking(config, coming, found, served).items():
             model = next(one for one in found.coming if one.name == name)
             problems.append(f"{_place(wanted, model)}: model {name}: {problem}")
+        if out != self.out():
+            problems.append("a GPU was lost or came back meanwhile, and engines were placed anew; try again")
         if problems:
             raise ConfigError("\n".join(problems))
         cache.save()
@@ -221,7 +226,7 @@ class ModelChanges:
         plans = [keeper.plan for keeper in self._models.keepers]
         plans += [] if self.residents is None else self.residents.plans
         uses = [plan.card for plan in plans if plan.card is not None]
-        return Cards(uses, [plan.name for plan in plans if plan.model in going])
+        return Cards(uses, [plan.name for plan in plans if plan.model in going], self.out())
 
     def _apply(self, request: str) -> None:
         reviewed, self._reviewed = self._reviewed, None
@@ -334,7 +339,7 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
             found = with_signer(read_model(model.name, model.folder, cache), config.keys_for(model))
         files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
-    cards = Cards()
+    cards = Cards(start=True)
     for model in config.models:
         plans = plan_boots(config, model, files[model.name], runtime, cards)
         yield PlannedModel(config, model, files[model.name], plans)

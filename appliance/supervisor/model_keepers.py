@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.common.catalog import ModelFiles
@@ -218,6 +218,9 @@ class ModelKeepers:
         self._boots = max(self._boots, *(keeper.life.generation for keeper in one.keepers))
         one.boot_s = max((keeper.boot_s for keeper in one.keepers if keeper.boot_s), default=one.boot_s)
         one.tasks.clear()
+        # An engine that was given another card wakes on that one.
+        if (plans := tuple(keeper.plan for keeper in one.keepers)) != one.planned.plans:
+            one.planned = replace(one.planned, plans=plans)
         one.keepers, one.sleep_state = self._keepers(one.planned), ASLEEP
 
     async def wake(self, name: str, waking: Callable[[], None]) -> bool:

@@ -17,6 +17,7 @@ from appliance.common.control import REFUSED, Fault, Freeze, HandedOver, Release
 from appliance.common.errors import StartError
 from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.lifecycle import Life
@@ -56,6 +57,7 @@ class Residents:
         publish: Publish,
         policy: Callable[[], PolicySet],
         forms: Forms | None = None,
+        placement: CardPlacement | None = None,
     ) -> None:
         """``plan`` raises ``KeyError`` for a model that is not served and ``StartError`` for one whose engine finds no
         GPU; ``policy`` reads the one in force. Both may block."""
@@ -65,6 +67,9 @@ class Residents:
         self._publish = publish
         self._policy = policy
         self._forms = forms
+        self._placement = placement
+        self._turn = asyncio.Lock() if placement is None else placement.turn
+        """Held while engines get their cards."""
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
         self._wanted: set[Key] = set()
         """Models and tenants whose requests wait or are served and were not taken back."""
@@ -205,14 +210,15 @@ class Residents:
             return
         # Who leaves still has its memory, and maybe the very name that is needed.
         await asyncio.gather(*(held.task for held in self._held.values() if held.leaving), return_exceptions=True)
-        plans = [await asyncio.to_thread(self._plan, wish.model, wish.tenant, role) for role in missing]
-        if key in self._wanted:
-            for plan in plans:
-                self._keep(key, plan)
+        async with self._turn:
+            plans = [await asyncio.to_thread(self._plan, wish.model, wish.tenant, role) for role in missing]
+            if key in self._wanted:
+                for plan in plans:
+                    self._keep(key, plan)
         self.offer()
 
     def _keep(self, key: Key, plan: BootPlan) -> None:
-        keeper = Keeper(plan, self._runtime, self._publish, forms=self._forms)
+        keeper = Keeper(plan, self._runtime, self._publish, forms=self._forms, placement=self._placement)
         # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
         keeper.life = Life(generation=self._boots, restarts=-1)
         self._boots += 1

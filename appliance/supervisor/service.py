@@ -38,17 +38,15 @@ from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
-from appliance.supervisor.adapters import of_tenant
 from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
-from appliance.supervisor.boot import BootPlan, plan_boot
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.watch import watch_cards
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
-from appliance.supervisor.gpu import Cards
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.key_uses import KeyUseKeeper
 from appliance.supervisor.machine import choose_runtime
@@ -56,6 +54,7 @@ from appliance.supervisor.metering import Metering, open_metering
 from appliance.supervisor.model_changes import ModelChanges, Reread, read_models
 from appliance.supervisor.model_keepers import ModelKeepers
 from appliance.supervisor.operator_socket import OperatorSocket
+from appliance.supervisor.planner import Planner
 from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
@@ -65,7 +64,6 @@ from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from appliance.supervisor.witness_watch import watch_witnesses
 from isolation.gvisor.runtime import Runtime
-from isolation.ipc.messages import Role
 
 log = structlog.get_logger()
 
@@ -101,19 +99,21 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     _connect(server, vault, port)
-    server.models = lambda: models.names
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
-    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms), stop.set)
+    placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
+    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
     answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
-    cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish)
+    cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
-    for one in planned:
-        models.add(one)
-    residents = _residents(config, models, runtime, publish, forms)
+    residents, planner = _residents(config, models, runtime, publish, forms, placement)
     operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port))
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
-    changes.residents, changes.warm, server.on_models = residents, _beside(models, warm, forms), changes.take
+    changes.residents, changes.warm, changes.out = residents, _beside(models, warm, forms), planner.out
+    server.on_models = changes.take
+    server.models = lambda: models.names
+    for one in planned:
+        models.add(one)
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
     told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish), cards.run())
@@ -122,9 +122,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     tasks = [asyncio.create_task(work) for work in asides]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
-    keepers = models.starting
-    for name in models.names:
-        models.start(name)
+    keepers = _start(models)
     try:
         await _first_boots(keepers, stop)
         notify.ready(f"{counted(len(keepers), 'sandbox', 'sandboxes')}, {runtime.label}")
@@ -136,6 +134,14 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         await operator.close()
         await _close(vault, recorder, metering, writing, port)
         await asyncio.to_thread(runtime.close)
+
+
+def _start(models: ModelKeepers) -> list[Keeper]:
+    """Boot all models that do not begin asleep; returns their keepers."""
+    keepers = models.starting
+    for name in models.names:
+        models.start(name)
+    return keepers
 
 
 async def _end_models(
@@ -202,20 +208,20 @@ async def _close(
 
 
 def _residents(
-    config: ApplianceConfig, models: ModelKeepers, runtime: Runtime, publish: Publish, forms: Forms
-) -> Residents:
-    """Keepers of single tenants' sandboxes."""
+    config: ApplianceConfig,
+    models: ModelKeepers,
+    runtime: Runtime,
+    publish: Publish,
+    forms: Forms,
+    placement: CardPlacement,
+) -> tuple[Residents, Planner]:
+    """Keepers of single tenants' sandboxes, and what plans one beside all others."""
     declared = DeclaredTenants(config.policy, config.policy_keys)
-
-    def plan(name: str, tenant: str, role: Role) -> BootPlan:
-        one = models.planned(name)
-        files = of_tenant(one.files, declared.read(), tenant)
-        planned = (*(keeper.plan for keeper in models.keepers), *models.coming, *residents.plans)
-        cards = Cards(held.card for held in planned if held.card is not None)
-        return plan_boot(one.appliance, one.entry, files, runtime, role, tenant, cards)
-
-    residents = Residents(config.sandbox.residents, plan, runtime, publish, declared.read, forms)
-    return residents
+    planner = Planner(models, runtime, declared.read)
+    limits = config.sandbox.residents
+    residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement)
+    planner.others, planner.out = lambda: residents.plans, lambda: placement.out
+    return residents, planner
 
 
 def _operator_socket(

@@ -141,8 +141,15 @@ SANDBOXES = Dashboard(
             (
                 Panel(
                     "Lost",
-                    "1 while nothing can compute on a card.",
-                    (("card {{athanor_gpu}}", or_none("athanor_gpu_lost", "athanor_gpu")),),
+                    "1 while nothing can compute on a card, no engine gets it, or a model's engine has none.",
+                    (
+                        ("card {{athanor_gpu}}", or_none("athanor_gpu_lost", "athanor_gpu")),
+                        ("no engine on {{athanor_gpu}}", or_none("athanor_gpu_out", "athanor_gpu")),
+                        (
+                            "{{gen_ai_request_model}} has none",
+                            or_none(f"athanor_gpu_unplaced{MODEL}", "gen_ai_request_model"),
+                        ),
+                    ),
                     kind="stat",
                     steps=GOOD_ZERO,
                 ),

@@ -29,8 +29,8 @@ def set_clock(file: Path) -> None:
     time.time_ns = lambda: wall_ns() + ahead() * NS
 
 
-def launch(script: str, words: list[str], arguments: list[str]) -> None:
-    """Be the launcher, and start the gateway by way of a script, with these words before the child's own."""
+def launch(script: str, words: list[str], arguments: list[str], role: str = "gateway") -> None:
+    """Be the launcher, and start one process by way of a script, with these words before the child's own."""
     from appliance.operator import launcher
     from appliance.operator.cli.app import main
 
@@ -38,7 +38,7 @@ def launch(script: str, words: list[str], arguments: list[str]) -> None:
 
     @functools.wraps(plain)
     def start(argv: Any, **options: Any) -> Any:
-        if "gateway" in argv:
+        if role in argv:
             at = argv.index("appliance.operator.child")
             argv = [argv[0], script, *words, *argv[at:]]
         return plain(argv, **options)

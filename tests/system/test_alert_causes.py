@@ -52,7 +52,15 @@ STEP_TIMEOUT_S = 8.0
 LATE_S = 3.5
 """Seconds after which an engine counts as hung, and that one is stopped so that its first tokens are late."""
 
-GPUS = {"AthanorGpuLost", "AthanorGpuMemory", "AthanorGpuFailing", "AthanorGpuHot", "AthanorGpuUnwatched"}
+GPUS = {
+    "AthanorGpuLost",
+    "AthanorGpuUnplaced",
+    "AthanorGpuOut",
+    "AthanorGpuMemory",
+    "AthanorGpuFailing",
+    "AthanorGpuHot",
+    "AthanorGpuUnwatched",
+}
 """Need a card. ``tests/appliance/supervisor/cards`` has what leads to their series, from a pretended driver on."""
 
 NOT_CAUSED = GPUS | {

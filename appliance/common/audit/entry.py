@@ -97,6 +97,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "tenant": _T,
         "model_signer": _T,
     },
+    "card": {"event": _T, "card": _N, "model": _T, "tenant": _T, "to": _T, "cause": _T},
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -128,6 +129,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   failed. And each model that came (serve) or went (end) by a reload, fell asleep (sleep, by the operator, idle, or for
   the memory of another) or woke (wake, by the operator or for the request of a tenant), told by the supervisor with the
   user 0 and the id of the key that has signed it;
+* ``card``: a GPU was lost, answers again (back), or gets engines again (trusted); an engine got another one (moved,
+  ``to`` is its number) or found none with room (refused); told by the supervisor;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

@@ -67,6 +67,19 @@ _GONE = {
 """What is said of a GPU on which nothing can compute."""
 
 
+_LOST = (
+    "Its engines were ended; each for which another GPU has room is placed there. Reset the card, or start the machine "
+    "anew; the kernel's log has the Xid."
+)
+"""What is to be done about a GPU that is lost."""
+
+_NO_GPU = (
+    "It is started as soon as a GPU has room: its own, once that has answered for long enough, or another, with a "
+    "smaller gpu_share or fewer models there, and athanor reload."
+)
+"""What is to be done for an engine whose GPU was lost and for which no other has room."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """State from which alerts are derived."""
@@ -106,6 +119,8 @@ class Facts:
     """GPUs that models use."""
     cards_problem: str = ""
     """Why nothing is known of them; empty where they are read, and where there are none."""
+    unplaced: frozenset[str] = frozenset()
+    """Models of which an engine has no GPU, since its own was lost and no other has room."""
 
 
 def alerts(facts: Facts) -> tuple[Alert, ...]:
@@ -140,7 +155,8 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
                 if not silent:
                     yield _hung(model, box, facts.users.get(model.name, 0))
             elif box.state not in ("ready", "shared", "asleep") and facts.attached:
-                yield _down(model, box, facts.users.get(model.name, 0))
+                no_gpu = box.role == "engine" and model.name in facts.unplaced
+                yield _down(model, box, facts.users.get(model.name, 0), no_gpu=no_gpu)
     for name, silence_s in facts.silence_s.items():
         if silence_s >= SILENCE_S:
             yield Alert(
@@ -186,7 +202,7 @@ def _hung(model: ModelView, box: SandboxStatus, users: int) -> Alert:
     )
 
 
-def _down(model: ModelView, box: SandboxStatus, users: int) -> Alert:
+def _down(model: ModelView, box: SandboxStatus, users: int, *, no_gpu: bool) -> Alert:
     name = f"{model.name} of {model.tenant}" if model.tenant else model.name
     who = f"Tenant {model.tenant}" if model.tenant else _everybody(users)
     key = f"down/{model.name}/{model.tenant}/{box.role}"
@@ -206,8 +222,8 @@ def _down(model: ModelView, box: SandboxStatus, users: int) -> Alert:
         what=f"The {box.role} sandbox of {name} is down{cause}",
         since=box.since,
         who=who,
-        do="It is started again by itself. If it goes on dying, the log has all it said.",
-        command="athanor logs -n 50",
+        do=_NO_GPU if no_gpu else "It is started again by itself. If it goes on dying, the log has all it said.",
+        command="athanor status" if no_gpu else "athanor logs -n 50",
     )
 
 
@@ -394,12 +410,15 @@ def _cards(facts: Facts) -> Iterator[Alert]:
             command="nvidia-smi",
         )
     for card in facts.cards:
-        users = _names([one.model for one in card.models]) or "Models that have it"
+        users = _names(list(card.engines)) if card.engines else "No model: no engine has it now."
         command = f"nvidia-smi -q -i {card.uuid or card.index}"
         if card.state in _GONE:
             key, what = f"gpu/{card.index}", f"GPU {card.index} {_GONE[card.state]}"
-            do = "Its engines were ended. Reset the card, or start the machine anew; the kernel's log has the Xid."
-            yield Alert(key=key, level="broken", what=what, who=users, do=do, command=command)
+            yield Alert(key=key, level="broken", what=what, who=users, do=_LOST, command=command)
+        elif card.out:
+            what = f"GPU {card.index} gets no engine: {card.out}"
+            do = "If it comes and goes, replace it; once it is mended, a restart of the appliance gives it engines."
+            yield Alert(key=f"gpu out/{card.index}", level="degraded", what=what, who=users, do=do, command=command)
         elif card.failing:
             do = "See its remapped rows; a reset applies what is pending. If errors come back, replace it."
             what = f"GPU {card.index} has bad memory: {card.failing}"

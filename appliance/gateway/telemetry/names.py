@@ -163,6 +163,9 @@ GPU_THROTTLED = "athanor.gpu.throttled"
 GPU_MODEL_MEMORY = "athanor.gpu.model_memory"
 GPU_MODEL_SHARE = "athanor.gpu.model_share"
 GPU_XIDS = "athanor.gpu.xids"
+GPU_OUT = "athanor.gpu.out"
+GPU_UNPLACED = "athanor.gpu.unplaced"
+GPU_MOVES = "athanor.gpu.moves"
 SPILL_BYTES = "athanor.spill.bytes"
 SPILL_OBJECTS = "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
@@ -325,6 +328,7 @@ COUNTERS = {
         "lost), gpu_memory (it held more than its share of the GPU's memory), ended (anything else).",
         frozenset({"model", "role", "reason"}),
     ),
+    GPU_MOVES: Instrument("{engine}", "Engines that got another GPU since their own was lost.", frozenset({"model"})),
     GPU_XIDS: Instrument(
         "{event}",
         "Xid events of a GPU by where their cause mostly lies: program, memory, bus, driver, other.",
@@ -430,6 +434,14 @@ GAUGES = {
     DISK_SIZE: Instrument("By", "Size of that disk.", frozenset({"place"})),
     GPU_WATCHED: Instrument("1", "1 while NVML answers; there is none while no model has a GPU."),
     GPU_LOST: Instrument("1", "1 while nothing can compute on the GPU: lost, not listed, or to be reset.", _GPU),
+    GPU_OUT: Instrument(
+        "1",
+        "1 while no engine gets the GPU: it is lost, or has not answered for long enough since, or was lost too often.",
+        _GPU,
+    ),
+    GPU_UNPLACED: Instrument(
+        "1", "1 while an engine of the model has no GPU: its own was lost, and no other has room.", frozenset({"model"})
+    ),
     GPU_MEMORY_SIZE: Instrument("By", "Memory of the GPU.", _GPU),
     GPU_MEMORY_USED: Instrument("By", "Part of it that is in use, by whatever process.", _GPU),
     GPU_BUSY: Instrument("%", "Part of the time in which something computed on the GPU.", _GPU),

@@ -43,6 +43,9 @@ class WatchedCards:
         """Those that models use, by index; empty while no model has one, and before the supervisor has told."""
         self.problem = ""
         """Why nothing is known of them now; empty while they are read, and where none is."""
+        self.unplaced: dict[str, str] = {}
+        """Why an engine has no card now, by model."""
+        self._moved: dict[str, int] = {}
         self._counted = Increases(ours=False)
 
     def take(self, message: CardState) -> None:
@@ -59,6 +62,7 @@ class WatchedCards:
         cards = [_card(message, index) for index in indices]
         self.cards = tuple(sorted(cards, key=lambda one: one.index))
         self.problem = message.problem
+        self.unplaced, self._moved = dict(message.unplaced), dict(message.moved)
 
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
         """Yield the levels, and add to the counter."""
@@ -67,6 +71,7 @@ class WatchedCards:
         for card in self.cards:
             which = {"gpu": str(card.index), "gpu_uuid": card.uuid}
             yield Level(names.GPU_LOST, int(card.state in (LOST, RESET, ABSENT)), which)
+            yield Level(names.GPU_OUT, int(bool(card.out)), which)
             if card.state != OK:
                 continue
             for figure, (gauge, factor) in GAUGES.items():
@@ -82,6 +87,9 @@ class WatchedCards:
             for kind in XID_KINDS if card.xids else ():
                 more = self._counted.since((str(card.index), kind), card.xids.get(kind, 0))
                 count(names.GPU_XIDS, more, **which, kind=kind)
+        for model in sorted({model for card in self.cards for model in card.engines} | self.unplaced.keys()):
+            yield Level(names.GPU_UNPLACED, int(model in self.unplaced), {"model": model})
+            count(names.GPU_MOVES, self._counted.since((model,), self._moved.get(model, 0)), model=model)
 
 
 def _card(message: CardState, index: str) -> CardStatus:
@@ -105,4 +113,6 @@ def _card(message: CardState, index: str) -> CardStatus:
         last_xid=message.last_xids.get(index, 0),
         models=tuple(ModelMemory(model=name, held=held, share=share) for name, (held, share) in models.items()),
         unknown_bytes=message.unknown.get(index, 0),
+        engines=tuple(message.engines.get(index, ())),
+        out=message.out.get(index, ""),
     )

@@ -216,6 +216,7 @@ class ApplianceState:
             disks=self._disks.spaces,
             cards=self.cards.cards,
             cards_problem=self.cards.problem,
+            unplaced=frozenset(self.cards.unplaced),
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:

@@ -78,4 +78,5 @@ def running_appliance(admin: str) -> Running:
         cgroup=status.cgroup,
         unsafe=runs_unsafe(status),
         alerts=status.alerts,
+        engine_cards=tuple((model, card.index) for card in status.cards for model in card.engines),
     )

@@ -285,7 +285,7 @@ def _kv_words(kv: int, card: CardFacts | None) -> str:
     from appliance.common.figures import size
 
     if card is not None:
-        return f"GPU     card {card.card}: {card.plan or 'its memory or the shape of the model is not known'}"
+        return f"GPU     {card.card_words}: {card.plan or 'its memory or the shape of the model is not known'}"
     return f"KV      {size(kv)}; for how many tokens the engine tells once it serves, since the host opens no model"
 
 

@@ -152,7 +152,7 @@ def _room(name: str, room: str, one: SandboxStatus, width: int) -> Iterator[Text
 
 def _cards(cards: tuple[CardStatus, ...]) -> RenderableType:
     """A line a GPU, and one below for what its models hold of it."""
-    shown = table("GPU", "STATE", numbers=("BUSY", "MEMORY", "HEAT", "POWER"))
+    shown = table("GPU", "STATE", "ENGINES", numbers=("BUSY", "MEMORY", "HEAT", "POWER"))
     held = []
     for one in cards:
         told = one.figures
@@ -163,8 +163,11 @@ def _cards(cards: tuple[CardStatus, ...]) -> RenderableType:
             f"{told['temperature_c']} C" if "temperature_c" in told else "-",
             f"{told['power_mw'] / 1_000:.0f} W" if "power_mw" in told else "-",
         )
-        style = "bold red" if one.state != OK else "yellow" if one.failing else "green"
-        shown.add_row(Text(str(one.index), "bold"), Text(one.state, style), *map(Text, cells))
+        style = "bold red" if one.state != OK else "yellow" if one.failing or one.out else "green"
+        engines = Text(", ".join(map(printable, one.engines)) or "-")
+        shown.add_row(Text(str(one.index), "bold"), Text(one.state, style), engines, *map(Text, cells))
+        if one.out:
+            held.append(Text(f"GPU {one.index} gets no engine: {printable(one.out)}", "red"))
         if one.state == OK and one.throttled:
             held.append(Text(f"GPU {one.index} is slowed down by {', '.join(one.throttled)}", "dim"))
         for model in one.models:

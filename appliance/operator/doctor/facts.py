@@ -319,6 +319,21 @@ class CardFacts:
     """Why the card's memory is not known."""
     rows: int = 0
     """Sequences of one step; 0 where the plan is not known."""
+    name: str = ""
+    """What the driver calls the card; empty where it does not."""
+    others: int = 0
+    """Bytes that programs other than our engines hold of it, or, where the model gets none, of all that it may use."""
+    now: tuple[int, ...] = ()
+    """Cards on which the running appliance has engines of it."""
+    cut_up: tuple[int, ...] = ()
+    """Cards that it might have had and that are cut up into MIG instances."""
+    limited: bool = False
+    """Whether it gets less than its share because of them."""
+
+    @property
+    def card_words(self) -> str:
+        """The card's number and name."""
+        return f"card {self.card}" + (f" ({self.name})" if self.name else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +375,8 @@ class Running:
     unsafe: bool = False
     alerts: tuple[Alert, ...] = ()
     """What it says is the matter now."""
+    engine_cards: tuple[tuple[str, int], ...] = ()
+    """Models, each with a card on which it has an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from appliance.common.figures import counted
+from appliance.common.figures import counted, size
 from appliance.common.gpu_placement import DEFAULT_FOLDER, architecture_of, command_words
 from appliance.operator.doctor.facts import CardFacts, Gpu, GpuKernelFacts
 from appliance.operator.doctor.finding import Area, Finding, Subject
 from isolation.gpu.bundle_additions import expected_numbers, node_mend
 from isolation.gpu.gpu_drivers import INSTALL_CURRENT, known_drivers, newest
 from isolation.gpu.gpu_facts import CONTROL, CUDA, MANAGEMENT, MEMORY, GpuFacts
+
+SOME = 1 << 30
+"""Bytes of a card held by other programs from which they are named as a reason: a display has some hundred MiB."""
 
 NO_GPU = "a model that asks for a GPU cannot be started"
 
@@ -157,21 +160,37 @@ def _mend(found: GpuKernelFacts, architectures: set[str]) -> str:
     return command_words(named, found.model_path, architecture, *told) + line
 
 
+def _mend_card(found: CardFacts) -> str:
+    """What gives a refused model a card."""
+    if found.cut_up:
+        return f"nvidia-smi -i {found.cut_up[0]} -mig 0    # or gpu: off, or a list of other cards"
+    if found.others >= SOME:
+        return "nvidia-smi    # names the other programs; end them, or gpu: off"
+    return "gpu_share: LESS    # in athanor.yaml; or fewer models, or gpu: off"
+
+
 def check_cards(cards: Iterable[CardFacts]) -> Iterator[Finding]:
     """Which card each model gets, and the plan of its memory, which adds up."""
     for found in cards:
         subject = Subject(Area.SERVICE, f"gpu of {found.model}")
-        if found.problem:
-            yield subject.problem(
-                found.problem,
-                means="the appliance does not start",
-                mend="gpu_share: LESS    # in athanor.yaml; or fewer models, or gpu: off",
+        here = " and ".join(f"card {card}" for card in found.now)
+        if found.now and (found.problem or found.card not in found.now):
+            given = found.problem or f"a start gives it {found.card_words}"
+            means = "it was moved since its own was lost, or the configuration was changed; a start places it anew"
+            yield subject.warning(f"its engine is on {here}; {given}", means=means, mend="athanor status")
+        elif found.problem:
+            yield subject.problem(found.problem, means="the appliance does not start", mend=_mend_card(found))
+        elif found.plan and found.limited and found.others:
+            yield subject.warning(
+                f"{found.card_words}: {found.plan}",
+                means=f"other programs hold {size(found.others)} of it: KV is less, and none is left for them to grow",
+                mend="nvidia-smi    # names them",
             )
         elif found.plan:
-            yield subject.ok(f"card {found.card}: {found.plan}")
+            yield subject.ok(f"{found.card_words}: {found.plan}")
         else:
             why = f": {found.unknown}" if found.unknown else ""
             yield subject.note(
-                f"card {found.card}, whose memory or the model's shape is not known{why}",
+                f"{found.card_words}, whose memory or the model's shape is not known{why}",
                 means="rows and budgets are those of the configuration, or a CPU's",
             )

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from appliance.common.card_table import ModelOnCard, Placed
+from appliance.common.card_table import Card, ModelOnCard, Placed
 from appliance.common.catalog import find_files
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, StartError, reason_of
 from appliance.common.gpu_defaults import on_processor
-from appliance.common.gpu_placement import place_models
+from appliance.common.gpu_placement import candidates, cards_of, place_models
 from appliance.common.image.check import resolve
 from appliance.common.model_memory import files_bytes
 from appliance.common.model_shape import read_shape
@@ -41,7 +41,8 @@ def look_at_cards(models: Iterable[ModelConfig], facts: GpuFacts, *, running: bo
         return ()
     found = [one for model in models if model.gpu != "off" and (one := _on_card(model)) is not None]
     placed = place_models(facts, found, running=running)
-    return tuple(_card(one.config.name, given, facts) for one, given in zip(found, placed, strict=True))
+    cards = () if running else cards_of(facts)
+    return tuple(_card(one, given, facts, cards) for one, given in zip(found, placed, strict=True))
 
 
 def _on_card(model: ModelConfig) -> ModelOnCard | None:
@@ -53,12 +54,20 @@ def _on_card(model: ModelConfig) -> ModelOnCard | None:
     return ModelOnCard(model, read_shape(model.folder), stored)
 
 
-def _card(model: str, given: Placed | StartError, facts: GpuFacts) -> CardFacts:
+def _card(model: ModelOnCard, given: Placed | StartError, facts: GpuFacts, cards: Iterable[Card]) -> CardFacts:
+    """The card of one model; ``cards`` as far as it is known what other programs hold of them."""
+    name, others = model.config.name, {card.index: card.others for card in cards}
     if isinstance(given, StartError):
-        return CardFacts(model=model, problem=given.message)
+        usable = candidates(facts, model.config)
+        cut_up = tuple(card for card in usable if card in facts.mig)
+        held = sum(others.get(card, 0) for card in usable)
+        return CardFacts(model=name, problem=given.message, others=held, cut_up=cut_up)
+    number = given.use.card
+    called = next((card.name for card in cards_of(facts) if card.index == number), "")
+    found = CardFacts(model=name, card=number, name=called, others=others.get(number, 0))
     if given.plan is None:
-        return CardFacts(model=model, card=given.use.card, unknown=facts.memory_problem)
-    return CardFacts(model=model, card=given.use.card, plan=given.plan.words(), rows=given.plan.rows)
+        return replace(found, unknown=facts.memory_problem)
+    return replace(found, plan=given.plan.words(), rows=given.plan.rows, limited=given.plan.limited)
 
 
 def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig, rows: int = 0) -> GpuKernelFacts | None:

@@ -7,7 +7,7 @@ import os
 import pwd
 import socket
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,10 @@ from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.facts import (
     EXPIRY_DAYS,
     Access,
+    CardFacts,
     Disk,
     Exporter,
+    GpuKernelFacts,
     Image,
     Kernels,
     Model,
@@ -99,8 +101,7 @@ def look_at_service(
         options: ``KEY=VALUE`` that the configuration was read with.
         gpus: of the machine.
     """
-    cards = look_at_cards(config.models, gpus, running=running.answers)
-    rows = {one.model: one.rows for one in cards}
+    cards = _cards(config, gpus, running)
     units = tuple(unit for unit in (look_at_units() if units is None else units) if _concerns(unit, path))
     environments = {unit.name: environment_of(unit) for unit in units}
     tried, refusals, untried = _tried(config, path, units)
@@ -125,15 +126,29 @@ def look_at_service(
         image=_image(config),
         exporters=tuple(find_exporters(_exporting(environments))),
         running=running,
-        gpu_kernels=tuple(
-            filter(None, (look_at_gpu_kernels(config, model, rows.get(model.name, 0)) for model in config.models))
-        ),
+        gpu_kernels=_gpu_kernels(config, cards),
         cards=cards,
         threads=threads,
         rank_problems=rank_problems,
         forms=_forms(config),
         account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
+
+
+def _cards(config: ApplianceConfig, gpus: GpuFacts, running: Running) -> tuple[CardFacts, ...]:
+    """The card that each model would get, and those that it has while the appliance runs."""
+    return tuple(
+        replace(one, now=tuple(card for model, card in running.engine_cards if model == one.model))
+        for one in look_at_cards(config.models, gpus, running=running.answers)
+    )
+
+
+def _gpu_kernels(config: ApplianceConfig, cards: Iterable[CardFacts]) -> tuple[GpuKernelFacts, ...]:
+    """Compiled kernels of the models with a GPU; of one that no card has room for the rows, and so the kernels, are not
+    known."""
+    rows, refused = {one.model: one.rows for one in cards}, {one.model for one in cards if one.problem}
+    models = (model for model in config.models if model.name not in refused)
+    return tuple(filter(None, (look_at_gpu_kernels(config, model, rows.get(model.name, 0)) for model in models)))
 
 
 def _concerns(unit: ServiceUnit, path: Path) -> bool:

@@ -12,13 +12,14 @@ from isolation.ipc.messages import Role
 _CARD = re.compile(r"/dev/nvidia(\d{1,3})")
 
 
-def engine_on_cards(plan: BootPlan, generation: int, pid: int | None) -> EngineOnCards | None:
+def engine_on_cards(plan: BootPlan, generation: int, pid: int | None, *, boots: bool = False) -> EngineOnCards | None:
     """The engine that a keeper keeps; None for a text sandbox, and for an engine without a card.
 
     Args:
         plan: of its boot.
         generation: of its sandbox now.
         pid: of the sandbox's process; None while it is not there.
+        boots: whether it is being booted now.
     """
     if plan.role is not Role.ENGINE:
         return None
@@ -38,4 +39,5 @@ def engine_on_cards(plan: BootPlan, generation: int, pid: int | None) -> EngineO
         cards=cards,
         share=EngineConfig.from_json(plan.configuration).gpu_share,
         pids=frozenset() if pid is None else frozenset({pid}),
+        boots=boots,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from appliance.common.cards import ABSENT, LOST, OK, RESET, CardStatus, ModelMemory, allowed_bytes
+from appliance.common.cards import ABSENT, FALLEN_XID, LOST, OK, RESET, CardStatus, ModelMemory, allowed_bytes
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY
 from appliance.common.figures import size
 from appliance.supervisor.cards.samples import CardSample
@@ -27,6 +27,8 @@ class EngineOnCards:
     """Percent of each card's memory that it may hold; 0: none is configured."""
     pids: frozenset[int] = frozenset()
     """Its processes on this machine; empty while it is not there."""
+    boots: bool = False
+    """Whether it is being booted, which on a card that is lost may take minutes to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Judge:
         """Cards that have answered once."""
         self._above: dict[tuple[str, int, int], int] = {}
         """Samples in a row, by sandbox, generation and card."""
+        self._fallen: dict[int, int] = {}
+        """Events of a card falling off the bus that were told before, by card."""
         self.gone: dict[int, str] = {}
         """Why engines cannot compute on a card, by card."""
 
@@ -55,11 +59,12 @@ class Judge:
         """Take a sample; returns the engines that have to end."""
         self._seen |= {card.index for card in cards if card.state == OK}
         self.gone = {card.index: why for card in cards if (why := self._why_gone(card))}
+        self._fallen |= {card.index: card.fallen for card in cards}
         above: dict[tuple[str, int, int], int] = {}
         found = []
         for engine in engines:
             for card in cards:
-                if card.index not in engine.cards or not engine.pids:
+                if card.index not in engine.cards or not (engine.pids or engine.boots):
                     continue
                 if card.index in self.gone:
                     found.append(CardVerdict(engine, GPU_LOST, card.index, self.gone[card.index]))
@@ -76,6 +81,9 @@ class Judge:
     def _why_gone(self, card: CardSample) -> str:
         if card.state == LOST:
             return f"card {card.index} is lost: it has fallen off the bus"
+        if card.fallen > self._fallen.get(card.index, 0):
+            # The driver's word comes before NVML's, which may answer once more.
+            return f"card {card.index} is lost: it has fallen off the bus (Xid {FALLEN_XID})"
         if card.state == RESET:
             return f"card {card.index} is lost: it computes nothing before a reset"
         if card.state == ABSENT and card.index in self._seen:
@@ -102,8 +110,8 @@ def _above(card: CardSample, engine: EngineOnCards) -> str | None:
     )
 
 
-def status(card: CardSample, engines: Iterable[EngineOnCards]) -> CardStatus:
-    """What is told of a card."""
+def status(card: CardSample, engines: Sequence[EngineOnCards], out: str = "") -> CardStatus:
+    """What is told of a card; ``out``: why it gets no engine, empty where it may have some."""
     models: dict[str, ModelMemory] = {}
     ours = 0
     total = card.figures.get("memory_total_bytes", 0)
@@ -124,4 +132,6 @@ def status(card: CardSample, engines: Iterable[EngineOnCards]) -> CardStatus:
         last_xid=card.last_xid,
         models=tuple(models.values()),
         unknown_bytes=max(0, sum((card.processes or {}).values()) - ours),
+        engines=tuple(sorted({engine.model for engine in engines if card.index in engine.cards})),
+        out=out,
     )

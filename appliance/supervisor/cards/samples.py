@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from appliance.common.cards import FIGURES, MAX_CARDS, STATES, XID_KINDS, xid_kind
+from appliance.common.cards import FALLEN_XID, FIGURES, MAX_CARDS, STATES, XID_KINDS, xid_kind
 
 MAX_LINE_BYTES = 256 << 10
 """Longest line: sixteen cards with 256 processes each are half of it."""
@@ -32,6 +32,8 @@ class CardSample:
     """Events by kind since the reader's start; None where they are not told."""
     last_xid: int = 0
     """The newest one's number; 0: there was none."""
+    fallen: int = 0
+    """Events of ``FALLEN_XID`` since the reader's start."""
 
 
 class _Row(BaseModel):
@@ -75,7 +77,9 @@ def _sample(row: _Row) -> CardSample:
     for number, count in row.xids:
         counts[xid_kind(number)] += count
     xids = {kind: counts[kind] for kind in XID_KINDS} if row.events or counts else None
-    return CardSample(row.index, row.uuid, row.state, row.figures, _processes(row.processes), xids, row.last_xid)
+    fallen = sum(count for number, count in row.xids if number == FALLEN_XID)
+    held = _processes(row.processes)
+    return CardSample(row.index, row.uuid, row.state, row.figures, held, xids, row.last_xid, fallen)
 
 
 def _processes(listed: list[list[int]] | None) -> dict[int, int] | None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from appliance.common.cards import LOST, MAX_CARDS, OK, CardStatus
 from appliance.common.control import Control, SandboxDown
 from appliance.common.control_cards import GPU_LOST, CardState
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards, Judge, status
+from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.samples import MAX_LINE_BYTES, CardSample, parse
 from appliance.supervisor.keeper import Keeper
 from isolation.errors import ProcessError
@@ -32,6 +33,9 @@ from isolation.host.reaper import descendants
 log = structlog.get_logger()
 
 READER = Path(__file__).with_name("reader.py")
+
+MAX_UNPLACED, MAX_WHY_CHARS = 16, 1_000
+"""Most models without a card that are told with the reason, and characters of it: a small part of a datagram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,13 @@ class CardWatch:
         publish: Callable[[Control, tuple[int, ...]], bool],
         places: Places | None = None,
         pace: WatchPace | None = None,
+        placement: CardPlacement | None = None,
     ) -> None:
         """``engines``: those that have cards, there or being booted, without the children of their processes; ``act``
-        ends one."""
+        ends one; ``placement`` is told which cards are lost."""
         self._engines, self._act, self._publish = engines, act, publish
         self._places, self._pace = places, pace or WatchPace()
+        self._placement = placement or CardPlacement()
         self._judge = Judge()
         self._child: Child | None = None
         self._told: tuple[CardStatus, ...] = ()
@@ -73,7 +79,7 @@ class CardWatch:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Cards on which nothing can compute now: not to be given to an engine that is placed anew."""
+        """Cards on which nothing can compute now."""
         return frozenset(self._judge.gone)
 
     def explaining(self, publish: Callable[[Control, tuple[int, ...]], bool]) -> Callable[..., bool]:
@@ -109,12 +115,13 @@ class CardWatch:
             await self._give_up()
 
     def _wanted(self) -> tuple[int, ...]:
-        """Cards of the engines."""
-        return tuple(sorted({card for engine in self._engines() for card in engine.cards}))[:MAX_CARDS]
+        """Cards of the engines, and those that get none since they were lost: only a look tells that one is back."""
+        theirs = {card for engine in self._engines() for card in engine.cards}
+        others = sorted(self._placement.out.keys() - theirs) if theirs else []
+        return tuple(sorted([*sorted(theirs), *others][:MAX_CARDS]))
 
     async def _watch(self, wanted: tuple[int, ...]) -> str:
-        """Read these cards as long as they are the engines'; returns why it cannot go on, empty where others are to be
-        read."""
+        """Read these cards as long as they are wanted; returns why that ends, empty where others are to be read."""
         facts = await asyncio.to_thread(look_at_gpus, self._places)
         library = facts.library(MANAGEMENT)
         if not facts.driver or library is None:
@@ -165,32 +172,34 @@ class CardWatch:
         engines = await asyncio.to_thread(with_children, self._engines())
         self._uuids |= {one.index: one.uuid for one in samples if one.uuid}
         samples = tuple(replace(one, uuid=self._uuids.get(one.index, "")) for one in samples)
-        before = self.lost
-        for verdict in self._judge.look(samples, engines):
+        verdicts = self._judge.look(samples, engines)
+        # First: an engine that ends is placed anew at once.
+        self._placement.look(self._judge.gone, {one.index for one in samples if one.state == OK})
+        for verdict in verdicts:
             log.error("an engine ends because of its GPU", sandbox=verdict.engine.sandbox, cause=verdict.cause)
             self._act(verdict)
-        for card in sorted(self.lost ^ before):
-            gone = self._judge.gone.get(card)
-            (log.error if gone else log.info)(gone or f"card {card} is back")
-        found = [status(sample, engines) for sample in samples]
+        out = self._placement.out
+        found = [status(sample, engines, out.get(sample.index, "")) for sample in samples]
         self._tell(tuple(replace(one, state=LOST) if one.index in self.lost else one for one in found), "")
 
     def _tell_problem(self, problem: str) -> None:
         """Tell what keeps the cards from being read; of those that were lost this stays known."""
-        lost = tuple(replace(one, figures={}, models=(), unknown_bytes=0) for one in self._told if one.state != OK)
-        self._tell(lost, problem)
+        self._placement.unknown()
+        known = (one for one in self._told if one.state != OK or one.out)
+        self._tell(tuple(replace(one, figures={}, models=(), unknown_bytes=0) for one in known), problem)
 
     def _tell(self, cards: tuple[CardStatus, ...], problem: str) -> None:
         self._told = cards
-        self._publish(card_state(cards, problem), ())
+        unplaced = self._placement.unplaced({engine.sandbox for engine in self._engines()})
+        self._publish(card_state(cards, problem, self._placement.moved, unplaced), ())
 
     def _explained(self, message: SandboxDown) -> SandboxDown:
+        out = self._placement.out
         for engine in self._engines():
             if (engine.model, engine.tenant) == (message.model, message.tenant):
-                for card in engine.cards:
-                    if card in self._judge.gone:
-                        cause = f"{self._judge.gone[card]}; {message.cause}"
-                        return replace(message, reason=GPU_LOST, cause=cause)
+                for why in (out[card] for card in engine.cards if card in out):
+                    cause = message.cause if why in message.cause else f"{why}; {message.cause}"
+                    return replace(message, reason=GPU_LOST, cause=cause)
         return message
 
     async def _end_reader(self, problem: str) -> None:
@@ -222,6 +231,7 @@ def watch_cards(
     publish: Callable[[Control, tuple[int, ...]], bool],
     places: Places | None = None,
     pace: WatchPace | None = None,
+    placement: CardPlacement | None = None,
 ) -> CardWatch:
     """The watch over the engines of these keepers."""
 
@@ -233,7 +243,7 @@ def watch_cards(
             if keeper.plan.name == verdict.engine.sandbox:
                 keeper.lose_card(verdict)
 
-    return CardWatch(engines, act, publish, places, pace)
+    return CardWatch(engines, act, publish, places, pace, placement)
 
 
 def with_children(engines: Sequence[EngineOnCards]) -> list[EngineOnCards]:
@@ -245,9 +255,12 @@ def with_children(engines: Sequence[EngineOnCards]) -> list[EngineOnCards]:
     ]
 
 
-def card_state(cards: Sequence[CardStatus], problem: str) -> CardState:
-    """The message that tells of these cards."""
+def card_state(
+    cards: Sequence[CardStatus], problem: str, moved: Mapping[str, int], unplaced: Mapping[str, str]
+) -> CardState:
+    """The message that tells of these cards, of engines that were moved, and of those that have none."""
     by = {str(card.index): card for card in cards}
+    told = dict(list(unplaced.items())[:MAX_UNPLACED])
     return CardState(
         problem=problem,
         uuids={index: card.uuid for index, card in by.items()},
@@ -257,4 +270,8 @@ def card_state(cards: Sequence[CardStatus], problem: str) -> CardState:
         last_xids={index: card.last_xid for index, card in by.items()},
         models={index: {one.model: [one.held, one.share] for one in card.models} for index, card in by.items()},
         unknown={index: card.unknown_bytes for index, card in by.items()},
+        engines={index: list(card.engines) for index, card in by.items()},
+        out={index: card.out for index, card in by.items()},
+        moved=dict(moved),
+        unplaced={model: why[:MAX_WHY_CHARS] for model, why in told.items()},
     )

@@ -82,6 +82,17 @@ def test_an_8b_model_on_80_gb_is_planned_and_adds_up() -> None:
     )
 
 
+def test_a_plan_that_others_limit_says_so() -> None:
+    """A card of which other programs leave 30 GiB is not called 90 % of it; the parts still add up, and rows stay those
+    for which kernels are compiled."""
+    found = plan(free=30 * GIB)
+    assert found.limited and not plan().limited and not plan(gpu_share=0, kv_bytes=GIB).limited
+    assert (sum(part for _, part in found.parts), found.rows) == (30 * GIB, 256)
+    assert found.words().startswith(
+        "30,720 MiB (all that is free of 81,559 MiB; gpu_share 90 % are 73,403 MiB) = weights "
+    )
+
+
 def test_the_engine_comes_to_the_same_numbers(tmp_path: Path) -> None:
     """The engine's own budget, layout, limits and buckets, on the simulated card with the weights in it, give the
     plan's blocks, rows and context to the byte."""

@@ -101,7 +101,37 @@ def test_a_card_that_tells_no_memory_beside_others_is_not_used() -> None:
     facts = machine(2)
     facts = replace(facts, memory=facts.memory[1:])
     assert place(facts, entry("a")) == [1]
-    assert isinstance(list(place_models(facts, [entry("a"), entry("b")], running=False))[1], StartError)
+    table, _ = CardTable(cards_of(facts)).place("a", entry("a"), (0, 1))
+    with pytest.raises(StartError, match="card 0 tells no memory, as one that is lost"):
+        table.place("b", entry("b"), (0, 1))
+
+
+def test_a_start_waits_for_a_card_that_tells_no_memory() -> None:
+    """Where no other has room: a lost card must not keep the appliance from serving its other models. A third model is
+    refused."""
+    facts = machine(2)
+    facts = replace(facts, memory=facts.memory[1:])
+    first, second, third = place(facts, entry("a"), entry("b"), entry("c"))
+    assert (first, second) == (1, 0)
+    assert "card 0 (NVIDIA H100 80GB HBM3): b may hold 90 %" in str(third)
+
+
+def test_a_card_that_no_engine_gets_is_named_and_passed_over() -> None:
+    """One that is lost or cut up is not taken though it is empty, and its sentence stands among the refusals; a list
+    that names nothing else is refused with it alone."""
+    facts, out = machine(2), {0: "card 0 is lost: it has fallen off the bus"}
+    table, first = CardTable(cards_of(facts, out=out)).place("a", entry("a"), (0, 1))
+    assert first.use.card == 1
+    with pytest.raises(
+        StartError, match=r"of b: card 1 .* a may hold 90 %.*; card 0 is lost: it has fallen off the bus; "
+    ):
+        table.place("b", entry("b"), (0, 1))
+    with pytest.raises(StartError, match=r"^no GPU can be given to an engine of b: card 0 is lost: .* bus$"):
+        table.place("b", entry("b"), (0,))
+    unknown = cards_of(replace(facts, memory=facts.memory[1:]), out=out)
+    with pytest.raises(StartError, match="card 0 is lost"):
+        CardTable(unknown).place("b", entry("b", gpu_share=95), (0,))
+    assert "cut up into MIG instances" in str(place(replace(facts, mig=(1,)), entry("a"), entry("b", gpu=[1]))[1])
 
 
 def test_without_a_shape_the_configuration_holds() -> None:
@@ -118,6 +148,7 @@ def test_a_list_is_what_a_model_may_use() -> None:
     assert candidates(machine(2), model(gpu=[0, 5])) == (5,)
     assert candidates(replace(machine(2), mig=(0,)), model()) == (1,)
     assert candidates(replace(machine(1), mig=(0,)), model()) == (0,)
+    assert candidates(machine(2), model(gpu=[0, 5]), lost={5: "card 5 is lost"}) == (0, 5)
 
 
 def test_a_running_appliance_is_not_its_own_rival() -> None:

@@ -43,6 +43,12 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "policy": [{"outcome": "OK"}, {"outcome": "refused", "policy": ""}],
     "integrity": [{}],
     "sandbox": [{"state": state} for state in ("up", "down", "frozen", "thawed", "refused")],
+    "card": [
+        {"event": "lost", "model": ""},
+        {"event": "moved"},
+        {"event": "refused"},
+        {"event": "trusted", "model": ""},
+    ],
     "keys": [{}],
     "order": [{"what": "shred", "outcome": "OK"}, {"what": "rotate", "outcome": "FAILED", "tenant": ""}],
     "call": [{"outcome": "OK"}, {"outcome": "BEGUN"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
@@ -110,6 +116,7 @@ def test_what_failed_is_marked() -> None:
     assert events("integrity")[0]["severity_id"] == 5
     assert [event["activity_id"] for event in events("sandbox")] == [3, 4, 99, 99, 99]
     assert [event["status_id"] for event in events("order")] == [1, 2]
+    assert [event["status_id"] for event in events("card")] == [2, 1, 2, 1]
 
 
 def test_an_event_is_the_same_whenever_it_is_made() -> None:

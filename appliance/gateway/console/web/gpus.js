@@ -16,9 +16,10 @@ const list = new Keyed(byId("gpus"), (card) => String(card.index), () => {
     update(card) {
       const told = card.figures;
       setText(name, String(card.index));
-      setText(models, card.models.map((one) => one.model).join(", "));
+      setText(models, card.engines.join(", "));
       setAttribute(state, "class", `state ${level(card)}`);
-      setText(state.lastChild, card.state === "ok" ? "ok" : card.state);
+      setText(state.lastChild, card.state === "ok" && card.out ? "no engine" : card.state);
+      setAttribute(state, "title", card.out);
       setText(busy, told.busy_percent === undefined ? DASH : percent(told.busy_percent / 100));
       setText(memory, told.memory_total_bytes === undefined ? DASH
         : `${(told.memory_used_bytes / GIB).toFixed(0)} of ${(told.memory_total_bytes / GIB).toFixed(0)} GiB`);
@@ -30,7 +31,7 @@ const list = new Keyed(byId("gpus"), (card) => String(card.index), () => {
 
 function level(card) {
   if (card.state !== "ok") return "broken";
-  return card.figures.ecc_uncorrected || card.figures.remap_pending || card.figures.remap_failed ? "degraded" : "well";
+  return card.out || card.figures.ecc_uncorrected || card.figures.remap_pending || card.figures.remap_failed ? "degraded" : "well";
 }
 
 /** A row for each card that a model has. */

@@ -126,7 +126,7 @@ def card(**changes: Any) -> CardStatus:
     figures = {"memory_total_bytes": 80 << 30, "memory_used_bytes": 61 << 30, "busy_percent": 93}
     figures |= {"temperature_c": 61, "power_mw": 512_000, "ecc_uncorrected": 0, "clock_reasons": 4}
     held = ModelMemory(model="athanor-mini", held=60 << 30, share=72 << 30)
-    base = CardStatus(index=0, uuid="GPU-0a1b", state="ok", figures=figures, models=(held,))
+    base = CardStatus(index=0, uuid="GPU-0a1b", state="ok", figures=figures, models=(held,), engines=("athanor-mini",))
     return replace(base, **changes)
 
 

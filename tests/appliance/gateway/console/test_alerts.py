@@ -73,6 +73,16 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "gpu lost": (facts(cards=(card(state="lost", figures={}),)), "broken", "GPU 0 is lost: it has fallen off the bus"),
     "gpu to be reset": (facts(cards=(card(state="reset"),)), "broken", "GPU 0 is lost until it is reset"),
     "gpu not listed": (facts(cards=(card(state="absent"),)), "broken", "GPU 0 is not listed by the driver"),
+    "gpu that was lost too often": (
+        facts(cards=(card(out="card 0 was lost 5 times in a day"),)),
+        "degraded",
+        "GPU 0 gets no engine: card 0 was lost 5 times",
+    ),
+    "engine without a gpu": (
+        replace(down(state="failed", cause="no GPU has room"), unplaced=frozenset({"athanor-mini"})),
+        "broken",
+        "engine sandbox of athanor-mini is down: no GPU has room",
+    ),
     "gpu errors": (facts(cards=(told(ecc_uncorrected=2),)), "degraded", "uncorrected errors of memory: 2"),
     "gpu row": (facts(cards=(told(remap_pending=1),)), "degraded", "GPU 0 has bad memory: a bad row"),
     "gpu hot": (facts(cards=(told(clock_reasons=0x40, temperature_c=91),)), "degraded", "slowed down at 91 degrees"),

@@ -35,17 +35,21 @@ CARD = CardStatus(
 
 
 def told(
-    cards: WatchedCards, *statuses: CardStatus, problem: str = ""
+    cards: WatchedCards,
+    *statuses: CardStatus,
+    problem: str = "",
+    moved: dict[str, int] | None = None,
+    unplaced: dict[str, str] | None = None,
 ) -> tuple[dict[tuple[str, ...], float], Counter[str]]:
     """Levels and counts after a state has travelled, with labels as the instruments know them."""
-    message = decode(encode(card_state(statuses, problem)))
+    message = decode(encode(card_state(statuses, problem, moved or {}, unplaced or {})))
     assert isinstance(message, CardState)
     cards.take(message)
     counts: Counter[str] = Counter()
 
     def count(name: str, more: int, **labels: str) -> None:
         assert labels.keys() == names.COUNTERS[name].labels
-        counts[labels["kind"]] += more
+        counts[labels["kind" if "kind" in labels else "model"]] += more
 
     levels: list[Level] = list(cards.levels(count))
     assert all(one.labels.keys() == names.GAUGES[one.name].labels for one in levels)
@@ -74,9 +78,29 @@ def test_nothing_is_told_without_cards_and_a_lost_one_has_no_figures() -> None:
     cards = WatchedCards()
     assert told(cards) == ({}, Counter())
     levels, _ = told(cards, replace(CARD, state="lost"))
-    assert levels == {(names.GPU_WATCHED,): 1, (names.GPU_LOST, "3", UUID): 1}
+    assert levels == {(names.GPU_WATCHED,): 1, (names.GPU_LOST, "3", UUID): 1, (names.GPU_OUT, "3", UUID): 0}
     levels, _ = told(cards, problem="NVML has not answered for 15 s")
     assert levels == {(names.GPU_WATCHED,): 0}
+
+
+def test_engines_that_were_moved_and_those_without_a_card_are_told() -> None:
+    """A series for each model that has or had a card, from 0 on; moves before the first state were counted before. The
+    card that gets no engine is one, and the reason for an engine without a card is kept in words."""
+    cards = WatchedCards()
+    away = replace(CARD, state="lost", out="card 3 is lost", engines=("m",))
+    levels, counts = told(cards, replace(CARD, engines=("m", "n")), moved={"m": 2})
+    which = "3", UUID
+    assert [levels[names.GPU_OUT, *which], levels[names.GPU_UNPLACED, "m"], levels[names.GPU_UNPLACED, "n"]] == [
+        0,
+        0,
+        0,
+    ]
+    assert (counts["m"], counts["n"]) == (0, 0)
+    levels, counts = told(cards, away, moved={"m": 2, "n": 1}, unplaced={"m": "no GPU has room"})
+    assert [levels[names.GPU_OUT, *which], levels[names.GPU_UNPLACED, "m"]] == [1, 1]
+    assert (counts["m"], cards.unplaced) == (0, {"m": "no GPU has room"})
+    levels, counts = told(cards, replace(CARD, engines=("m", "n")), moved={"m": 3, "n": 1})
+    assert (counts["m"], counts["n"], levels[names.GPU_UNPLACED, "m"], cards.unplaced) == (1, 1, 0, {})
 
 
 def test_events_are_counted_once() -> None:

@@ -38,7 +38,7 @@ def test_a_second_model_is_told_its_card_and_its_plan(run: Run, place: Path, mon
     sandbox = ("-c", "athanor.yaml")
     told = run(*words, *sandbox, columns=400)
     assert told.exit_code == 0, told.output
-    assert "GPU     card 1: 73,403 MiB (90 % of 81,559 MiB) = weights 15,316 +" in told.stdout
+    assert "GPU     card 1 (NVIDIA H100 80GB HBM3): 73,403 MiB (90 % of 81,559 MiB) = weights 15,316 +" in told.stdout
     assert "KV 0 B" in told.stdout
     found = json.loads(run(*words, *sandbox, "-o", "json").stdout)
     assert (found["card"], found["kv_bytes"]) == (1, 0) and found["card_plan"].startswith("73,403 MiB")

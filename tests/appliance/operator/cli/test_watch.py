@@ -59,8 +59,10 @@ def test_status_without_a_sandbox_is_loud(run: Run, appliance: FakeAppliance) ->
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_status_shows_gpus(run: Run, appliance: FakeAppliance, columns: int) -> None:
-    """A line for each that a model has, what models hold of it below; one that is lost has no numbers."""
-    lost = card(index=1, state="lost", figures={}, models=())
+    """A line for each that a model has, with whose engines are there, what models hold of it below; one that is lost
+    has no numbers, and why it gets no engine is said."""
+    why = "card 1 is lost: it has fallen off the bus"
+    lost = card(index=1, state="lost", figures={}, models=(), engines=(), out=why)
     appliance.status = replace(STATUS, cards=(card(unknown_bytes=3 << 30), lost))
     result = run("status", "--admin", appliance.url, columns=columns)
     assert result.stdout.isascii()

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.common.gpu_placement import architecture_of
 from appliance.operator.cli import kernels
-from appliance.operator.doctor.facts import Gpu, GpuKernelFacts, MadeKernels
+from appliance.operator.doctor.facts import CardFacts, Gpu, GpuKernelFacts, MadeKernels
 from appliance.operator.doctor.finding import Severity
 from appliance.operator.doctor.gpu_checks import check_cards, check_gpu, check_gpu_kernels
 from appliance.operator.doctor.gpu_kernel_facts import look_at_cards
@@ -19,7 +19,7 @@ from isolation.errors import GpuError
 from isolation.gpu.bundle_additions import gpu_access
 from isolation.gpu.gpu_drivers import INSTALL_CURRENT
 from isolation.gpu.gpu_facts import GpuFacts
-from tests.appliance.common.cards import machine, make_8b, model
+from tests.appliance.common.cards import CARD_80, machine, make_8b, model
 from tests.isolation.gpu.gpu_machine import DRIVER, FACTS, RUNSC
 
 
@@ -176,14 +176,59 @@ def test_the_plan_of_an_8b_model_is_shown_and_a_third_model_is_refused(tmp_path:
     """From the files of three models and a machine with two cards: the plans of two, which add up, and the refusal with
     its numbers."""
     models = [model(name, str(make_8b(tmp_path / name))) for name in "abc"]
+    name = "card {} (NVIDIA H100 80GB HBM3)"
     first, second, third = check_cards(look_at_cards(models, machine(2), running=False))
     assert [one.level for one in (first, second, third)] == [Severity.OK, Severity.OK, Severity.PROBLEM]
-    assert (first.check, first.what.startswith("card 0: 73,403 MiB (90 % of 81,559 MiB) = ")) == ("gpu of a", True)
-    held, _, parts = first.what.removeprefix("card 0: ").partition(";")[0].partition(" = ")
+    assert (first.check, first.what.startswith(f"{name.format(0)}: 73,403 MiB (90 % of 81,559 MiB) = ")) == (
+        "gpu of a",
+        True,
+    )
+    held, _, parts = first.what.removeprefix(f"{name.format(0)}: ").partition(";")[0].partition(" = ")
     numbers = [int(part.rpartition(" ")[2].replace(",", "")) for part in parts.split(" + ")]
     assert sum(numbers) == int(held.partition(" ")[0].replace(",", ""))
-    assert second.what.startswith("card 1: ")
+    assert second.what.startswith(name.format(1))
     assert "b may hold 90 %, 5 % are left and 90 % (72 GiB) are asked for" in third.what
+
+
+def test_what_other_programs_hold_is_named(tmp_path: Path) -> None:
+    """A card of which another program holds 50 GiB gives an engine the rest, and that is a warning with all numbers;
+    one with too little left is refused with them, and nvidia-smi says whose they are. A display's share is none."""
+    eight = model("a", str(make_8b(tmp_path / "a")))
+    found = {}
+    for left in (CARD_80 - (300 << 20), 30 << 30, 10 << 30):
+        (found[left >> 30],) = check_cards(look_at_cards([eight], machine(1, free=left), running=False))
+    well, less, refused = found.values()
+    assert [one.level for one in (well, less, refused)] == [Severity.OK, Severity.WARNING, Severity.PROBLEM]
+    assert "30,720 MiB (all that is free of 81,559 MiB; gpu_share 90 % are 73,403 MiB) = weights" in less.what
+    assert "other programs hold 50 GiB of it" in less.means
+    assert "other programs hold 70 GiB, 10 GiB are free" in refused.what
+    assert refused.mend.startswith("nvidia-smi ")
+
+
+def test_an_engine_that_was_moved_is_where_it_is(tmp_path: Path) -> None:
+    """Of an appliance that runs, an engine's card is told where a start would choose another, or refuse it."""
+    eight = model("a", str(make_8b(tmp_path / "a")))
+    (planned,) = look_at_cards([eight], machine(2), running=True)
+    (same,) = check_cards([replace(planned, now=(0,))])
+    (moved,) = check_cards([replace(planned, now=(1,))])
+    (refused,) = check_cards([CardFacts(model="a", problem="no GPU has room for an engine of a", now=(1,))])
+    assert (same.level, moved.level, refused.level) == (Severity.OK, Severity.WARNING, Severity.WARNING)
+    assert moved.what == "its engine is on card 1; a start gives it card 0 (NVIDIA H100 80GB HBM3)"
+    assert refused.what == "its engine is on card 1; no GPU has room for an engine of a"
+
+
+def test_a_card_that_is_cut_up_is_given_to_no_model(tmp_path: Path) -> None:
+    """Asked for by number or as the only one, it is refused by name with the command that makes it whole; with a whole
+    one beside it, that is taken."""
+    eight = str(make_8b(tmp_path / "a"))
+    alone, beside = replace(machine(1), mig=(0,)), replace(machine(2), mig=(0,))
+    for facts, asked in ((alone, "auto"), (beside, [0])):
+        (finding,) = check_cards(look_at_cards([model("a", eight, gpu=asked)], facts, running=False))
+        assert finding.level is Severity.PROBLEM
+        assert "no GPU can be given to an engine of a: card 0 is cut up into MIG instances" in finding.what
+        assert finding.mend.startswith("nvidia-smi -i 0 -mig 0")
+    (finding,) = check_cards(look_at_cards([model("a", eight)], beside, running=False))
+    assert finding.level is Severity.OK and finding.what.startswith("card 1 ")
 
 
 def test_cards_are_not_looked_for_where_they_are_not_asked_for(tmp_path: Path) -> None:

@@ -55,6 +55,29 @@ class Machine:
         (self.folder / "init").write_text(f"status {status}\n")
 
 
+def build_library(folder: Path, *, old: bool = False) -> bytes:
+    """Compile the pretended library in this folder; ``old``: with few functions."""
+    source, target = Path(__file__).with_name("pretended_nvml.c"), folder / f"{old}.so"
+    argv = ["gcc", "-shared", "-fPIC", "-w", *(["-DOLD"] if old else []), str(source), "-o", str(target)]
+    subprocess.run(argv, check=True)
+    return target.read_bytes()
+
+
+def make_machine(folder: Path, library: bytes) -> Machine:
+    """A machine with one card."""
+    places = Places(proc=folder / "proc", libraries=(folder / "lib",), dev=folder / "dev")
+    (places.proc / "driver/nvidia").mkdir(parents=True)
+    (places.proc / "driver/nvidia/version").write_text(VERSION)
+    places.dev.mkdir()
+    places.libraries[0].mkdir()
+    path = places.libraries[0] / f"libnvidia-ml.so.{DRIVER}"
+    path.write_bytes(library)
+    path.chmod(0o644)
+    found = Machine(places, places.libraries[0])
+    found.card()
+    return found
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], bytes]:
     """Compiles the pretended library, once in each of its two forms."""
@@ -62,10 +85,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], bytes]:
 
     def library(old: bool) -> bytes:
         if old not in made:
-            source, target = Path(__file__).with_name("pretended_nvml.c"), folder / f"{old}.so"
-            argv = ["gcc", "-shared", "-fPIC", "-w", *(["-DOLD"] if old else []), str(source), "-o", str(target)]
-            subprocess.run(argv, check=True)
-            made[old] = target.read_bytes()
+            made[old] = build_library(folder, old=old)
         return made[old]
 
     return library
@@ -74,14 +94,4 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], bytes]:
 @pytest.fixture
 def machine(tmp_path: Path, built: Callable[[bool], bytes], request: pytest.FixtureRequest) -> Machine:
     """A machine with one card; ``old`` as the fixture's parameter: its driver has few functions."""
-    places = Places(proc=tmp_path / "proc", libraries=(tmp_path / "lib",), dev=tmp_path / "dev")
-    (places.proc / "driver/nvidia").mkdir(parents=True)
-    (places.proc / "driver/nvidia/version").write_text(VERSION)
-    places.dev.mkdir()
-    places.libraries[0].mkdir()
-    library = places.libraries[0] / f"libnvidia-ml.so.{DRIVER}"
-    library.write_bytes(built(getattr(request, "param", "") == "old"))
-    library.chmod(0o644)
-    found = Machine(places, places.libraries[0])
-    found.card()
-    return found
+    return make_machine(tmp_path, built(getattr(request, "param", "") == "old"))
