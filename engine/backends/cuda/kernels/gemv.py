@@ -142,7 +142,7 @@ def _prefetch(lines: tl.tensor, FORM: tl.constexpr) -> None:
 
 
 @triton.jit
-def _close(
+def close_tile(
     total: tl.tensor,
     second: tl.tensor,
     squares: tl.tensor,
@@ -173,7 +173,7 @@ def _close(
 
 
 @triton.jit
-def _join(
+def join_parts(
     total: tl.tensor,
     second: tl.tensor,
     squares: tl.tensor,
@@ -215,7 +215,7 @@ def _join(
             if given.gain is not None:
                 squares += tl.load(norms + one * ROWS, cache_modifier=".cg")
         tl.store(scratch.counters + tile, 0)
-        _close(total, second, squares, given, out, number, rows, outputs, FORM)
+        close_tile(total, second, squares, given, out, number, rows, outputs, FORM)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -272,9 +272,9 @@ def _few_rows(
             second = dot(_tile(more, place, FORM), turned, second)
     squares = tl.sum(squared, 1)
     if FORM.parts == 1:
-        _close(total, second, squares, given, out, number, rows, outputs, FORM)
+        close_tile(total, second, squares, given, out, number, rows, outputs, FORM)
     else:
-        _join(total, second, squares, given, out, scratch, rows, outputs, FORM)
+        join_parts(total, second, squares, given, out, scratch, rows, outputs, FORM)
 
 
 def cut(shape: FewRows, outputs: int, size: int, *, gate: bool) -> tuple[int, int]:

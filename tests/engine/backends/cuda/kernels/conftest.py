@@ -22,6 +22,8 @@ MODULES = (
     "grouped",
     "logprobs",
     "norm",
+    "palette",
+    "palette_products",
     "prefill_attention",
     "prefill_copies",
     "prefill_pipelined",
