@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.gemv import FewRows, Scratch
 from engine.backends.cuda.kernels.lines import Map
-from engine.backends.cuda.kernels.palette import Palette, PaletteMap, packed
+from engine.backends.cuda.kernels.palette import GROUP, MOST_INPUTS, Palette, PaletteMap, packed
 from engine.backends.cuda.kernels.palette_direct import DirectCut, direct_rows
 from engine.backends.cuda.kernels.palette_products import PaletteCut, palette_rows
 from engine.backends.cuda.kernels.triton_common import EMULATED
@@ -39,6 +40,9 @@ order."""
 
 REPLAYS = 5
 
+EPS = 1e-5
+"""Of the norm while ways are measured."""
+
 ONE_ROW: tuple[Cut, ...] = (PaletteCut(lines=4, warps=4), PaletteCut(lines=8, warps=4), DirectCut())
 SEVERAL_ROWS: tuple[Cut, ...] = (DirectCut(), DirectCut(programs=1_024), PaletteCut())
 """Ways that are tried."""
@@ -51,6 +55,14 @@ class Matrix:
     weight: Tensor
     gate: Gate | None
     gain: Tensor | None
+    bias: Tensor | None = None
+    offset: bool = False
+    """Whether the gain is published less one."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether the result is added to the residual stream: that of a gate is not."""
+        return self.gate is None
 
     @property
     def outputs(self) -> int:
@@ -176,20 +188,26 @@ class Choice:
         x = torch.linspace(-1.0, 1.0, rows * shape[1], device=weight.device).to(weight.dtype).view(rows, -1)
         plain, out = (x.new_zeros(rows, shape[0]) for _ in range(2))
 
-        def run_plain() -> None:
-            for one in own:
-                gemv.few_rows(x, Map(one.weight, None, one.gain, 1e-5), plain, scratch, self.few, gate=one.gate)
+        def run_plain(some: Sequence[Matrix]) -> None:
+            for one in some:
+                given = Map(one.weight, one.bias, one.gain, EPS)
+                gemv.few_rows(
+                    x, given, plain, scratch, self.few, gate=one.gate, offset=one.offset, adds=one.adds
+                )
 
-        base, best, chosen = measure(run_plain), float("inf"), None
+        run_plain(own[:1])
+        wanted, best, chosen = plain.clone(), float("inf"), None
+        base = measure(partial(run_plain, own))
         for cut in ways(rows):
 
-            def run(cut: Cut = cut) -> None:
-                for one in own:
-                    given = PaletteMap(self.palettes[one.weight.data_ptr()], None, one.gain, 1e-5)
-                    multiply(x, given, out, scratch, cut, gate=one.gate)
+            def run(some: Sequence[Matrix], cut: Cut = cut) -> None:
+                for one in some:
+                    given = PaletteMap(self.palettes[one.weight.data_ptr()], one.bias, one.gain, EPS)
+                    multiply(x, given, out, scratch, cut, gate=one.gate, offset=one.offset, adds=one.adds)
 
-            taken = measure(run)
-            if taken < best and _agree(out, plain):
+            out.zero_()
+            run(own[:1])
+            if _agree(out, wanted) and (taken := measure(partial(run, own))) < best:
                 best, chosen = taken, cut
         self.taken[shape][rows] = chosen if best < base * (1 - MARGIN) else None
         self.ratios[shape][rows] = base / best
@@ -207,6 +225,11 @@ class Choice:
         return f"palettes of {self.nbytes >> 20} MiB: {'; '.join(said)}" if said else "palettes: none pays"
 
 
+def fits(weight: Tensor) -> bool:
+    """Whether a matrix of this form can have a palette, whatever its numbers."""
+    return weight.dtype == torch.bfloat16 and weight.shape[1] % GROUP == 0 and weight.shape[1] <= MOST_INPUTS
+
+
 def most_numbers(matrices: Sequence[Matrix], few: FewRows) -> int:
     """Sums that all ways need room for."""
     cuts = (few, *ONE_ROW, *SEVERAL_ROWS)
@@ -218,10 +241,9 @@ def launch_all(matrices: Sequence[Matrix], scratch: Scratch) -> None:
     for one in {one.shape: one for one in matrices}.values():
         for rows in COUNTS:
             x, out = one.weight.new_empty(rows, one.weight.shape[1]), one.weight.new_empty(rows, one.outputs)
-            given = PaletteMap(Palette.empty(*one.weight.shape, 1, one.weight.device), None, one.gain, 1e-5)
+            given = PaletteMap(Palette.empty(*one.weight.shape, 1, one.weight.device), one.bias, one.gain, EPS)
             for cut in ways(rows):
-                for adds in {False, one.gate is None}:
-                    multiply(x, given, out, scratch, cut, gate=one.gate, adds=adds)
+                multiply(x, given, out, scratch, cut, gate=one.gate, offset=one.offset, adds=one.adds)
 
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:

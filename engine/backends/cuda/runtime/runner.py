@@ -87,6 +87,8 @@ class DeviceRunner:
         self.model = model
         self.limits = limits
         self.capabilities = _capabilities(storage, limits, operations)
+        self.note = ""
+        """What else there is to say of how it computes."""
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)
@@ -126,7 +128,7 @@ class DeviceRunner:
     @property
     def description(self) -> str:
         """What computes."""
-        return f"the device backend on {self._device.type}"
+        return f"the device backend on {self._device.type}" + (f"; {self.note}" if self.note else "")
 
     def adopt(self, blocks: list[int], stamps: list[int]) -> None:
         """Record that blocks were filled from outside, for the holders of these stamps."""

@@ -23,6 +23,8 @@ MODULES = (
     "logprobs",
     "norm",
     "palette",
+    "palette_choice",
+    "palette_direct",
     "palette_products",
     "prefill_attention",
     "prefill_copies",
