@@ -15,6 +15,7 @@ from tests.native import ON_CARD
 
 MODULES = (
     "activation",
+    "adapters",
     "attention_tile",
     "blocks",
     "decode_attention",
