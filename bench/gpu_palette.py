@@ -1,6 +1,6 @@
-"""Products from palettes on a card: ``python bench/gpu_palette.py [--rehearse] [--only products|adapters]``, 25 seconds.
+"""Products from palettes on a card: ``python bench/gpu_palette.py [--rehearse] [--only products|adapters]``.
 
-The two matrices of a Llama 8B's MLP with 1 to 16 rows: torch's product, our plain one, and all ways to take it from a
+25 seconds. The two matrices of a Llama 8B's MLP with 1 to 16 rows: torch's product, our plain one, and all ways to take it from a
 palette, each over more memory than a cache holds, as replays of a CUDA graph; then which way an engine would take, the
 bits of every weight, and how far results are from float64's. Lines without an escape have to have the bits of the same
 product of the plain matrix. ``adapters``: a step's linear maps with and without adapters.
@@ -25,9 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.gpu_adapters import MAPS, TILES, adapters, compile_adapters
 from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, ROTATED, Figures, noise, read_bandwidth, seconds_of, tried
 from engine.backends.cuda.kernels import gemv, palette
 from engine.backends.cuda.kernels.activation import Gate
+from engine.backends.cuda.kernels.adapters import AdapterTile
 from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.gemv import FewRows, Scratch
@@ -87,6 +89,13 @@ def compile_one(given: tuple[str, int, Cut | FewRows | str]) -> None:
             multiply(x, PaletteMap(packed, None, gain, 1e-5), out, scratch, cut, gate=gate)
 
 
+def compile_map(given: tuple[AdapterTile, str]) -> None:
+    """Compile adapters' products beside one map."""
+    name_kernels()
+    with meeting_forms("sm_90", compile_form):
+        compile_adapters(*given)
+
+
 def compiled() -> list[tuple[str, int, Cut | FewRows | str]]:
     """Everything that is measured, once for each form."""
     found: list[tuple[str, int, Cut | FewRows | str]] = []
@@ -100,7 +109,7 @@ def compiled() -> list[tuple[str, int, Cut | FewRows | str]]:
     return found
 
 
-def wanted(x: Tensor, weight: Tensor, gain: Tensor | None, kind: str) -> Tensor:
+def reference(x: Tensor, weight: Tensor, gain: Tensor | None, kind: str) -> Tensor:
     """The result in float64."""
     wide = x.double()
     if gain is not None:
@@ -182,7 +191,7 @@ class Product:
     def measure(self, figures: Figures, bandwidth: float, rows: int) -> None:
         """All ways, and what torch has."""
         x, out = noise(rows, self.size), torch.empty(rows, self.outputs, device=DEVICE, dtype=BF16)
-        target = wanted(x, self.plain[0], self.gain, self.kind)
+        target = reference(x, self.plain[0], self.gain, self.kind)
         scale = target.abs().max()
 
         def time_one(kind: str, run: Callable[[], None], copies: int, moved: int, cut: str) -> float:
@@ -218,7 +227,9 @@ class Product:
                 best = min(best, time_one("palette", run, len(self.packed), bytes_packed, repr(cut)))
 
             tried(one_way, f"{self.name} x {rows} by {cut}")
-        figures.put("palette ratio", piece=self.name, rows=rows, plain_us=base * 1e6, best_us=best * 1e6, ratio=base / best)
+        figures.put(
+            "palette ratio", piece=self.name, rows=rows, plain_us=base * 1e6, best_us=best * 1e6, ratio=base / best
+        )
 
 
 def products(figures: Figures, bandwidth: float) -> None:
@@ -256,10 +267,13 @@ def main() -> None:
     figures = Figures()
     if not REHEARSE:
         with ProcessPoolExecutor(min(os.cpu_count() or 1, 16), mp_context=get_context("spawn")) as pool:
-            for given in [pool.submit(compile_one, one) for one in compiled()]:
+            wanted = [pool.submit(compile_one, one) for one in compiled() if options.only != "adapters"]
+            if options.only != "products":
+                wanted += [pool.submit(compile_map, (tile, name)) for tile in TILES for name in MAPS]
+            for given in wanted:
                 tried(given.result, "compilation")
-        figures.put("compiled", forms=len(compiled()))
-    sections: tuple[Callable[[Figures, float], None], ...] = (products,)
+        figures.put("compiled", forms=len(wanted))
+    sections: tuple[Callable[[Figures, float], None], ...] = (products, adapters)
     with torch.inference_mode():
         bandwidth = read_bandwidth(figures)
         for section in sections:

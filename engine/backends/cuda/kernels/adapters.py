@@ -1,7 +1,7 @@
 """What adapters (LoRA) add to the results of a linear map, for many adapters in one batch.
 
-An adapter's factors lie in a *slot* of the map's tables, which are taken once; loading one writes its slot. Which slot a
-row has is a number in memory, so a recorded step serves whatever adapters its rows have, and rows without one have slot
+An adapter's factors lie in a *slot* of the map's tables, which are taken once; loading one writes its slot. The slot of
+a row is a number in memory, so a recorded step serves whatever adapters its rows have, and rows without one have slot
 0. Rows of one adapter are put together into groups of at most ``GROUP_ROWS``, once for each step. Then a map has two
 launches: its inputs to the rank, and the rank to its outputs, where the sum is added to what the map gave. Rows without
 an adapter are in no group: nothing is added to them, not even zero.
@@ -53,7 +53,7 @@ class AdapterTile:
 class Groups(NamedTuple):
     """Rows of a step by adapter. All int32."""
 
-    count: Tensor
+    number: Tensor
     """``(1,)``: groups that there are."""
     slots: Tensor
     """``(rows,)``: the slot of each."""
@@ -173,7 +173,7 @@ def _group(slot_of: tl.tensor, out: Groups, rows: tl.tensor, ROOM: tl.constexpr)
     leader = alike & (before_other[None, :] == first[:, None]) & leads_other[None, :]
     number = tl.sum(tl.where(leader, began_other[None, :] - 1, 0), 1)
     tl.store(out.rows + number * GROUP_ROWS + before % GROUP_ROWS, row, mask=(slot > 0) & (row < rows))
-    tl.store(out.count, tl.sum(leads.to(tl.int32), 0))
+    tl.store(out.number, tl.sum(leads.to(tl.int32), 0))
 
 
 @triton.jit
@@ -181,7 +181,7 @@ def _shrink(x: tl.tensor, x_row: tl.tensor, groups: Groups, given: Pieces, sums:
     """Inputs of a group to the rank, a share of them: float32 ``(parts, groups, GROUP_ROWS, ranks)``."""
     RANK: tl.constexpr = FORM.rank
     group = tl.program_id(0)
-    if group < tl.load(groups.count):
+    if group < tl.load(groups.number):
         part = tl.program_id(1)
         first = tl.program_id(2) * FORM.rank
         slot = tl.load(groups.slots + group).to(tl.int64)
@@ -211,7 +211,7 @@ def _expand(
     WIDE: tl.constexpr = FORM.wide
     PARTS: tl.constexpr = FORM.parts
     tile = tl.program_id(0)
-    count = tl.load(groups.count)
+    count = tl.load(groups.number)
     begin = tl.load(given.tiles + 3 * tile)
     end = tl.load(given.tiles + 3 * tile + 1)
     first = tl.load(given.tiles + 3 * tile + 2) * FORM.rank

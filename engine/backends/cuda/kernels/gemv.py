@@ -153,6 +153,7 @@ def close_tile(
     outputs: tl.tensor,
     FORM: tl.constexpr,
 ) -> None:
+    """Store a tile's results, with what stands behind the product."""
     row = tl.arange(0, ROWS)
     exists = number < outputs
     if given.gain is not None:

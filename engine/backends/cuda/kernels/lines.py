@@ -185,6 +185,7 @@ def store_row(
     outputs: tl.tensor,
     FORM: tl.constexpr,
 ) -> None:
+    """Store results of one row, with what stands behind the product."""
     exists = number < outputs
     if given.gain is not None:
         scale = 1.0 / tl.sqrt_rn(squares / FORM.size + given.eps)

@@ -1,12 +1,12 @@
 """bfloat16 matrices without loss in 12 bits a weight, and their expansion in registers.
 
-Fifteen exponents that lie behind each other make a matrix's palette, and four bits say which; code 0 is the number zero.
+Fifteen exponents that lie behind each other make a matrix's palette, and four bits say which; code 0 is zero.
 Sign and mantissa are a byte. Whatever has another exponent (denormals, infinities and no numbers too) is an *escape*:
 zero in the planes, and in a list of its own, which a product adds up behind the rest. So all weights have all of their
 bits, a line without an escape has its sums in the order of the plain matrix, and no weight needs a branch.
 
-Inputs are taken in groups of ``GROUP``. A byte of codes has those of two weights, half a group apart, so that a thread
-that reads sixteen bytes of it reads two pieces of sixteen signs and mantissas. The bits of a byte are ordered so that a
+Inputs are taken in groups of ``GROUP``. A byte of codes has those of two weights, half a group apart, so that a
+thread that reads some bytes of it reads two pieces of as many signs and mantissas. The bits of a byte are ordered so that a
 weight needs two instructions and a half: a permutation of bytes puts each where the exponent of a bfloat16 begins, and a
 product with a power of two, which is exact, makes it that of the palette.
 """
@@ -49,7 +49,7 @@ EXPANDED = 1_024
 _JOIN = """
     prmt.b32 byte, {rest}, {rest}, {bytes}; prmt.b32 place, codes, codes, {places};
     lop3.b32 byte, byte, place, 0x807F807F, 0xE4; fma.rn.bf16x2 {out}, byte, {scale}, zero;"""
-"""Two weights: sign and mantissa where a bfloat16 has them, and the code between them. The sum with minus zero is exact."""
+"""Two weights: sign and mantissa where a bfloat16 has them, the code between them. The sum with minus zero is exact."""
 
 
 def _assembly(first: int, pair: str) -> str:
@@ -86,8 +86,8 @@ class Palette(NamedTuple):
     rest: Tensor
     """uint8 ``(lines, size)``: the sign in the highest bit, and the mantissa."""
     codes: Tensor
-    """uint8 ``(lines, size / 2)``: of inputs ``i`` and ``i + GROUP / 2`` of a group. The first one's code has its lowest
-    bit in bit 7 and the others in bits 0 to 2, the second one's is in bits 3 to 6."""
+    """uint8 ``(lines, size / 2)``: of inputs ``i`` and ``i + GROUP / 2`` of a group. The first one's code has its
+    lowest bit in bit 7 and the others in bits 0 to 2, the second one's is in bits 3 to 6."""
     scale: Tensor
     """bfloat16 ``(1,)``: what makes a code an exponent."""
     starts: Tensor
@@ -140,7 +140,7 @@ def fit(weight: Tensor) -> Fit | None:
         return None
     counts = torch.zeros(256, dtype=torch.int64, device=weight.device)
     zeros = torch.zeros((), dtype=torch.int64, device=weight.device)
-    for part in weight.split(max(1, LINES_AT_ONCE // size)):
+    for part in torch.split(weight, max(1, LINES_AT_ONCE // size)):
         words = part.contiguous().view(torch.int16)
         counts += torch.bincount((words >> 7 & 0xFF).flatten().int(), minlength=256)
         zeros += (words & 0x7FFF == 0).sum()
@@ -182,7 +182,7 @@ def packed(weight: Tensor) -> Palette | None:
     found = fit(weight)
     if found is None:
         return None
-    out = Palette.empty(*weight.shape, found.escapes, weight.device)
+    out = Palette.empty(weight.shape[0], weight.shape[1], found.escapes, weight.device)
     pack(weight, found, out)
     return out
 
@@ -217,9 +217,7 @@ def expanded(low: tl.tensor, high: tl.tensor, codes: tl.tensor, scale: tl.tensor
 
 
 @triton.jit
-def expanded_wide(
-    low: tl.tensor, high: tl.tensor, codes: tl.tensor, scale: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
+def expanded_wide(low: tl.tensor, high: tl.tensor, codes: tl.tensor, scale: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """The same as float32."""
     if EMULATED:
         one, other = expanded(low, high, codes, scale)

@@ -121,13 +121,13 @@ def replayed(run: Callable[[], None]) -> float:
     graph.replay()
     taken = []
     for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
         taken.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(taken)
+    return float(statistics.median(taken))
 
 
 @dataclass(slots=True)
@@ -191,9 +191,7 @@ class Choice:
         def run_plain(some: Sequence[Matrix]) -> None:
             for one in some:
                 given = Map(one.weight, one.bias, one.gain, EPS)
-                gemv.few_rows(
-                    x, given, plain, scratch, self.few, gate=one.gate, offset=one.offset, adds=one.adds
-                )
+                gemv.few_rows(x, given, plain, scratch, self.few, gate=one.gate, offset=one.offset, adds=one.adds)
 
         run_plain(own[:1])
         wanted, best, chosen = plain.clone(), float("inf"), None
@@ -241,7 +239,9 @@ def launch_all(matrices: Sequence[Matrix], scratch: Scratch) -> None:
     for one in {one.shape: one for one in matrices}.values():
         for rows in COUNTS:
             x, out = one.weight.new_empty(rows, one.weight.shape[1]), one.weight.new_empty(rows, one.outputs)
-            given = PaletteMap(Palette.empty(*one.weight.shape, 1, one.weight.device), one.bias, one.gain, EPS)
+            given = PaletteMap(
+                Palette.empty(len(one.weight), one.weight.shape[1], 1, one.weight.device), one.bias, one.gain, EPS
+            )
             for cut in ways(rows):
                 multiply(x, given, out, scratch, cut, gate=one.gate, offset=one.offset, adds=one.adds)
 

@@ -1,7 +1,7 @@
 """Products of several rows with a matrix in a palette, by tensor cores that get their operands from memory directly.
 
-A thread loads those weights that it has in the product: eight of a line at once, expanded in its registers. So no weight
-goes through shared memory, and no warp waits for another: while one multiplies, others have groups on their way.
+A thread loads those weights that it has in the product: eight of a line at once, expanded in its registers. So no
+weight goes through shared memory, and no warp waits for another: while one multiplies, others have groups on their way.
 The order of inputs in a product follows from that: a line's sums are those of ``plain`` weights taken in the same way,
 bit by bit, and differ from ``gemv``'s in last bits.
 
@@ -117,7 +117,7 @@ def _tiles(raw: _Raw, scale: gl.tensor, FORM: gl.constexpr) -> tuple[gl.tensor, 
     if FORM.plain:
         return raw.low, raw.high
     else:
-        return gl.inline_asm_elementwise(
+        low, high = gl.inline_asm_elementwise(
             EXPAND,
             "=r,=r,=r,=r,r,r,r,r,r",
             [raw.low, raw.high, raw.codes, scale],
@@ -125,6 +125,7 @@ def _tiles(raw: _Raw, scale: gl.tensor, FORM: gl.constexpr) -> tuple[gl.tensor, 
             is_pure=True,
             pack=4,
         )
+        return low, high
 
 
 @gluon.jit
@@ -305,7 +306,7 @@ def _direct(
         if FORM.gate >= 0:
             low, high = _tiles(more, scale, FORM)
             second = mma_v2(high, other, mma_v2(low, value, second))
-    if not FORM.plain:
+    if not FORM.plain:  # noqa: SIM102 - the first is decided when the kernel is compiled
         if gl.program_id(1) == 0:
             last = gl.minimum(first + FORM.outputs, outputs)
             total = _escaped(total, inputs, given, first, last, rows, A, B, FORM)

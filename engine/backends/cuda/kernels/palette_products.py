@@ -21,7 +21,7 @@ from engine.backends.cuda.kernels.activation import KINDS, Gate
 from engine.backends.cuda.kernels.gemv import NO_GATE, ROWS, FewRows, Scratch, close_tile, join_parts
 from engine.backends.cuda.kernels.lines import store_row
 from engine.backends.cuda.kernels.palette import GROUP, HALF, Palette, PaletteMap, escape_parts, expanded, expanded_wide
-from engine.backends.cuda.kernels.triton_common import EMULATED, Threads, ceil_div, dot, narrow
+from engine.backends.cuda.kernels.triton_common import Threads, ceil_div, dot, narrow
 
 ESCAPES = tl.constexpr(64)
 """Escapes that are multiplied at once."""
@@ -236,9 +236,7 @@ def _row(
 
 
 @triton.jit
-def _row_escapes(
-    x: tl.tensor, given: PaletteMap, first: tl.tensor, end: tl.tensor, FORM: tl.constexpr
-) -> tl.tensor:
+def _row_escapes(x: tl.tensor, given: PaletteMap, first: tl.tensor, end: tl.tensor, FORM: tl.constexpr) -> tl.tensor:
     """What the escapes of lines ``first`` to ``end`` add to them."""
     WIDE: tl.constexpr = FORM.outputs
     weight = given.weight

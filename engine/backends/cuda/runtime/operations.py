@@ -160,8 +160,8 @@ class Operations(Protocol):
     them."""
 
     def take_palettes(self, model: Decoder, /) -> str:
-        """Lay matrices in palettes beside those of the model, which is filled, and take products from them where that is
-        faster. Says what was chosen."""
+        """Lay matrices in palettes beside those of the model, which is filled, and take products from them where that
+        is faster. Says what was chosen."""
         ...
 
     def launch_palettes(self, model: Decoder, /) -> None:

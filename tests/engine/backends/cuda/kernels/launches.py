@@ -173,6 +173,14 @@ def palettes() -> None:
     palette.expand(Palette.empty(4_096, 14_336, 1, META), tensor(4_096, 14_336))
 
 
+def palette_direct() -> None:
+    """One of the forms whose language is Gluon."""
+    scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+    given = PaletteMap(Palette.empty(4_096, 14_336, 1, META), None, None, 1e-5)
+    cut = palette_choice.SEVERAL_ROWS[0]
+    palette_choice.multiply(tensor(8, 14_336), given, tensor(8, 4_096), scratch, cut, adds=True)
+
+
 def adapted() -> None:
     """Adapters of rank 16 and 64 beside the projections of Llama 3.1 8B: one fused of three, one of two."""
     tile = adapters.AdapterTile()
@@ -342,6 +350,7 @@ LAUNCHES = {
     **({"pipelined": pipelined} if ARCHITECTURE == "sm_90" else {}),
     "few rows": few_rows,
     "palettes": palettes,
+    "palette direct": palette_direct,
     "adapters": adapted,
     "experts": experts,
     "sampling": sampling,

@@ -45,7 +45,9 @@ def added(x: Tensor, slots: list[int], given: Pieces, out: Tensor) -> Tensor:
     return result
 
 
-def drawn(count: int, dtype: torch.dtype, ranks: tuple[int, ...]) -> tuple[Pieces, dict[int, list[tuple[Tensor, Tensor]]]]:
+def drawn(
+    count: int, dtype: torch.dtype, ranks: tuple[int, ...]
+) -> tuple[Pieces, dict[int, list[tuple[Tensor, Tensor]]]]:
     """Adapters in slots, and their factors."""
     generator = torch.Generator().manual_seed(count)
     given = Pieces.empty(count, INPUTS, PIECES, max(ranks), dtype, PLACE, TILE)
@@ -74,7 +76,7 @@ def test_rows_are_put_together_by_slot(slots: list[int]) -> None:
     """Every row with a slot is in one group of its slot, in order, and groups are full but the last of each slot; rows
     without one are in none."""
     found = grouped(slots)
-    count = int(found.count)
+    count = int(found.number)
     rows = [[row for row in line if row >= 0] for line in found.rows[:count].tolist()]
     by_slot: dict[int, list[int]] = {}
     for slot, line in zip(found.slots[:count].tolist(), rows, strict=True):
@@ -88,7 +90,7 @@ def test_rows_are_put_together_by_slot(slots: list[int]) -> None:
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 2**-6)])
 def test_adapters_add_what_they_are_made_of(dtype: torch.dtype, error: float) -> None:
-    """Several adapters of two ranks, many rows of one and single ones, three pieces of which one is narrower than a tile;
+    """Several adapters of two ranks, many rows of one and single ones, three pieces, one narrower than a tile;
     rows without an adapter keep their bits, whatever lies in slot 0. Control: another slot gives another result."""
     given, factors = drawn(5, dtype, (3, 20))
     slots = [1, 0, 2, *[3] * 19, 0, 5]

@@ -51,7 +51,8 @@ def product(case: Case, x: Tensor, given: PaletteMap, before: Tensor, cut: Palet
 
 @pytest.mark.parametrize(("lines", "size"), [(1, GROUP), (5, 3 * GROUP), (67, 2 * GROUP)])
 def test_every_bit_of_every_weight_comes_back(lines: int, size: int) -> None:
-    """Normal numbers with odd ones among them, escapes too where there is more than a line. Control: one bit changed is seen."""
+    """Normal numbers with odd ones among them, escapes too where there is more than a line.
+    Control: one bit changed is seen."""
     weight = noise(torch.Generator().manual_seed(lines), lines, size, dtype=BF16) * 0.02
     some = torch.tensor(ODD_WORDS).to(torch.int16)[: max(1, lines * size // PATCHED // 2)]
     words(weight).view(-1)[7 : 7 + 9 * len(some) : 9] = some
@@ -65,7 +66,7 @@ def test_every_bit_of_every_weight_comes_back(lines: int, size: int) -> None:
 
 
 def test_all_exponents_of_a_palette_have_a_code() -> None:
-    """Fifteen of them and zero, both signs, all mantissas, in both halves of a group, at the ends of what is allowed."""
+    """Fifteen of them and zero, both signs, all mantissas, in both halves of a group, at both ends."""
     for base in (0, 100, palette.MOST_BASE):
         exponents = torch.arange(1, 16) + base
         every = (torch.arange(256) & 0x80) << 8 | (torch.arange(256) & 0x7F)
