@@ -63,6 +63,9 @@ class EngineConfig:
     gpu_share: int = 0
     """Percent of a GPU's memory that an engine on one may hold: KV takes what weights and a reserve leave of it,
     whatever ``kv_bytes`` says. 0: ``kv_bytes`` holds there too."""
+    palette: bool = False
+    """Whether a GPU holds matrices of gated MLPs a second time, in three quarters of their bytes, and takes products of
+    few rows from these where that is measured to be faster (``engine.backends.cuda.kernels.palette_choice``)."""
     tensor_parallel: int = 1
     """Processes of the engine that share each layer (``engine.ranks``); the program is started with the same number."""
     adapters: str = ""

@@ -64,6 +64,8 @@ def rehearse(config: EngineConfig, description: ModelConfig, dtype: torch.dtype,
     layout = layout_for(roomy, description, str(dtype).removeprefix("torch."))
     limits = limits_for(roomy, description, layout)
     model, _ = build_model(description, dtype, torch.device("meta"), scaled=config.quantization == "fp8")
+    # Whether an engine has palettes is no part of a folder's name.
+    operations.launch_palettes(model)
     _start_all(make_device_runner(roomy, model, layout, limits, operations))
 
 

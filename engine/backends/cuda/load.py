@@ -60,13 +60,24 @@ def load(source: LoadSource) -> Loaded:
         parallel=source.parallel,
         open_codec=source.open_codec,
     ) as unread:
+        if config.palette:
+            # Palettes are made of weights, and kernels chosen by time: nothing is recorded before both are there.
+            with reading(filling(unread)):
+                pass
+            runner = _released(build(config, unread.model), place)
+            return Loaded(backend=runner, content=runner.content)
         with reading(filling(unread)) as under_way:
             runner = build(config, unread.model)
             memory = WeightMemory(runner.model, unread)
             runner.record(enough=under_way.over)
         memory.check()
-    release_locked(place)
+    runner = _released(runner, place)
     return Loaded(backend=runner, content=runner.content)
+
+
+def _released(runner: DeviceRunner, place: torch.device) -> DeviceRunner:
+    release_locked(place)
+    return runner
 
 
 def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
@@ -75,11 +86,22 @@ def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
     Raises:
         ConfigurationError: the backend does not compute this model, or there is too little memory.
     """
+    rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    operations, said = None, ""
+    if config.palette and not obstacle(config, model):
+        # Before KV takes what is left of the card.
+        digest = launch_configuration(model.config, model.dtype, config.block_size, rows)
+        operations = make_operations(model, config.gpu_kernels, digest)
+        said = operations.take_palettes(model)
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
     config = with_card_kv(config, model)
     layout = layout_for(config, model.config, dtype_name(model.dtype), model.parallel)
-    layout = without_spares(layout, min(config.max_num_seqs, config.max_num_batched_tokens))
+    layout = without_spares(layout, rows)
     limits = limits_for(config, model.config, layout)
-    return make_device_runner(config, model, layout, limits)
+    runner = make_device_runner(config, model, layout, limits, operations)
+    runner.note = said
+    return runner
 
 
 def with_card_kv(config: EngineConfig, model: Decoder) -> EngineConfig:

@@ -146,7 +146,7 @@ def _prefetch(lines: tl.tensor, FORM: tl.constexpr) -> None:
 
 
 @triton.jit
-def _close(
+def close_tile(
     total: tl.tensor,
     second: tl.tensor,
     squares: tl.tensor,
@@ -157,6 +157,7 @@ def _close(
     outputs: tl.tensor,
     FORM: tl.constexpr,
 ) -> None:
+    """Store a tile's results, with what stands behind the product."""
     row = tl.arange(0, ROWS)
     exists = number < outputs
     if given.gain is not None:
@@ -181,7 +182,7 @@ def _close(
 
 
 @triton.jit
-def _join(
+def join_parts(
     total: tl.tensor,
     second: tl.tensor,
     squares: tl.tensor,
@@ -223,7 +224,7 @@ def _join(
             if given.gain is not None:
                 squares += tl.load(norms + one * ROWS, cache_modifier=".cg")
         tl.store(scratch.counters + tile, 0)
-        _close(total, second, squares, given, out, number, rows, outputs, FORM)
+        close_tile(total, second, squares, given, out, number, rows, outputs, FORM)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -281,9 +282,9 @@ def _few_rows(
             second = dot(_tile(more, place, FORM).to(x.dtype.element_ty), turned, second)
     squares = tl.sum(squared, 1)
     if FORM.parts == 1:
-        _close(total, second, squares, given, out, number, rows, outputs, FORM)
+        close_tile(total, second, squares, given, out, number, rows, outputs, FORM)
     else:
-        _join(total, second, squares, given, out, scratch, rows, outputs, FORM)
+        join_parts(total, second, squares, given, out, scratch, rows, outputs, FORM)
 
 
 def cut(shape: FewRows, outputs: int, size: int, *, gate: bool) -> tuple[int, int]:

@@ -178,11 +178,11 @@ def _one_row(x: tl.tensor, given: Map, out: tl.tensor, outputs: tl.tensor, FORM:
             second = _added(second, second_tile, wide, FORM)
         tile = coming
         second_tile = second_coming
-    _store(tl.sum(total, 1), tl.sum(second, 1), tl.sum(squared, 0), given, out, number, outputs, FORM)
+    store_row(tl.sum(total, 1), tl.sum(second, 1), tl.sum(squared, 0), given, out, number, outputs, FORM)
 
 
 @triton.jit
-def _store(
+def store_row(
     total: tl.tensor,
     second: tl.tensor,
     squares: tl.tensor,
@@ -192,6 +192,7 @@ def _store(
     outputs: tl.tensor,
     FORM: tl.constexpr,
 ) -> None:
+    """Store results of one row, with what stands behind the product."""
     exists = number < outputs
     if given.gain is not None:
         scale = 1.0 / tl.sqrt_rn(squares / FORM.size + given.eps)

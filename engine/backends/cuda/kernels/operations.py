@@ -18,6 +18,7 @@ from engine.backends.cuda.kernels import (
     gemv,
     grouped,
     norm,
+    palette_choice,
     prefill_attention,
     prefill_pipelined,
     rope,
@@ -29,6 +30,7 @@ from engine.backends.cuda.kernels import (
 )
 from engine.backends.cuda.kernels.decode_attention import Partials, counters, decode_attention, joins
 from engine.backends.cuda.kernels.lines import Map
+from engine.backends.cuda.kernels.palette import PaletteMap
 from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
 from engine.backends.cuda.kernels.triton_common import power_of_two
 from engine.backends.cuda.runtime import simulated_steps
@@ -46,6 +48,8 @@ from engine.backends.cuda.runtime.operations import (
 )
 from engine.core.kv.layout import Reach
 from engine.model.families.gpt_oss import ClampedSwiGlu
+from engine.model.layers.blocks import GatedMlp
+from engine.model.layers.decoder import Decoder
 from engine.model.layers.layers import Linear, RmsNorm, gelu_mul, silu_mul
 from engine.model.layers.rotary import Rotary
 from engine.model.layers.scaled import E4M3, FEW, multiply_rounded
@@ -69,6 +73,32 @@ class KernelOperations:
         self._processors = processors
         self._scratch: gemv.Scratch | None = None
         self._arrived: Tensor | None = None
+        self._palettes: palette_choice.Choice | None = None
+
+    def take_palettes(self, model: Decoder, measure: palette_choice.Measure = palette_choice.replayed) -> str:
+        """Lay palettes beside the matrices of gated MLPs, and take products from them where that is faster; see
+        ``palette_choice``. Says what was chosen. Call it with filled weights, before anything is recorded."""
+        matrices = self._room_for(_mlp_matrices(model))
+        if self._scratch is None:
+            return "palettes: no matrix can have one"
+        found = palette_choice.Choice(self._chosen.few)
+        found.choose(matrices, self._scratch, measure)
+        self._palettes = found if found.palettes else None
+        return str(found)
+
+    def launch_palettes(self, model: Decoder) -> None:
+        """Launch every form that ``take_palettes`` can choose, on memory without contents."""
+        matrices = self._room_for(_mlp_matrices(model))
+        if self._scratch is not None:
+            palette_choice.launch_all(matrices, self._scratch)
+
+    def _room_for(self, matrices: list[palette_choice.Matrix]) -> list[palette_choice.Matrix]:
+        """Take scratch for all ways to multiply them."""
+        if matrices:
+            needed = palette_choice.most_numbers(matrices, self._chosen.few)
+            if self._scratch is None or len(self._scratch.sums) < needed:
+                self._scratch = gemv.Scratch.empty(needed, matrices[0].weight.device)
+        return matrices
 
     def norm(self, x: Tensor, residual: Tensor | None, layer: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
@@ -150,8 +180,15 @@ class KernelOperations:
             # Larger ones come with the first step, before any is recorded.
             self._scratch = gemv.Scratch.empty(needed, x.device)
         gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        given = Map(linear.weight, linear.bias, gain, eps, linear.scale)
         offset = norm is not None and norm.offset
+        taken = None
+        if self._palettes is not None and linear.scale is None and x.is_contiguous():
+            taken = self._palettes.of(linear.weight, len(x), gate=gate is not None)
+        if taken is not None:
+            packed = PaletteMap(taken[0], linear.bias, gain, eps)
+            palette_choice.multiply(x, packed, out, self._scratch, taken[1], gate=gate, offset=offset, adds=adds)
+            return
+        given = Map(linear.weight, linear.bias, gain, eps, linear.scale)
         gemv.few_rows(x, given, out, self._scratch, few, gate=gate, offset=offset, adds=adds)
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
@@ -352,6 +389,22 @@ def kernel_operations(
     if separate:
         chosen = replace(chosen, few=replace(chosen.few, most=0), joined=False)
     return KernelOperations(heads, vocab_size, chosen, processors)
+
+
+def _mlp_matrices(model: Decoder) -> list[palette_choice.Matrix]:
+    """Matrices of gated MLPs that a step of few rows takes together with the norm in front and the sum behind."""
+    found = []
+    for part in (part for layer in model.layers for part in layer.sublayers):
+        block = part.block
+        if not isinstance(block, GatedMlp) or part.after is not None or part.share != 1.0:
+            continue
+        gate, wide, narrow = _gate(block.activation), block.gate_up, block.down.linear
+        if gate is None or gate.kind == "clamped" or wide.delta is not None or narrow.delta is not None:
+            continue
+        gain, offset = (None, False) if part.before is None else (part.before.weight, part.before.offset)
+        found.append(palette_choice.Matrix(wide.loaded, gate, gain, wide.bias, offset))
+        found.append(palette_choice.Matrix(narrow.loaded, None, None, narrow.bias))
+    return [one for one in found if one.weight.dtype != E4M3 and palette_choice.fits(one.weight)]
 
 
 def _gate(kind: Activation) -> activation.Gate | None:

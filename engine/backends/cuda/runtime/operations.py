@@ -19,6 +19,7 @@ from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
 from engine.backends.cuda.runtime.mixing import Mixing
 from engine.backends.cuda.runtime.rows import number_field
 from engine.core.kv.layout import FULL, Reach
+from engine.model.layers.decoder import Decoder
 from engine.model.layers.layers import Linear, RmsNorm
 from engine.model.layers.rotary import Rotary
 from engine.model.layers.routing import Router, Rule
@@ -175,6 +176,15 @@ class Operations(Protocol):
     them."""
     mixing: Mixing
     """When one pass of prompts and rows is better than two."""
+
+    def take_palettes(self, model: Decoder, /) -> str:
+        """Lay matrices in palettes beside those of the model, which is filled, and take products from them where that
+        is faster. Says what was chosen."""
+        ...
+
+    def launch_palettes(self, model: Decoder, /) -> None:
+        """Launch every form that ``take_palettes`` can choose, on memory without contents."""
+        ...
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm, /) -> Tensor:
         """A norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""

@@ -78,6 +78,8 @@ class DeviceRunner:
         self.model = model
         self.limits = limits
         self.capabilities = _capabilities(storage, limits, operations)
+        self.note = ""
+        """What else there is to say of how it computes."""
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)
@@ -114,7 +116,7 @@ class DeviceRunner:
     @property
     def description(self) -> str:
         """What computes."""
-        return f"the device backend on {self._device.type}"
+        return f"the device backend on {self._device.type}" + (f"; {self.note}" if self.note else "")
 
     @property
     def num_ahead(self) -> int:

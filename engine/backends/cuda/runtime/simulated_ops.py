@@ -28,6 +28,7 @@ from engine.backends.cuda.runtime.operations import (
 )
 from engine.backends.cuda.runtime.simulated_sampling import sample
 from engine.backends.cuda.runtime.tables import first_seen
+from engine.model.layers.decoder import Decoder
 from engine.model.layers.layers import Linear, RmsNorm
 from engine.model.layers.rotary import Rotary, rotate
 
@@ -44,6 +45,13 @@ class PlainOperations:
     def __init__(self, *, fused: bool = False) -> None:
         """``fused``: whether products are asked for together with what surrounds them, which is no gain here."""
         self._fused = fused
+
+    def take_palettes(self, _model: Decoder) -> str:
+        """None: they are kernels' business."""
+        return "palettes: none without kernels"
+
+    def launch_palettes(self, _model: Decoder) -> None:
+        """None."""
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""

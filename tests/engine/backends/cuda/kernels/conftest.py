@@ -15,6 +15,7 @@ from tests.native import ON_CARD
 
 MODULES = (
     "activation",
+    "adapters",
     "attention_tile",
     "blocks",
     "decode_attention",
@@ -22,6 +23,10 @@ MODULES = (
     "grouped",
     "logprobs",
     "norm",
+    "palette",
+    "palette_choice",
+    "palette_direct",
+    "palette_products",
     "prefill_attention",
     "prefill_copies",
     "prefill_pipelined",

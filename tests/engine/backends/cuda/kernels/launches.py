@@ -12,11 +12,14 @@ from torch import Tensor
 from engine.backends.attention import AttentionRule
 from engine.backends.cuda.kernels import (
     activation,
+    adapters,
     blocks,
     decode_attention,
     gemv,
     grouped,
     norm,
+    palette,
+    palette_choice,
     prefill_attention,
     prefill_pipelined,
     rope,
@@ -28,6 +31,7 @@ from engine.backends.cuda.kernels import (
 )
 from engine.backends.cuda.kernels.lines import LineCut, Map
 from engine.backends.cuda.kernels.operations import KernelOperations
+from engine.backends.cuda.kernels.palette import Palette, PaletteMap
 from engine.backends.cuda.kernels.tile_sizes import configuration
 from engine.backends.cuda.runtime.loop_state import LoopState
 from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, Sampled, SamplingColumns
@@ -183,6 +187,42 @@ def scaled() -> None:
         for known in (None, tensor(size)):
             out, scales = tensor(TOKENS, size, dtype=E4M3), tensor(TOKENS, 1, dtype=torch.float32)
             scaled_rows.round_rows(tensor(TOKENS, size), out, scales, gain=known, eps=1e-5)
+
+
+def palettes() -> None:
+    """Both products of an MLP of Llama 3.1 8B from palettes, one row, eight and sixteen, in all ways."""
+    for cut in (*palette_choice.ONE_ROW, *palette_choice.SEVERAL_ROWS):
+        scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+        for outputs, size, gate in ((14_336, 4_096, activation.Gate("silu")), (4_096, 14_336, None)):
+            lines = outputs * (1 if gate is None else 2)
+            given = PaletteMap(Palette.empty(lines, size, 1, META), None, None if gate is None else tensor(size), 1e-5)
+            for rows in (1, 8, 16):
+                x, out = tensor(rows, size), tensor(rows, outputs)
+                palette_choice.multiply(x, given, out, scratch, cut, gate=gate, adds=gate is None)
+    palette.expand(Palette.empty(4_096, 14_336, 1, META), tensor(4_096, 14_336))
+
+
+def palette_direct() -> None:
+    """One of the forms whose language is Gluon."""
+    scratch = gemv.Scratch(tensor(1 << 24, dtype=torch.float32), whole(gemv.MOST_COUNTERS))
+    given = PaletteMap(Palette.empty(4_096, 14_336, 1, META), None, None, 1e-5)
+    cut = palette_choice.SEVERAL_ROWS[0]
+    palette_choice.multiply(tensor(8, 14_336), given, tensor(8, 4_096), scratch, cut, adds=True)
+
+
+def adapted() -> None:
+    """Adapters of rank 16 and 64 beside the projections of Llama 3.1 8B: one fused of three, one of two."""
+    tile = adapters.AdapterTile()
+    groups = adapters.Groups.empty(ROWS, META)
+    adapters.group_rows(whole(ROWS), groups)
+    for inputs, pieces, rank in (
+        (4_096, [(0, 4_096), (4_096, 1_024), (5_120, 1_024)], 16),
+        (4_096, [(0, 14_336), (14_336, 14_336)], 64),
+    ):
+        given = adapters.Pieces.empty(64, inputs, pieces, rank, BF16, META, tile)
+        sums = tensor(adapters.sums_needed(given, ROWS, tile), dtype=torch.float32)
+        adapters.shrink(tensor(ROWS, inputs), groups, given, sums, tile)
+        adapters.expand(groups, given, sums, tensor(ROWS, given.up.shape[1]), tile)
 
 
 def experts() -> None:
@@ -349,6 +389,9 @@ LAUNCHES = {
     "few rows": few_rows,
     # A100 has no products of 8-bit floating point numbers, and its assembler no conversions.
     **({} if ARCHITECTURE == "sm_80" else {"scaled": scaled}),
+    "palettes": palettes,
+    "palette direct": palette_direct,
+    "adapters": adapted,
     "experts": experts,
     "sampling": sampling,
     "sampling, lean": sampling_lean,

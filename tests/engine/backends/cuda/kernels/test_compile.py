@@ -19,6 +19,9 @@ LAUNCHES = (
     "pipelined",
     "few rows",
     "scaled",
+    "palettes",
+    "palette direct",
+    "adapters",
     "experts",
     "sampling",
     "guards",
@@ -27,8 +30,8 @@ LAUNCHES = (
     "device windows",
     "device latent",
 )
-QUICK = ((90, "guards"), (90, "rows"), (90, "pipelined"))
-"""Compiled in every run; the last because no interpreter knows its language."""
+QUICK = ((90, "guards"), (90, "rows"), (90, "pipelined"), (90, "palette direct"))
+"""Compiled in every run; the last two because no interpreter knows their language."""
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one program may take on an A100 and on an H100 or H200 (CUDA C++ Programming Guide, table of
@@ -37,7 +40,7 @@ technical specifications)."""
 SPILLED_BYTES = 1_024
 """Of a thread: more would say that a tile does not fit the registers at all."""
 
-PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows", "_prefill_pipelined"}
+PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows", "_prefill_pipelined", "_several_rows", "_direct", "_shrink"}
 """Kernels whose products have to run on tensor cores."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,45 @@ def test_products_with_what_stands_around_them_give_the_same_step(family: str, t
     for wanted, found in zip(*(all_steps(tmp_path, fused=one) for one in (False, True)), strict=True):
         assert found.isfinite().all()
         assert (wanted - found).abs().max() < 1e-5 * wanted.abs().max()
+
+
+class _Preferred:
+    """Times by which every way is faster than the one before it."""
+
+    def __init__(self) -> None:
+        self._seconds = 1.0
+
+    def __call__(self, run: Callable[[], None]) -> float:
+        run()
+        self._seconds /= 2
+        return self._seconds
+
+
+def test_an_engine_takes_products_from_palettes() -> None:
+    """Logits of a step of one lane and of three are those of the plain matrices in bfloat16, with palettes taken for
+    both of the MLP's products; memory is three quarters of theirs. With times by which no way is faster none is taken,
+    and palettes are given back."""
+    logits = []
+    for measure in (None, _Preferred(), lambda run: 1.0):
+        shape = model_config(num_layers=1, hidden_size=128, intermediate_size=128)
+        model = random_model(shape, dtype=torch.bfloat16, packed=False, device=PLACE)
+        run = kernel_operations((shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, PLACE)
+        if measure is not None:
+            said = run.take_palettes(model, measure)
+            taken = isinstance(measure, _Preferred)
+            assert ("bf16" not in said) == taken
+            assert (run._palettes is not None) == taken
+        config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
+        storage = DeviceStorage(layout_for(config, model.config, "bfloat16"), 3, run, torch.bfloat16, PLACE)
+        for memory in storage.memory:
+            memory.zero_()
+        device = DeviceModel(model, storage, run)
+        for lanes in (1, 3):
+            given = placed([5, 7, 50][:lanes]), placed([0, 0, 0][:lanes])
+            slots = placed([storage.stride * (1 + lane) for lane in range(lanes)])
+            tables, lengths = placed([[1, 0], [2, 0], [3, 0]][:lanes]), placed([1] * lanes)
+            logits.append(device.decode(*given, (slots,), (tables,), lengths).double())
+    for lanes in (0, 1):
+        error = (logits[lanes] - logits[2 + lanes]).abs().max() / logits[lanes].abs().max()
+        assert error < 2**-5
+        assert torch.equal(logits[lanes], logits[4 + lanes])
