@@ -31,7 +31,7 @@ from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, Engi
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 18
+CONTROL_VERSION = 19
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -43,6 +43,9 @@ MAX_FDS = 3
 SPEND_CONFIRM_S = 5.0
 """Longest that a request waits for its reservation of spend: a disk that takes longer is no place for an account. The
 supervisor writes none that is older, since nobody waits for it."""
+
+MAX_RESERVATIONS = 500
+"""Reservations of one message: with ids and names of full length they take half a datagram."""
 
 LOSS_REASONS = ("oom", "fault", GPU_LOST, GPU_MEMORY, "ended")
 """Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, its GPU was lost, it held more than
@@ -243,12 +246,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class ReserveSpend:
-    """Gateway: the most that a request of a tenant may cost, in billionths, to be recorded before its first token. The
-    request's entry in the audit log releases it."""
+    """Gateway: the most that requests may cost, in billionths, by tenant and request, to be recorded before their first
+    tokens. A request's entry in the audit log releases its cost. ``MAX_RESERVATIONS`` at most."""
 
-    request: str
-    tenant: str
-    cost: int
+    costs: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
