@@ -281,22 +281,27 @@ class Attested:
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """Gateway: asks what a tenant has used in the current day and month, by model."""
+    """Gateway: asks what a tenant has used in the current day and month, by model and by end user; ``user`` is the
+    digest of the name of the only one (``appliance.common.usage.pseudonyms``), or empty."""
 
     request: str
     tenant: str
+    user: str
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
     """Supervisor: answer to ``UsageQuery``: the day and the month by number (``appliance.common.usage.periods``), and
-    the five sums of each model in both (``appliance.common.usage.tenant_sums``); or the problem why there is none."""
+    the five sums of each model and of each end user in both (``appliance.common.usage.tenant_sums``); or the problem
+    why there is none."""
 
     request: str
     day: int
     month: int
     in_day: dict[str, list[int]]
     in_month: dict[str, list[int]]
+    users_in_day: dict[str, list[int]]
+    users_in_month: dict[str, list[int]]
     problem: str
 
 

@@ -366,8 +366,8 @@ class GrpcFrontEnd:
         return self._usage.limits(_principal(call))
 
     async def _get_usage(self, call: _Call) -> Message:
-        await self._only(usage_pb2.GetUsageRequest, call)
-        return await self._usage.usage(_principal(call))
+        asked = await self._only(usage_pb2.GetUsageRequest, call)
+        return await self._usage.usage(_principal(call), asked)
 
     async def _watch_usage(self, call: _Call) -> None:
         asked = await self._only(usage_pb2.WatchUsageRequest, call)

@@ -20,7 +20,7 @@ from appliance.common.control import (
 from appliance.common.errors import ControlError, UnavailableError
 from appliance.common.usage.periods import MOST
 from appliance.gateway.sandboxes import spend_records as module
-from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
+from appliance.gateway.sandboxes.spend_records import ALONE_S, SpendRecords, spending, unaccountable
 from policy.loader import Source, load_policy
 
 WELCOME = Welcome(1, "s", "l", [])
@@ -43,11 +43,10 @@ async def test_a_reservation_waits_for_its_confirmation() -> None:
     assert len(told) == 2
 
 
-async def test_reservations_that_come_closely_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is told at once; those behind it wait for the same moment and are one message, without the one whose
-    request has gone meanwhile. After a moment without any the next is told at once again, and of many each message
-    fits a datagram."""
-    monkeypatch.setattr(module, "GATHER_S", 0.02)
+async def test_reservations_that_come_closely_are_told_together() -> None:
+    """The first is told at once; those behind it wait for one moment, which is short, and are one message, without the
+    one whose request has gone meanwhile; those behind several wait for a longer one. After a moment without any the next
+    is told at once again, and of many each message fits a datagram."""
     told: list[Control] = []
     records = SpendRecords(told.append, lambda _: None)
     tasks = [
@@ -59,6 +58,8 @@ async def test_reservations_that_come_closely_are_told_together(monkeypatch: pyt
     while len(told) < 2:
         await asyncio.sleep(0.001)
     assert told[1] == ReserveSpend({"b": {"req_1": 1}, "a": {"req_2": 2}})
+    assert records._timer is not None
+    assert records._timer.when() - asyncio.get_running_loop().time() > ALONE_S
     while records._timer is not None:
         await asyncio.sleep(0.001)
     tasks.append(asyncio.create_task(records.reserve("req_4", "a", 4)))
