@@ -40,7 +40,7 @@ one waits for others: about a step of an engine that is busy. A message alone ta
 both sides (it wakes two processes and a thread, and is forced to disk), a further reservation in it some 50 us."""
 
 ALONE_S = 0.004
-"""Shortest time after a message with one reservation: a client whose short requests follow each other waits no longer."""
+"""Shortest time after a message with one reservation: a client whose short requests follow each other waits no more."""
 
 ANSWER_S = 1.0
 """Seconds after which a question is asked again: the supervisor may have been restarted."""

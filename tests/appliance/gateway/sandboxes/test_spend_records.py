@@ -44,9 +44,9 @@ async def test_a_reservation_waits_for_its_confirmation() -> None:
 
 
 async def test_reservations_that_come_closely_are_told_together() -> None:
-    """The first is told at once; those behind it wait for one moment, which is short, and are one message, without the
-    one whose request has gone meanwhile; those behind several wait for a longer one. After a moment without any the next
-    is told at once again, and of many each message fits a datagram."""
+    """The first is told at once; those behind it wait for one short moment and are one message, without the one whose
+    request has gone meanwhile; those behind several wait for a longer one. After a moment without any the next is told
+    at once again, and of many each message fits a datagram."""
     told: list[Control] = []
     records = SpendRecords(told.append, lambda _: None)
     tasks = [
