@@ -171,6 +171,7 @@ class HttpFrontEnd:
                 exchange.connection.peer_uris,
                 address=address,
                 only=entrance.tenant,
+                listener=entrance.listener("http"),
             )
             exchange.principal, scope = again(), None if route is None else route.scope
             exchange.authenticate = partial(_hold, again, scope)

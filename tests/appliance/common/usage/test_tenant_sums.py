@@ -45,6 +45,7 @@ def request(tenant: str, model: str, tokens: int = 10, end_user: str = "") -> En
         downgraded="",
         adapter="",
         adapter_digest="",
+        listener="",
         end_user=end_user,
         batch="",
     )
