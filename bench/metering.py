@@ -4,7 +4,10 @@
 book, in two processes on a real control socket and a real disk. Each request is admitted, reserved, settled and written
 to the log, without sandboxes, sockets of clients or a model: what is left is the account. Three ways alternate: without
 prices, with prices, and with prices and a limit of spend, for which the reservation has to be on disk.
-Counted is the processor time of both processes, and the time from a reservation to its confirmation.
+Counted is the processor time of both processes, and the time from a reservation to its confirmation. Each round gives a
+difference to its own run without prices: printed are their medians with 95 % intervals, by token of ``bench.host``'s
+requests, and as a share of ``WHOLE_US``, the processor time of one token of a whole appliance with a null engine, so of
+its throughput.
 """
 
 from __future__ import annotations
@@ -35,10 +38,17 @@ from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.supervisor.audit import Recorder
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.metering import open_metering
+from bench.intervals import told as interval_told
 from policy.loader import Source, load_policy
 
 TOKENS = 100
 """Output tokens of each request; the cost of a request is divided by them."""
+
+HOST_TOKENS = 256
+"""Output tokens of a request of ``bench/host.py`` and ``bench/metered_host.py``: metering costs by request."""
+
+WHOLE_US = 24.0
+"""Processor time of a token of all processes with the null engine, HTTP, 64 streams, least of several (RESULTS)."""
 
 PROMPT = 200
 PRICES = "prices: {currency: EUR, rules: [{models: ['*'], input: 1, cached_input: 0.1, output: 2}]}\n"
@@ -185,6 +195,14 @@ async def measure(folder: Path, requests: int, rounds: int) -> None:
             told = f"{median(waits):.2f}, {quantiles(waits, n=100)[98]:.2f}" if waits else "-"
             both = (gateway + supervisor) / TOKENS
             print(f"{way:>16} {together:>8} {gateway:>8.0f} {supervisor:>11.0f} {both:>14.2f}   {told}")
+        for way in list(WAYS)[1:]:
+            pairs = zip(found[way], found["no prices"], strict=True)
+            more = [
+                (one.gateway_us + one.supervisor_us - other.gateway_us - other.supervisor_us) / HOST_TOKENS
+                for one, other in pairs
+            ]
+            share = interval_told([100 * value / WHOLE_US for value in more])
+            print(f"{way:>16} {together:>8} {interval_told(more, 3)} us a token more, {share} % of throughput")
     attached.cancel()
     house.pipe.send("stop")
     house.child.join()

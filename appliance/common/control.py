@@ -44,6 +44,9 @@ SPEND_CONFIRM_S = 5.0
 """Longest that a request waits for its reservation of spend: a disk that takes longer is no place for an account. The
 supervisor writes none that is older, since nobody waits for it."""
 
+MAX_RESERVATIONS = 500
+"""Reservations of one message: with ids and names of full length they take half a datagram."""
+
 LOSS_REASONS = ("oom", "fault", GPU_LOST, GPU_MEMORY, "ended")
 """Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, its GPU was lost, it held more than
 its share of the GPU's memory, anything else."""
@@ -243,12 +246,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class ReserveSpend:
-    """Gateway: the most that a request of a tenant may cost, in billionths, to be recorded before its first token. The
-    request's entry in the audit log releases it."""
+    """Gateway: the most that requests may cost, in billionths, by tenant and request, to be recorded before their first
+    tokens. A request's entry in the audit log releases its cost. ``MAX_RESERVATIONS`` at most."""
 
-    request: str
-    tenant: str
-    cost: int
+    costs: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,22 +281,27 @@ class Attested:
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """Gateway: asks what a tenant has used in the current day and month, by model."""
+    """Gateway: asks what a tenant has used in the current day and month, by model and by end user; ``user`` is the
+    digest of the name of the only one (``appliance.common.usage.pseudonyms``), or empty."""
 
     request: str
     tenant: str
+    user: str
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
     """Supervisor: answer to ``UsageQuery``: the day and the month by number (``appliance.common.usage.periods``), and
-    the five sums of each model in both (``appliance.common.usage.tenant_sums``); or the problem why there is none."""
+    the five sums of each model and of each end user in both (``appliance.common.usage.tenant_sums``); or the problem
+    why there is none."""
 
     request: str
     day: int
     month: int
     in_day: dict[str, list[int]]
     in_month: dict[str, list[int]]
+    users_in_day: dict[str, list[int]]
+    users_in_month: dict[str, list[int]]
     problem: str
 
 

@@ -36,6 +36,8 @@ class Principal:
     signed a token."""
     ends: float = field(default=math.inf, compare=False)
     """Unix time at which a token ends."""
+    listener: str = field(default="", compare=False)
+    """By which the call came (``appliance.gateway.front.own_listeners.Entrance``); empty for a line of a batch."""
 
 
 @dataclass(frozen=True, slots=True)

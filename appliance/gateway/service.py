@@ -101,8 +101,9 @@ class Service(Protocol):
         """
         ...
 
-    async def usage(self, principal: Principal) -> TenantUsed:
-        """Give what the tenant has used in this day and month.
+    async def usage(self, principal: Principal, end_user: str = "") -> TenantUsed:
+        """Give what the tenant has used in this day and month; of its end users, where the digest of a name is given
+        (``appliance.gateway.front.end_user``), what this one has used.
 
         Raises:
             ApplianceError: typed, from the closed list.

@@ -65,14 +65,29 @@ class ModelUse:
 
 
 @dataclass(frozen=True, slots=True)
+class UserUse:
+    """What requests of a tenant that name one end user have used; numbers are those of ``ModelUse``."""
+
+    user: str
+    """Pseudonym (``appliance.common.usage.pseudonyms``); empty in the row of all end users that are not listed."""
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeriodUse:
-    """What a tenant has used in a day or a month, in UTC, by model: the one with the most tokens first."""
+    """What a tenant has used in a day or a month, in UTC, by model and end user: those with the most tokens first."""
 
     begins_at: int
     """Unix time."""
     ends_at: int
     """Unix time at which the next one begins."""
     models: tuple[ModelUse, ...]
+    users: tuple[UserUse, ...] = ()
+    """Requests that name no end user are in none of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class Rehearsed:
         """Return no limits."""
         return TenantLimits(principal.tenant, (), 0, 0, 4_096, 4_096, "")
 
-    async def usage(self, principal: Principal) -> TenantUsed:
+    async def usage(self, principal: Principal, end_user: str = "") -> TenantUsed:
         """Refuse: there is no supervisor."""
         raise UnavailableError("the scripted service has no supervisor")
 

@@ -17,7 +17,15 @@ from pathlib import Path
 import structlog
 
 from appliance.common.audit.entry import Entry
-from appliance.common.control import SPEND_CONFIRM_S, Control, ReserveSpend, SpendQuery, SpendReserved, Spent
+from appliance.common.control import (
+    MAX_RESERVATIONS,
+    SPEND_CONFIRM_S,
+    Control,
+    ReserveSpend,
+    SpendQuery,
+    SpendReserved,
+    Spent,
+)
 from appliance.common.errors import ControlError, UsageError
 from appliance.common.figures import counted
 from appliance.common.usage.book import Reserved, UsageAccessError, UsageBook, open_book
@@ -95,7 +103,7 @@ class Metering:
         return Entry(one.kind, one.fields | {"end_user": pseudonym(key, digest)})
 
     def take(self, message: SpendQuery | ReserveSpend) -> None:
-        """Take a reservation, which is confirmed once it is on disk, or a question, which is answered then. Of far more
+        """Take reservations, which are confirmed once they are on disk, or a question, which is answered then. Of more
         than can be waited for nothing is kept: the gateway asks again, or refuses the request.
 
         Raises:
@@ -107,11 +115,15 @@ class Metering:
             if message not in self._asked and len(self._asked) < MAX_QUESTIONS:
                 self._asked.append(message)
         else:
-            if not 0 <= message.cost < MOST or len(message.request) > MAX_ID_CHARS:
+            group = [
+                Reserved(request, tenant, cost)
+                for tenant, costs in message.costs.items()
+                for request, cost in costs.items()
+            ]
+            if len(group) > MAX_RESERVATIONS or not all(map(_possible, group)):
                 raise ControlError("a reservation of spend is not one that a gateway makes")
-            if len(self._waiting) < MAX_WAITING:
-                one = Reserved(message.request, message.tenant, message.cost)
-                self._waiting.append((time.monotonic(), one))
+            now = time.monotonic()
+            self._waiting += [(now, one) for one in group[: MAX_WAITING - len(self._waiting)]]
         self._more.set()
 
     def rename(self, tenant: str, pseudonym: str) -> None:
@@ -183,6 +195,11 @@ class Metering:
         elif before and not problem:
             log.info("the usage book works again", what=what)
         self._problems[what] = problem
+
+
+def _possible(one: Reserved) -> bool:
+    """Return whether a gateway makes such a reservation."""
+    return 0 <= one.cost < MOST and len(one.request) <= MAX_ID_CHARS
 
 
 async def _at_once() -> None:

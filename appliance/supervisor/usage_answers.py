@@ -10,6 +10,7 @@ import structlog
 
 from appliance.common.control import UsageQuery, Used
 from appliance.common.errors import ConfigError, ControlError
+from appliance.common.usage.pseudonyms import DIGEST_BYTES
 from appliance.common.usage.report import Sum
 from appliance.common.usage.tenant_sums import tenant_sums
 
@@ -35,17 +36,28 @@ class UsageAnswers:
         """
         if len(message.tenant) > MAX_TENANT_CHARS:
             raise ControlError("a question about usage names no tenant")
+        if len(message.user) > 2 * DIGEST_BYTES:
+            raise ControlError("a question about usage names no end user by its digest")
 
     def answer(self, message: UsageQuery) -> Used:
         """Return the sums, or why there are none. Blocks."""
         if self._folder is None:
             return _without(message, "this appliance keeps no audit log, and so no usage book")
         try:
-            found = tenant_sums(self._folder, message.tenant, self._clock())
+            found = tenant_sums(self._folder, message.tenant, self._clock(), message.user)
         except ConfigError as error:
             log.error("usage cannot be told to a tenant", problem=str(error))
             return _without(message, "the usage book cannot be read now")
-        return Used(message.request, found.day, found.month, _told(found.in_day), _told(found.in_month), "")
+        return Used(
+            message.request,
+            found.day,
+            found.month,
+            _told(found.in_day),
+            _told(found.in_month),
+            _told(found.users_in_day),
+            _told(found.users_in_month),
+            "",
+        )
 
 
 def _told(sums: Sequence[Sum]) -> dict[str, list[int]]:
@@ -53,4 +65,4 @@ def _told(sums: Sequence[Sum]) -> dict[str, list[int]]:
 
 
 def _without(message: UsageQuery, problem: str) -> Used:
-    return Used(message.request, 0, 0, {}, {}, problem)
+    return Used(message.request, 0, 0, {}, {}, {}, {}, problem)

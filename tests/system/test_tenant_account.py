@@ -38,6 +38,7 @@ def test_what_a_request_used_is_told_to_its_tenant(own_appliance: Appliance) -> 
     before = {one["name"]: one["left"] for one in get(appliance, "/v1/limits")["limits"]}
     headers = {"authorization": f"Bearer {appliance.key('alpha')}"}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a sandbox?"}], "max_tokens": 8}
+    body["user"] = "ann@example.org"
     answer = httpx.post(
         appliance.ready["http"] + "/v1/chat/completions", json=body, headers=headers, timeout=60, verify=PLAIN
     )
@@ -53,6 +54,10 @@ def test_what_a_request_used_is_told_to_its_tenant(own_appliance: Appliance) -> 
     assert (row["model"], row["requests"]) == (MODEL, 1)
     assert (row["input_tokens"], row["output_tokens"]) == (used["prompt_tokens"], used["completion_tokens"])
     assert found["month"]["total"] == found["day"]["total"]
+    (user,) = found["day"]["users"]
+    assert {**user, "user": ""} == {**{key: value for key, value in row.items() if key != "model"}, "user": ""}
+    assert "ann" not in user["user"] and get(appliance, "/v1/usage?user=ann%40example.org")["day"]["users"] == [user]
+    assert get(appliance, "/v1/usage?user=bob")["day"]["users"] == []
     with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
         stub = usage_pb2_grpc.UsageServiceStub(channel)
         proof = [("authorization", f"Bearer {appliance.key('alpha')}")]
@@ -61,7 +66,8 @@ def test_what_a_request_used_is_told_to_its_tenant(own_appliance: Appliance) -> 
         watched = next(stub.WatchUsage(usage_pb2.WatchUsageRequest(), metadata=proof, timeout=30))
         assert (watched.sequence, watched.usage, watched.limits.tenant) == (0, usage, "alpha")
     other = get(appliance, "/v1/usage", "beta")
-    assert (other["tenant"], other["month"]["models"]) == ("beta", [])
+    assert (other["tenant"], other["month"]["models"], other["month"]["users"]) == ("beta", [], [])
+    assert get(appliance, "/v1/usage?user=ann%40example.org", "beta")["month"]["users"] == []
 
 
 def test_the_commands_of_the_document_work(appliance: Appliance, root: Path) -> None:

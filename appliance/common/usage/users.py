@@ -70,6 +70,13 @@ def key_of(connection: sqlite3.Connection, tenant: str) -> bytes:
     return key
 
 
+def known_pseudonym(connection: sqlite3.Connection, tenant: str, digest: str) -> str:
+    """Return the pseudonym of a tenant's end user by the digest of its name; empty where the tenant has no key, and so
+    no end user in the book."""
+    row = connection.execute("SELECT key FROM user_keys WHERE tenant = ?", (tenant,)).fetchone()
+    return pseudonym(bytes(row[0]), digest) if row is not None else ""
+
+
 def pseudonyms(connection: sqlite3.Connection, names: Sequence[str], tenants: Sequence[str]) -> list[str]:
     """Return the pseudonyms of end users by their names, of these tenants or of all."""
     keys = connection.execute("SELECT tenant, key FROM user_keys").fetchall()

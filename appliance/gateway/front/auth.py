@@ -51,6 +51,7 @@ class _Caller:
     address: str
     only: str
     """The one tenant whose listener was called; empty where it takes all tenants."""
+    listener: str
 
 
 def _utc_now() -> datetime:
@@ -77,18 +78,24 @@ class Resolver:
         self._used = used
 
     def resolve(
-        self, authorization: Sequence[str], peer_uris: Sequence[str] | None = None, *, address: str, only: str = ""
+        self,
+        authorization: Sequence[str],
+        peer_uris: Sequence[str] | None = None,
+        *,
+        address: str,
+        only: str = "",
+        listener: str = "",
     ) -> Principal:
         """Return the caller's principal.
 
         ``authorization`` holds the values of every such header; ``peer_uris`` the URI names of a verified client
         certificate, None where there is none; ``address`` is the caller's; ``only`` the one tenant whose listener was
-        called, if it takes one alone.
+        called, if it takes one alone; ``listener`` is told by the audit log.
 
         Raises:
             UnauthenticatedError: no proof, a proof that does not hold, two that disagree.
         """
-        caller = _Caller(address, only)
+        caller = _Caller(address, only, listener)
         by_certificate = self._by_certificate(peer_uris, caller) if peer_uris else None
         if not authorization:
             if by_certificate is None:
@@ -135,7 +142,7 @@ class Resolver:
             raise _refusal(CredentialRefusal.NO_TENANT)
         if caller.only and principal.tenant != caller.only:
             raise _refusal(CredentialRefusal.LISTENER)
-        return principal
+        return replace(principal, listener=caller.listener) if caller.listener else principal
 
 
 def require(principal: Principal, scope: Scope) -> None:

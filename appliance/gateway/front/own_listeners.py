@@ -46,6 +46,12 @@ class Entrance:
     local: bool = False
     """Whether it is a Unix socket, where file permissions stand in place of client certificates."""
 
+    def listener(self, front_end: str) -> str:
+        """Return what the audit log has of it: ``http`` or ``grpc`` for those of all tenants, ``own-`` before it for a
+        tenant's own and ``-unix`` behind it for a Unix socket. The tenant's name is not in it: entries may have a
+        pseudonym in its place."""
+        return f"{'own-' if self.tenant else ''}{front_end}{'-unix' if self.local else ''}"
+
 
 OF_ALL = Entrance()
 """A listener of all tenants."""

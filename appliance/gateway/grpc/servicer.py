@@ -92,8 +92,9 @@ _Q = TypeVar("_Q")
 class _Call:
     """What one call is known by."""
 
-    def __init__(self, method: str, wire: GrpcCall, proxies: TrustedProxies, only: str) -> None:
+    def __init__(self, method: str, wire: GrpcCall, proxies: TrustedProxies, entrance: Entrance) -> None:
         self.wire = wire
+        self.entrance = entrance
         named = [value for name, value in wire.metadata if name == proxies.header]
         self.address = proxies.client_of(wire.address, named)
         """The caller's address, also behind a trusted proxy."""
@@ -103,7 +104,7 @@ class _Call:
             front_end="grpc",
             traceparent=traceparent([value for name, value in wire.metadata if name == "traceparent"]),
             attributes={"client.address": self.address},
-            listener=only,
+            listener=entrance.tenant,
         )
         self.principal: Principal | None = None
         self.request_id: str | None = None
@@ -115,7 +116,13 @@ class _Call:
         Raises:
             UnauthenticatedError: no proof that holds, or one of another tenant than the listener's.
         """
-        return resolver.resolve(self.authorization, self.wire.peer_uris, address=self.address, only=self.facts.listener)
+        return resolver.resolve(
+            self.authorization,
+            self.wire.peer_uris,
+            address=self.address,
+            only=self.entrance.tenant,
+            listener=self.entrance.listener("grpc"),
+        )
 
 
 Behaviour = Callable[[_Call], Awaitable[Message | None]]
@@ -185,7 +192,7 @@ class GrpcFrontEnd:
         """Answer one call, by this listener, and return its end. An unknown method too is authenticated first."""
         method = self._table.get(wire.method, _Method(Auth.TENANT, self._unknown))
         known = wire.method if wire.method in self._table else "*"
-        return await self._answer(method, _Call(known, wire, self._proxies, entrance.tenant))
+        return await self._answer(method, _Call(known, wire, self._proxies, entrance))
 
     async def _answer(self, method: _Method, call: _Call) -> Status:
         try:
@@ -366,8 +373,8 @@ class GrpcFrontEnd:
         return self._usage.limits(_principal(call))
 
     async def _get_usage(self, call: _Call) -> Message:
-        await self._only(usage_pb2.GetUsageRequest, call)
-        return await self._usage.usage(_principal(call))
+        asked = await self._only(usage_pb2.GetUsageRequest, call)
+        return await self._usage.usage(_principal(call), asked)
 
     async def _watch_usage(self, call: _Call) -> None:
         asked = await self._only(usage_pb2.WatchUsageRequest, call)

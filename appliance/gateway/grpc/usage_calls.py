@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from appliance.gateway.front.cut import Cut, shutting_down
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.grpc.generated import usage_pb2 as pb
@@ -42,13 +43,16 @@ class UsageCalls:
         answer = pb.GetLimitsResponse(limits=to_limits(self._service.limits(principal)))
         return fill(answer, self._padding) if self._service.pads(principal) else answer
 
-    async def usage(self, principal: Principal) -> pb.GetUsageResponse:
+    async def usage(self, principal: Principal, asked: pb.GetUsageRequest) -> pb.GetUsageResponse:
         """Return the usage.
 
         Raises:
+            InvalidRequestError: the name of the end user is too long.
+            RateLimitedError: the tenant has asked about too many end users.
             UnavailableError: the supervisor does not tell.
         """
-        answer = pb.GetUsageResponse(usage=to_usage(await self._service.usage(principal)))
+        found = await self._service.usage(principal, end_user(asked.end_user, "end_user"))
+        answer = pb.GetUsageResponse(usage=to_usage(found))
         return fill(answer, self._padding) if self._service.pads(principal) else answer
 
     async def watch(

@@ -9,7 +9,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.grpc.generated import usage_pb2 as pb
-from appliance.gateway.tenant_account import LimitState, LimitUnit, ModelUse, PeriodUse, TenantLimits, TenantUsed
+from appliance.gateway.tenant_account import (
+    LimitState,
+    LimitUnit,
+    ModelUse,
+    PeriodUse,
+    TenantLimits,
+    TenantUsed,
+    UserUse,
+)
 
 DEFAULT_INTERVAL_S = 5
 MAX_INTERVAL_S = 300
@@ -84,12 +92,24 @@ def _period(period: PeriodUse) -> pb.PeriodUsage:
         begins_at=Timestamp(seconds=period.begins_at),
         ends_at=Timestamp(seconds=period.ends_at),
         models=[_model(one) for one in period.models],
+        end_users=[_user(one) for one in period.users],
     )
 
 
 def _model(one: ModelUse) -> pb.ModelUsage:
     return pb.ModelUsage(
         model=one.model,
+        requests=one.requests,
+        input_tokens=one.input_tokens,
+        cached_tokens=one.cached_tokens,
+        output_tokens=one.output_tokens,
+        cost=one.cost,
+    )
+
+
+def _user(one: UserUse) -> pb.EndUserUsage:
+    return pb.EndUserUsage(
+        end_user=one.user,
         requests=one.requests,
         input_tokens=one.input_tokens,
         cached_tokens=one.cached_tokens,

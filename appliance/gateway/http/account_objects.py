@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from appliance.gateway.tenant_account import LimitState, LimitUnit, ModelUse, PeriodUse, TenantLimits, TenantUsed
+from appliance.gateway.tenant_account import (
+    LimitState,
+    LimitUnit,
+    ModelUse,
+    PeriodUse,
+    TenantLimits,
+    TenantUsed,
+    UserUse,
+)
 from policy.prices import amount_text
 
 _DIGITS_S = 3
@@ -55,11 +63,12 @@ def _period(period: PeriodUse) -> dict[str, Any]:
         "ends_at": period.ends_at,
         "total": _numbers(period.models),
         "models": [{"model": one.model or None, **_numbers([one])} for one in period.models],
+        "users": [{"user": one.user or None, **_numbers([one])} for one in period.users],
     }
 
 
-def _numbers(models: Sequence[ModelUse]) -> dict[str, Any]:
-    rows = [asdict(one) for one in models]
+def _numbers(uses: Sequence[ModelUse] | Sequence[UserUse]) -> dict[str, Any]:
+    rows = [asdict(one) for one in uses]
     names = ("requests", "input_tokens", "cached_tokens", "output_tokens")
     sums: dict[str, Any] = {name: sum(row[name] for row in rows) for name in names}
-    return sums | {"cost": amount_text(sum(one.cost for one in models))}
+    return sums | {"cost": amount_text(sum(one.cost for one in uses))}

@@ -28,6 +28,7 @@ from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, req
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
+from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.own_listeners import OF_ALL, Entrance
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Operation, Principal
@@ -53,6 +54,7 @@ from appliance.gateway.http.response_items import Withheld, nothing_kept
 from appliance.gateway.http.response_routes import ITEMS_PATH, RESPONSE_PATH, ResponseRoutes, response_template
 from appliance.gateway.http.responses_request import parse_input_tokens, parse_response
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.http.stored_objects import query_of
 from appliance.gateway.http.stored_routes import (
     BATCH_PATH,
     BATCHES,
@@ -169,6 +171,7 @@ class HttpFrontEnd:
                 exchange.connection.peer_uris,
                 address=address,
                 only=entrance.tenant,
+                listener=entrance.listener("http"),
             )
             exchange.principal, scope = again(), None if route is None else route.scope
             exchange.authenticate = partial(_hold, again, scope)
@@ -295,7 +298,8 @@ class HttpFrontEnd:
 
     async def usage(self, exchange: Exchange) -> None:
         """``GET /v1/usage``."""
-        found = await self._service.usage(_principal(exchange))
+        asked = query_of(exchange.head.query).get("user")
+        found = await self._service.usage(_principal(exchange), end_user(asked, "user"))
         await exchange.answer(200, usage_object(found), new_request_id())
 
     async def version(self, exchange: Exchange) -> None:

@@ -98,6 +98,7 @@ class AuditedCalls:
             adapter=call.adapter,
             adapter_digest=call.adapter_digest,
             end_user=call.end_user if _keeps(decision) else "",
+            listener=principal.listener,
         )
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:

@@ -249,11 +249,11 @@ class GatewayService:
         """Return the tenant's limits and what is left of them; see ``appliance.gateway.service.Service``."""
         return self.ledger.limits_now(principal.tenant)
 
-    async def usage(self, principal: Principal) -> TenantUsed:
+    async def usage(self, principal: Principal, end_user: str = "") -> TenantUsed:
         """Return what the tenant has used; see ``appliance.gateway.service.Service``."""
         if self._uses is None:
             raise UnavailableError("no supervisor is there to tell what was used", retry_after_s=RETRY_AFTER_S)
-        return await self._uses.of(principal.tenant, self.ledger.policy.currency)
+        return await self._uses.of(principal.tenant, self.ledger.policy.currency, end_user)
 
     def rates(self, principal: Principal) -> RateState:
         """Return what is left of the tenant's rates."""

@@ -1,7 +1,9 @@
 """Spend as the supervisor records it: what tenants have spent, and what running requests may cost.
 
 A reservation is confirmed once it is on disk; a request of a tenant with a limit of spend waits for that before it
-enters an engine. When the supervisor comes anew, everything that it has not confirmed is told again.
+enters an engine. One that comes after a quiet moment is told at once; those that follow closely are gathered and told
+together, since what costs processor time is the message, the write and the confirmation, not the one more row. When
+the supervisor comes anew, everything that it has not confirmed is told again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from appliance.common.control import SPEND_CONFIRM_S, Control, ReserveSpend, SpendQuery, SpendReserved, Spent, Welcome
+from appliance.common.control import (
+    MAX_RESERVATIONS,
+    SPEND_CONFIRM_S,
+    Control,
+    ReserveSpend,
+    SpendQuery,
+    SpendReserved,
+    Spent,
+    Welcome,
+)
 from appliance.common.errors import ControlError, UnavailableError
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from policy.model import PolicySet
@@ -22,6 +33,14 @@ TENANTS_PER_QUERY = 500
 MAX_WAITING = 4_096
 """Requests that wait for their reservations; further ones are refused at once. A supervisor that comes anew is told of
 all of them, and its link has to keep them."""
+
+GATHER_S = 0.02
+"""Shortest time between two messages with reservations where the first had several, in seconds, and so the longest that
+one waits for others: about a step of an engine that is busy. A message alone takes 0.6 to 1.2 ms of processor time on
+both sides (it wakes two processes and a thread, and is forced to disk), a further reservation in it some 50 us."""
+
+ALONE_S = 0.004
+"""Shortest time after a message with one reservation: a client whose short requests follow each other waits no more."""
 
 ANSWER_S = 1.0
 """Seconds after which a question is asked again: the supervisor may have been restarted."""
@@ -37,7 +56,12 @@ class SpendRecords:
         self._known: set[str] = set()
         """Tenants whose spend the supervisor has told."""
         self._arrived = asyncio.Event()
-        self._waiting: dict[str, tuple[ReserveSpend, asyncio.Future[None]]] = {}
+        self._waiting: dict[str, tuple[str, int, asyncio.Future[None]]] = {}
+        """Tenant and cost of each request that waits, and what ends its waiting."""
+        self._gathered: list[str] = []
+        """Requests whose reservations are to be told; some may wait no more."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs for a while after each message, and then tells what was gathered meanwhile."""
 
     async def fetch(self, tenants: Sequence[str], timeout_s: float = 30.0) -> None:
         """Return once the supervisor has told the spend of these tenants, now or before.
@@ -64,10 +88,11 @@ class SpendRecords:
         """
         if len(self._waiting) >= MAX_WAITING:
             raise _unrecorded()
-        message = ReserveSpend(request, tenant, cost)
         confirmed = asyncio.get_running_loop().create_future()
-        self._waiting[request] = message, confirmed
-        self._tell(message)
+        self._waiting[request] = tenant, cost, confirmed
+        self._gathered.append(request)
+        if self._timer is None:
+            self._tell_gathered()
         try:
             async with asyncio.timeout(SPEND_CONFIRM_S):
                 await confirmed
@@ -79,8 +104,8 @@ class SpendRecords:
     def attached(self, _welcome: Welcome) -> None:
         """Tell a supervisor that came anew what waits. It is asked nothing: of the tenants that this gateway
         knows its account is complete, and the book lags behind it."""
-        for message, _ in self._waiting.values():
-            self._tell(message)
+        self._gathered.clear()
+        self._tell_reservations(list(self._waiting))
 
     def take_spent(self, message: Spent) -> None:
         """Take the spend of tenants that were not known; a second answer about others says nothing new."""
@@ -93,8 +118,26 @@ class SpendRecords:
         """Take confirmations; those of requests that wait no more change nothing."""
         for request in message.requests:
             waiting = self._waiting.get(request)
-            if waiting is not None and not waiting[1].done():
-                waiting[1].set_result(None)
+            if waiting is not None and not waiting[2].done():
+                waiting[2].set_result(None)
+
+    def _tell_gathered(self) -> None:
+        """Tell what was gathered, and gather again; where nothing was, the next reservation is told at once."""
+        self._timer = None
+        requests, self._gathered = self._gathered, []
+        if requests:
+            pause_s = GATHER_S if len(requests) > 1 else ALONE_S
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell_gathered)
+            self._tell_reservations(requests)
+
+    def _tell_reservations(self, requests: Sequence[str]) -> None:
+        for start in range(0, len(requests), MAX_RESERVATIONS):
+            costs: dict[str, dict[str, int]] = {}
+            for request in requests[start : start + MAX_RESERVATIONS]:
+                if (waiting := self._waiting.get(request)) is not None:
+                    costs.setdefault(waiting[0], {})[request] = waiting[1]
+            if costs:
+                self._tell(ReserveSpend(costs))
 
 
 def _unrecorded() -> UnavailableError:

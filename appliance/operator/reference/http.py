@@ -57,7 +57,7 @@ ROUTE_MEANINGS = {
     "/v1/batches/{batch_id}": "One of these batches.",
     "/v1/batches/{batch_id}/cancel": "No line of it begins any more.",
     "/v1/limits": "Limits of the caller's tenant, and what is left of them now (usage.md).",
-    "/v1/usage": "What the caller's tenant has used in the current day and month, by model (usage.md).",
+    "/v1/usage": "What the caller's tenant has used in the current day and month, by model and end user (usage.md).",
     "/version": "Version of the appliance.",
     "/openapi.json": "This API as a document of OpenAPI 3.1, for generators of clients.",
     "/v1/models": "Models and routes that the caller's tenant may use.",
@@ -301,6 +301,10 @@ READ_ON: tuple[Field, ...] = (
     ("starting_after", "whole number", "none", "Number of the last event that the caller has."),
 )
 
+ACCOUNT: tuple[Field, ...] = (
+    ("user", "text", "all", "Name of an end user, as requests have it: of the end users this one alone is told."),
+)
+
 REQUEST_HEADERS = {
     "authorization": "`Bearer KEY`.",
     "x-api-key": "The key, below `/v1/messages`, as Anthropic's clients send it.",
@@ -353,6 +357,7 @@ def render() -> str:
         section("Fields of POST /v1/batches", table(header, _coded(BATCH))),
         section("Fields in the query of GET /v1/files and /v1/batches", table(header, _coded(LISTS))),
         section("Fields in the query of GET /v1/responses/{response_id}", table(header, _coded(READ_ON))),
+        section("Field in the query of GET /v1/usage", table(header, _coded(ACCOUNT))),
         section("Request headers", table(("header", "meaning"), [[code(k), v] for k, v in REQUEST_HEADERS.items()])),
         section("Response headers", table(("header", "meaning"), [[code(k), v] for k, v in RESPONSE_HEADERS.items()])),
         section(

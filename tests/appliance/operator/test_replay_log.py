@@ -36,6 +36,7 @@ def request(number: int) -> Entry:
         downgraded="",
         adapter="",
         adapter_digest="",
+        listener="",
         end_user="",
         batch="",
     )

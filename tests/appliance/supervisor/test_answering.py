@@ -11,7 +11,7 @@ from appliance.common.control import MAX_DATAGRAM_BYTES, Attest, Attested, Contr
 from appliance.common.errors import ControlError
 from appliance.common.usage.book import open_book
 from appliance.common.usage.report import Sum
-from appliance.common.usage.tenant_sums import MAX_MODELS, CurrentSums
+from appliance.common.usage.tenant_sums import MAX_MODELS, MAX_USERS, CurrentSums
 from appliance.supervisor import answering as module
 from appliance.supervisor import usage_answers
 from appliance.supervisor.answering import Answering
@@ -51,7 +51,7 @@ async def test_questions_are_answered_one_after_the_other(monkeypatch: pytest.Mo
     asked = opened(told)
     asked.take(Attest("gone", "alpha", "small", "n"))
     asked.gateway_left()
-    asked.take(UsageQuery("usage", "alpha"))
+    asked.take(UsageQuery("usage", "alpha", ""))
     for number in range(5):
         asked.take(Attest(f"req_{number}", "alpha", "small", "n"))
     task = asyncio.create_task(asked.run())
@@ -66,31 +66,37 @@ async def test_questions_are_answered_one_after_the_other(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     "message",
-    [Attest("r", "alpha", "small", "bad"), Attest("r" * 65, "alpha", "small", "n"), UsageQuery("r", "a" * 64)],
+    [
+        Attest("r", "alpha", "small", "bad"),
+        Attest("r" * 65, "alpha", "small", "n"),
+        UsageQuery("r", "a" * 64, ""),
+        UsageQuery("r", "a", "d" * 33),
+    ],
 )
 async def test_what_no_gateway_asks_is_refused(message: Attest | UsageQuery) -> None:
     """What a kind refuses, an id and a tenant's name that are too long cost the attachment; right questions do not."""
     asked = opened([])
     asked.take(Attest("r", "alpha", "small", "n"))
-    asked.take(UsageQuery("r", "a" * 63))
+    asked.take(UsageQuery("r", "a" * 63, "d" * 32))
     with pytest.raises(ControlError):
         asked.take(message)
 
 
 def test_usage_is_told_from_the_book_or_a_reason(tmp_path: Path) -> None:
     """An empty book has no rows; without a book, and where no log is kept, the reason is told and no path."""
-    missing = UsageAnswers(tmp_path).answer(UsageQuery("r", "alpha"))
+    missing = UsageAnswers(tmp_path).answer(UsageQuery("r", "alpha", ""))
     assert missing.problem == "the usage book cannot be read now"
-    assert "no audit log" in UsageAnswers(None).answer(UsageQuery("r", "alpha")).problem
+    assert "no audit log" in UsageAnswers(None).answer(UsageQuery("r", "alpha", "")).problem
     open_book(tmp_path)
-    found = UsageAnswers(tmp_path, lambda: 1_773_576_000.0).answer(UsageQuery("r", "alpha"))
-    assert found == Used("r", 20_527, 2026 * 12 + 2, {}, {}, "")
+    found = UsageAnswers(tmp_path, lambda: 1_773_576_000.0).answer(UsageQuery("r", "alpha", ""))
+    assert found == Used("r", 20_527, 2026 * 12 + 2, {}, {}, {}, {}, "")
 
 
 def test_the_largest_answer_fits_a_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many models as are told, with the longest names and the largest sums, in both periods."""
+    """As many models and end users as are told, with the longest names and the largest sums, in both periods."""
     rows = tuple(Sum((f"{number:0256}",), *[1 << 53] * 5) for number in range(MAX_MODELS + 1))
-    monkeypatch.setattr(usage_answers, "tenant_sums", lambda *_: CurrentSums(20_527, 24_314, rows, rows))
-    answer = UsageAnswers(tmp_path).answer(UsageQuery("r" * 64, "a"))
-    assert len(answer.in_month) == MAX_MODELS + 1
+    users = tuple(Sum((f"{number:032}",), *[1 << 53] * 5) for number in range(MAX_USERS + 1))
+    monkeypatch.setattr(usage_answers, "tenant_sums", lambda *_: CurrentSums(20_527, 24_314, rows, rows, users, users))
+    answer = UsageAnswers(tmp_path).answer(UsageQuery("r" * 64, "a", ""))
+    assert (len(answer.in_month), len(answer.users_in_month)) == (MAX_MODELS + 1, MAX_USERS + 1)
     assert len(encode(answer)) <= MAX_DATAGRAM_BYTES

@@ -15,6 +15,7 @@ from appliance.common.audit.entry import Entry, entry, to_wire
 from appliance.common.audit.log import open_log
 from appliance.common.control import (
     MAX_DATAGRAM_BYTES,
+    MAX_RESERVATIONS,
     Audited,
     Control,
     ControlError,
@@ -96,7 +97,7 @@ async def test_reservations_are_on_disk_before_they_are_confirmed(tmp_path: Path
     monkeypatch.setattr(UsageBook, "reserve", counted)
     house.metering._publish = looking
     for number in range(100):
-        house.metering.take(ReserveSpend(f"req_{number:03d}", "alpha", number))
+        house.metering.take(ReserveSpend({"alpha": {f"req_{number:03d}": number}}))
     await house.until(1)
     assert house.sent == [SpendReserved([f"req_{number:03d}" for number in range(100)])]
     assert (writes, len(seen[0])) == ([100], 100)
@@ -108,7 +109,7 @@ async def test_an_answer_has_everything_that_was_reported(tmp_path: Path) -> Non
     a reservation without its entry, counts it on."""
     house = House(tmp_path)
     for number, cost in ((1, 500), (2, 900)):
-        house.metering.take(ReserveSpend(f"req_{number}", "alpha", cost))
+        house.metering.take(ReserveSpend({"alpha": {f"req_{number}": cost}}))
     house.recorder.take(Audited([to_wire(request(1, 300))], 0))
     house.metering.take(SpendQuery(["alpha", "beta"]))
     period = period_of(NOON)
@@ -130,7 +131,7 @@ async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
     book._connection.execute("PRAGMA query_only = ON")
     house.recorder.take(Audited([to_wire(request(1, 300))], 0))
     await house.recorder.flush()
-    house.metering.take(ReserveSpend("req_2", "alpha", 5))
+    house.metering.take(ReserveSpend({"alpha": {"req_2": 5}}))
     house.metering.take(SpendQuery(["alpha"]))
     (answer,) = await house.until(1)
     assert isinstance(answer, Spent)
@@ -145,9 +146,10 @@ async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        ReserveSpend("r", "alpha", -1),
-        ReserveSpend("r", "alpha", MOST),
-        ReserveSpend("r" * 65, "alpha", 1),
+        ReserveSpend({"alpha": {"r": -1}}),
+        ReserveSpend({"alpha": {"r": MOST}}),
+        ReserveSpend({"alpha": {"r" * 65: 1}}),
+        ReserveSpend({"alpha": {f"r{number}": 1 for number in range(MAX_RESERVATIONS + 1)}}),
         SpendQuery(["t"] * (MAX_ASKED + 1)),
     ],
 )
@@ -167,7 +169,7 @@ async def test_a_burst_and_a_stall_cost_no_attachment(tmp_path: Path, monkeypatc
     house.task.cancel()
     await asyncio.gather(house.task, return_exceptions=True)
     for number in range(module.MAX_WAITING + 500):
-        house.metering.take(ReserveSpend(f"req_{number:024d}", "alpha", 1))
+        house.metering.take(ReserveSpend({"alpha": {f"req_{number:024d}": 1}}))
     for number in range(3 * module.MAX_QUESTIONS):
         house.metering.take(SpendQuery([f"t{number % (2 * module.MAX_QUESTIONS)}"]))
     task = asyncio.create_task(house.metering.run())
@@ -177,13 +179,13 @@ async def test_a_burst_and_a_stall_cost_no_attachment(tmp_path: Path, monkeypatc
     assert all(len(encode(one)) < MAX_DATAGRAM_BYTES for one in confirmed)
     assert sum(isinstance(one, Spent) for one in sent) == module.MAX_QUESTIONS
     monkeypatch.setattr(module, "SPEND_CONFIRM_S", -1.0)
-    house.metering.take(ReserveSpend("req_late", "alpha", 1))
+    house.metering.take(ReserveSpend({"alpha": {"req_late": 1}}))
     house.metering.take(SpendQuery(["done"]))
     await house.until(10 + module.MAX_QUESTIONS)
     assert "req_late" not in dict(house.reserved())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    house.metering.take(ReserveSpend("req_gone", "alpha", 1))
+    house.metering.take(ReserveSpend({"alpha": {"req_gone": 1}}))
     house.metering.gateway_left()
     assert (house.metering._waiting, house.metering._asked) == ([], [])
     await house.close()
@@ -202,7 +204,7 @@ async def test_a_book_that_cannot_be_read_has_nothing_written_twice(
     house.recorder.take(Audited([to_wire(request(1, 300))], 0))
     await house.recorder.flush()
     house.metering.take(SpendQuery(["alpha"]))
-    house.metering.take(ReserveSpend("req_9", "alpha", 1))
+    house.metering.take(ReserveSpend({"alpha": {"req_9": 1}}))
     await asyncio.sleep(0.05)
     assert (house.sent, house.task.done()) == ([], False)
     monkeypatch.undo()

@@ -25,39 +25,41 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61thanor/usage/v1/usage.proto\x12\x10\x61thanor.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetLimitsRequest\"N\n\x11GetLimitsResponse\x12(\n\x06limits\x18\x01 \x01(\x0b\x32\x18.athanor.usage.v1.Limits\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\x11\n\x0fGetUsageRequest\"K\n\x10GetUsageResponse\x12&\n\x05usage\x18\x01 \x01(\x0b\x32\x17.athanor.usage.v1.Usage\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"G\n\x11WatchUsageRequest\x12\x1d\n\x10interval_seconds\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_interval_seconds\"\x89\x01\n\x12WatchUsageResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x06limits\x18\x02 \x01(\x0b\x32\x18.athanor.usage.v1.Limits\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x17.athanor.usage.v1.Usage\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\xbe\x01\n\x06Limits\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\'\n\x06limits\x18\x02 \x03(\x0b\x32\x17.athanor.usage.v1.Limit\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x63urrency\x18\x07 \x01(\t\"\xc6\x01\n\x05Limit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x04unit\x18\x02 \x01(\x0e\x32\x16.athanor.usage.v1.Unit\x12\r\n\x05limit\x18\x03 \x01(\x04\x12\x0c\n\x04most\x18\x04 \x01(\x04\x12\x0c\n\x04left\x18\x05 \x01(\x04\x12\x1c\n\x0f\x66ull_in_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12,\n\x08\x65xceeded\x18\x07 \x01(\x0e\x32\x1a.athanor.usage.v1.ExceededB\x12\n\x10_full_in_seconds\"\x83\x01\n\x05Usage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12*\n\x03\x64\x61y\x18\x02 \x01(\x0b\x32\x1d.athanor.usage.v1.PeriodUsage\x12,\n\x05month\x18\x03 \x01(\x0b\x32\x1d.athanor.usage.v1.PeriodUsage\x12\x10\n\x08\x63urrency\x18\x04 \x01(\t\"\x97\x01\n\x0bPeriodUsage\x12-\n\tbegins_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65nds_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x06models\x18\x03 \x03(\x0b\x32\x1c.athanor.usage.v1.ModelUsage\"\x7f\n\nModelUsage\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x06 \x01(\x04*U\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x11\n\rUNIT_REQUESTS\x10\x01\x12\x0f\n\x0bUNIT_TOKENS\x10\x02\x12\x13\n\x0fUNIT_BILLIONTHS\x10\x03*e\n\x08\x45xceeded\x12\x18\n\x14\x45XCEEDED_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XCEEDED_REFUSE\x10\x01\x12\x12\n\x0e\x45XCEEDED_QUEUE\x10\x02\x12\x16\n\x12\x45XCEEDED_DOWNGRADE\x10\x03\x32\x92\x02\n\x0cUsageService\x12T\n\tGetLimits\x12\".athanor.usage.v1.GetLimitsRequest\x1a#.athanor.usage.v1.GetLimitsResponse\x12Q\n\x08GetUsage\x12!.athanor.usage.v1.GetUsageRequest\x1a\".athanor.usage.v1.GetUsageResponse\x12Y\n\nWatchUsage\x12#.athanor.usage.v1.WatchUsageRequest\x1a$.athanor.usage.v1.WatchUsageResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61thanor/usage/v1/usage.proto\x12\x10\x61thanor.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetLimitsRequest\"N\n\x11GetLimitsResponse\x12(\n\x06limits\x18\x01 \x01(\x0b\x32\x18.athanor.usage.v1.Limits\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"#\n\x0fGetUsageRequest\x12\x10\n\x08\x65nd_user\x18\x01 \x01(\t\"K\n\x10GetUsageResponse\x12&\n\x05usage\x18\x01 \x01(\x0b\x32\x17.athanor.usage.v1.Usage\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"G\n\x11WatchUsageRequest\x12\x1d\n\x10interval_seconds\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_interval_seconds\"\x89\x01\n\x12WatchUsageResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x06limits\x18\x02 \x01(\x0b\x32\x18.athanor.usage.v1.Limits\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x17.athanor.usage.v1.Usage\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\xbe\x01\n\x06Limits\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\'\n\x06limits\x18\x02 \x03(\x0b\x32\x17.athanor.usage.v1.Limit\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x63urrency\x18\x07 \x01(\t\"\xc6\x01\n\x05Limit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x04unit\x18\x02 \x01(\x0e\x32\x16.athanor.usage.v1.Unit\x12\r\n\x05limit\x18\x03 \x01(\x04\x12\x0c\n\x04most\x18\x04 \x01(\x04\x12\x0c\n\x04left\x18\x05 \x01(\x04\x12\x1c\n\x0f\x66ull_in_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12,\n\x08\x65xceeded\x18\x07 \x01(\x0e\x32\x1a.athanor.usage.v1.ExceededB\x12\n\x10_full_in_seconds\"\x83\x01\n\x05Usage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12*\n\x03\x64\x61y\x18\x02 \x01(\x0b\x32\x1d.athanor.usage.v1.PeriodUsage\x12,\n\x05month\x18\x03 \x01(\x0b\x32\x1d.athanor.usage.v1.PeriodUsage\x12\x10\n\x08\x63urrency\x18\x04 \x01(\t\"\xca\x01\n\x0bPeriodUsage\x12-\n\tbegins_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65nds_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x06models\x18\x03 \x03(\x0b\x32\x1c.athanor.usage.v1.ModelUsage\x12\x31\n\tend_users\x18\x04 \x03(\x0b\x32\x1e.athanor.usage.v1.EndUserUsage\"\x7f\n\nModelUsage\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x06 \x01(\x04\"\x84\x01\n\x0c\x45ndUserUsage\x12\x10\n\x08\x65nd_user\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x06 \x01(\x04*U\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x11\n\rUNIT_REQUESTS\x10\x01\x12\x0f\n\x0bUNIT_TOKENS\x10\x02\x12\x13\n\x0fUNIT_BILLIONTHS\x10\x03*e\n\x08\x45xceeded\x12\x18\n\x14\x45XCEEDED_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XCEEDED_REFUSE\x10\x01\x12\x12\n\x0e\x45XCEEDED_QUEUE\x10\x02\x12\x16\n\x12\x45XCEEDED_DOWNGRADE\x10\x03\x32\x92\x02\n\x0cUsageService\x12T\n\tGetLimits\x12\".athanor.usage.v1.GetLimitsRequest\x1a#.athanor.usage.v1.GetLimitsResponse\x12Q\n\x08GetUsage\x12!.athanor.usage.v1.GetUsageRequest\x1a\".athanor.usage.v1.GetUsageResponse\x12Y\n\nWatchUsage\x12#.athanor.usage.v1.WatchUsageRequest\x1a$.athanor.usage.v1.WatchUsageResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'athanor.usage.v1.usage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_UNIT']._serialized_start=1303
-  _globals['_UNIT']._serialized_end=1388
-  _globals['_EXCEEDED']._serialized_start=1390
-  _globals['_EXCEEDED']._serialized_end=1491
+  _globals['_UNIT']._serialized_start=1507
+  _globals['_UNIT']._serialized_end=1592
+  _globals['_EXCEEDED']._serialized_start=1594
+  _globals['_EXCEEDED']._serialized_end=1695
   _globals['_GETLIMITSREQUEST']._serialized_start=83
   _globals['_GETLIMITSREQUEST']._serialized_end=101
   _globals['_GETLIMITSRESPONSE']._serialized_start=103
   _globals['_GETLIMITSRESPONSE']._serialized_end=181
   _globals['_GETUSAGEREQUEST']._serialized_start=183
-  _globals['_GETUSAGEREQUEST']._serialized_end=200
-  _globals['_GETUSAGERESPONSE']._serialized_start=202
-  _globals['_GETUSAGERESPONSE']._serialized_end=277
-  _globals['_WATCHUSAGEREQUEST']._serialized_start=279
-  _globals['_WATCHUSAGEREQUEST']._serialized_end=350
-  _globals['_WATCHUSAGERESPONSE']._serialized_start=353
-  _globals['_WATCHUSAGERESPONSE']._serialized_end=490
-  _globals['_LIMITS']._serialized_start=493
-  _globals['_LIMITS']._serialized_end=683
-  _globals['_LIMIT']._serialized_start=686
-  _globals['_LIMIT']._serialized_end=884
-  _globals['_USAGE']._serialized_start=887
-  _globals['_USAGE']._serialized_end=1018
-  _globals['_PERIODUSAGE']._serialized_start=1021
-  _globals['_PERIODUSAGE']._serialized_end=1172
-  _globals['_MODELUSAGE']._serialized_start=1174
-  _globals['_MODELUSAGE']._serialized_end=1301
-  _globals['_USAGESERVICE']._serialized_start=1494
-  _globals['_USAGESERVICE']._serialized_end=1768
+  _globals['_GETUSAGEREQUEST']._serialized_end=218
+  _globals['_GETUSAGERESPONSE']._serialized_start=220
+  _globals['_GETUSAGERESPONSE']._serialized_end=295
+  _globals['_WATCHUSAGEREQUEST']._serialized_start=297
+  _globals['_WATCHUSAGEREQUEST']._serialized_end=368
+  _globals['_WATCHUSAGERESPONSE']._serialized_start=371
+  _globals['_WATCHUSAGERESPONSE']._serialized_end=508
+  _globals['_LIMITS']._serialized_start=511
+  _globals['_LIMITS']._serialized_end=701
+  _globals['_LIMIT']._serialized_start=704
+  _globals['_LIMIT']._serialized_end=902
+  _globals['_USAGE']._serialized_start=905
+  _globals['_USAGE']._serialized_end=1036
+  _globals['_PERIODUSAGE']._serialized_start=1039
+  _globals['_PERIODUSAGE']._serialized_end=1241
+  _globals['_MODELUSAGE']._serialized_start=1243
+  _globals['_MODELUSAGE']._serialized_end=1370
+  _globals['_ENDUSERUSAGE']._serialized_start=1373
+  _globals['_ENDUSERUSAGE']._serialized_end=1505
+  _globals['_USAGESERVICE']._serialized_start=1698
+  _globals['_USAGESERVICE']._serialized_end=1972
 # @@protoc_insertion_point(module_scope)

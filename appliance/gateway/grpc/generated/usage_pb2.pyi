@@ -127,16 +127,21 @@ Global___GetLimitsResponse: _TypeAlias = GetLimitsResponse  # noqa: Y015
 
 @_typing.final
 class GetUsageRequest(_message.Message):
-    """Asks for usage; it has no fields."""
+    """Asks for usage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    END_USER_FIELD_NUMBER: _builtins.int
+    end_user: _builtins.str
+    """Name of an end user, as requests name it. Absent or empty: all end users are listed; else this one alone."""
     def __init__(
         self,
+        *,
+        end_user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_user", b"end_user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -375,6 +380,7 @@ class PeriodUsage(_message.Message):
     BEGINS_AT_FIELD_NUMBER: _builtins.int
     ENDS_AT_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    END_USERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begins_at(self) -> _timestamp_pb2.Timestamp:
         """When it began."""
@@ -387,16 +393,21 @@ class PeriodUsage(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
         """Usage by model, the one with the most tokens first."""
 
+    @_builtins.property
+    def end_users(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndUserUsage]:
+        """Usage by end user, the one with the most tokens first. Requests that name none are in no row."""
+
     def __init__(
         self,
         *,
         begins_at: _timestamp_pb2.Timestamp | None = ...,
         ends_at: _timestamp_pb2.Timestamp | None = ...,
         models: _abc.Iterable[Global___ModelUsage] | None = ...,
+        end_users: _abc.Iterable[Global___EndUserUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begins_at", b"begins_at", "ends_at", b"ends_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_at", b"begins_at", "ends_at", b"ends_at", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_at", b"begins_at", "end_users", b"end_users", "ends_at", b"ends_at", "models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,3 +454,45 @@ class ModelUsage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelUsage: _TypeAlias = ModelUsage  # noqa: Y015
+
+@_typing.final
+class EndUserUsage(_message.Message):
+    """Usage of the requests that name one end user."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_USER_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    end_user: _builtins.str
+    """Pseudonym of the end user. Empty: all end users beyond the first 80 and beyond those that a day has rows for."""
+    requests: _builtins.int
+    """Requests that have ended."""
+    input_tokens: _builtins.int
+    """Prompt tokens."""
+    cached_tokens: _builtins.int
+    """Prompt tokens that were found in the cache; they are among input_tokens."""
+    output_tokens: _builtins.int
+    """Output tokens."""
+    cost: _builtins.int
+    """Cost in billionths, at the prices of the time of each request."""
+    def __init__(
+        self,
+        *,
+        end_user: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        input_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        cost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cost", b"cost", "end_user", b"end_user", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndUserUsage: _TypeAlias = EndUserUsage  # noqa: Y015

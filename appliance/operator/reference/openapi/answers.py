@@ -111,6 +111,7 @@ _PERIOD = given(
         "ends_at": TIME,
         "total": given(_USED),
         "models": items(given({"model": or_null(ANY_TEXT), **_USED})),
+        "users": items(given({"user": or_null(ANY_TEXT), **_USED})),
     }
 )
 _AMOUNT_OR_NUMBER = either({"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]+([.][0-9]+)?$"})

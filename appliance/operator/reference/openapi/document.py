@@ -13,6 +13,7 @@ from appliance.common.errors import ApplianceError
 from appliance.common.scopes import Scope
 from appliance.common.version import VERSION
 from appliance.gateway.front.auth import Auth
+from appliance.gateway.front.end_user import MAX_END_USER_CHARS
 from appliance.gateway.http import messages_request, responses_request, unsupported
 from appliance.gateway.http.app import ROUTES, Route
 from appliance.gateway.http.background import MAX_NUMBER_CHARS
@@ -50,6 +51,7 @@ _QUERIES: Mapping[str, Mapping[str, Schema]] = {
         "limit": whole(1, MAX_BATCHES_LISTED),
         "order": word("asc", "desc"),
     },
+    "GET /v1/usage": {"user": {"type": "string", "maxLength": MAX_END_USER_CHARS}},
 }
 """Operation -> fields of its query."""
 
@@ -159,7 +161,7 @@ def _parameters(name: str, path: str) -> list[dict[str, Any]]:
         {"name": one, "in": "path", "required": True, "schema": text(1) if one == "model" else _ID}
         for one in re.findall(r"{(\w+)}", path)
     ]
-    meanings = {row[0]: row[3] for row in (*http.LISTS, *http.READ_ON)}
+    meanings = {row[0]: row[3] for row in (*http.LISTS, *http.READ_ON, *http.ACCOUNT)}
     found += [
         {"name": field, "in": "query", "description": meanings[field], "schema": schema}
         for field, schema in _QUERIES.get(name, {}).items()

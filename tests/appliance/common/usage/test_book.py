@@ -47,6 +47,7 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         downgraded="",
         adapter="",
         adapter_digest="",
+        listener="",
         end_user="",
         batch="",
     )

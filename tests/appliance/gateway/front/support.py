@@ -42,7 +42,15 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.grpc.servicer import STALL_S
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
-from appliance.gateway.tenant_account import LimitState, LimitUnit, ModelUse, PeriodUse, TenantLimits, TenantUsed
+from appliance.gateway.tenant_account import (
+    LimitState,
+    LimitUnit,
+    ModelUse,
+    PeriodUse,
+    TenantLimits,
+    TenantUsed,
+    UserUse,
+)
 
 PEPPER = bytes(range(32))
 SPIFFE_ID = "spiffe://athanor.test/tenant/acme"
@@ -214,11 +222,15 @@ class ScriptedService:
         spend = LimitState("spend_per_day", LimitUnit.BILLIONTHS, 10**10, 10**10, 9_500_000_001, 3_600.0, "refuse")
         return TenantLimits(principal.tenant, (rate, spend), 1, 0, 4_096, 1_024, "EUR")
 
-    async def usage(self, principal: Principal) -> TenantUsed:
-        """Two models in the month, one of them today."""
+    async def usage(self, principal: Principal, end_user: str = "") -> TenantUsed:
+        """Two models in the month, one of them today; two end users and all others today, or one that is asked about by
+        the digest of its name."""
         await self._raised()
         first, second = ModelUse(MODEL, 3, 30, 10, 20, 1_500_000_000), ModelUse("", 1, 2, 0, 1, 1)
-        day = PeriodUse(1_700_006_400, 1_700_092_800, (first,))
+        users = (UserUse("aa11", 2, 20, 10, 10, 1_000_000_000), UserUse("", 1, 2, 0, 1, 1))
+        if end_user:
+            users = (UserUse(end_user, 1, 2, 0, 1, 1),)
+        day = PeriodUse(1_700_006_400, 1_700_092_800, (first,), users)
         return TenantUsed(principal.tenant, day, PeriodUse(1_698_796_800, 1_701_388_800, (first, second)), "EUR")
 
     def rates(self, principal: Principal) -> RateState:

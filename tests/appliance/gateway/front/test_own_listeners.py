@@ -92,7 +92,8 @@ async def grpc_answers(address: str, running: Running) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("local", [False, True])
 async def test_a_listener_of_its_own_takes_its_tenant_alone(folder: Path, local: bool) -> None:
     """Over HTTP and gRPC, at a port and at a Unix socket, acme is served, and globex' valid key is answered as one that
-    nobody has, byte for byte; the operator alone learns the difference. Control: the listener of all takes both."""
+    nobody has, byte for byte; the operator alone learns the difference. Control: the listener of all takes both. Each
+    call has the name of its listener for the audit log, without the tenant's."""
     async with serving(own=own(folder, local=local)) as running:
         addresses = running.front_ends.own
         served, other, unknown = await http_answers(addresses["http-acme"], running)
@@ -108,6 +109,9 @@ async def test_a_listener_of_its_own_takes_its_tenant_alone(folder: Path, local:
         assert other == unknown
         assert [one.status_code for one in await http_answers(running.base_url, running)] == [200, 200, 401]
         assert [code for code, _ in await grpc_answers(running.target, running)] == ["OK", "OK", "UNAUTHENTICATED"]
+        end = "-unix" if local else ""
+        listeners = [one.listener for one in running.service.principals]
+        assert listeners == [f"own-http{end}", f"own-grpc{end}", "http", "http", "grpc", "grpc"]
 
 
 async def test_calls_by_a_unix_socket_come_from_this_machine(folder: Path) -> None:

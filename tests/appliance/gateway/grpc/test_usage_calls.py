@@ -10,6 +10,7 @@ import pytest
 from google.rpc import error_details_pb2 as details
 
 from appliance.common.errors import UnavailableError
+from appliance.common.usage.pseudonyms import name_digest
 from appliance.gateway.grpc import usage_calls as module
 from appliance.gateway.grpc.generated import usage_pb2 as pb
 from appliance.gateway.grpc.generated.usage_pb2_grpc import UsageServiceStub
@@ -36,6 +37,19 @@ async def test_limits_and_usage_are_told(running, channel):
     assert [one.model for one in usage.month.models] == [MODEL, ""]
     assert usage.day.begins_at.ToDatetime(UTC) == datetime(2023, 11, 15, tzinfo=UTC)
     assert (usage.day.models[0].requests, usage.day.models[0].cost) == (3, 1_500_000_000)
+
+
+async def test_end_users_are_told_by_pseudonym_and_one_by_its_name(running, channel):
+    """Rows by pseudonym, the last one all others; a name chooses one, and one that is too long is named."""
+    stub = UsageServiceStub(channel)
+    usage = (await stub.GetUsage(pb.GetUsageRequest(), metadata=proof_of(running))).usage
+    assert [(one.end_user, one.requests) for one in usage.day.end_users] == [("aa11", 2), ("", 1)]
+    named = pb.GetUsageRequest(end_user="ann@example.org")
+    usage = (await stub.GetUsage(named, metadata=proof_of(running))).usage
+    assert [one.end_user for one in usage.day.end_users] == [name_digest("ann@example.org")]
+    error = await refused(stub.GetUsage(pb.GetUsageRequest(end_user="a" * 513), metadata=proof_of(running)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail_of(error, details.BadRequest).field_violations[0].field == "end_user"
 
 
 async def test_a_watch_tells_at_once_and_after_each_interval(running, channel):

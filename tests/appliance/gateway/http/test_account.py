@@ -6,6 +6,8 @@ import httpx
 import pytest
 
 from appliance.common.errors import UnavailableError
+from appliance.common.usage.pseudonyms import name_digest
+from appliance.gateway.front.end_user import MAX_END_USER_CHARS
 from tests.appliance.gateway.front.support import MODEL, Running
 
 
@@ -46,6 +48,20 @@ async def test_usage_is_told_by_model_with_totals(running: Running) -> None:
     assert found["month"]["total"]["cost"] == "1.500000001"
     assert found["month"]["total"]["requests"] == 4
     assert (found["day"]["begins_at"], found["day"]["ends_at"]) == (1_700_006_400, 1_700_092_800)
+
+
+async def test_end_users_are_told_by_pseudonym_and_one_by_its_name(running: Running) -> None:
+    """Rows by pseudonym, the one without a pseudonym is all others; with a name in the query that end user alone. A
+    name that is too long, and one that stands twice, are refused with the field."""
+    found = (await get(running, "/v1/usage")).json()
+    assert [row["user"] for row in found["day"]["users"]] == ["aa11", None]
+    assert found["day"]["users"][0]["cost"] == "1.00"
+    assert found["month"]["users"] == []
+    (row,) = (await get(running, "/v1/usage?user=ann%40example.org")).json()["day"]["users"]
+    assert row["user"] == name_digest("ann@example.org")  # what the service was asked about; the name goes no further
+    answer = await get(running, "/v1/usage?user=" + "a" * (MAX_END_USER_CHARS + 1))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "user")
+    assert (await get(running, "/v1/usage?user=a&user=b")).status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/limits", "/v1/usage"])

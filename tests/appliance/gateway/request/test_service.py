@@ -7,6 +7,7 @@ import gc
 import weakref
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -137,12 +138,13 @@ async def test_an_integrity_failure_is_typed_counted_and_audited(
     service: GatewayService, stage: Stage, text_pair: Pair
 ) -> None:
     """The engine says that a block was not the request's: the caller gets a typed, retryable error, the log an entry of
-    the request and one of the engine, each once."""
+    the request, with its listener, and one of the engine, each once."""
     supervisor = Supervisor()
     feed = AuditFeed(supervisor.send)
     service.dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
+    caller = replace(ALPHA, listener="own-http-unix")
     engine = stage.boot()
-    answer = asyncio.ensure_future(anext(service.generate(ALPHA, request("hello", max_tokens=2), CALL)))
+    answer = asyncio.ensure_future(anext(service.generate(caller, request("hello", max_tokens=2), CALL)))
     job = await hear(text_pair, Encode)
     text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
     submit = await hear(engine, Submit)
@@ -157,6 +159,7 @@ async def test_an_integrity_failure_is_typed_counted_and_audited(
         service.take_integrity(stage.model, link)
     feed.flush()
     (served,), (failed,) = supervisor.entries("request"), supervisor.entries("integrity")
+    assert served.fields["listener"] == caller.listener
     assert (served.fields["tenant"], served.fields["outcome"]) == ("alpha", "INTEGRITY_FAILURE")
     assert (failed.fields["count"], failed.fields["generation"]) == (1, link.generation)
 

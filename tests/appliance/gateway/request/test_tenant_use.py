@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from appliance.common.control import Control, UsageQuery, Used
-from appliance.common.errors import UnavailableError
+from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.request import tenant_use as module
 from appliance.gateway.request.tenant_use import FRESH_S, TenantUses
 from appliance.gateway.sandboxes.questions import Questions
-from appliance.gateway.tenant_account import ModelUse, PeriodUse
+from appliance.gateway.tenant_account import ModelUse, PeriodUse, UserUse
 
 DAY, MONTH = 20_000, 2024 * 12 + 9
 """2024-10-04."""
@@ -33,7 +33,8 @@ class Supervised:
         self.asked.append(message.tenant)
         if self.answers:
             sums = {"small": [1, 10, 0, 5, 7], "": [1, 2, 1, 1, 0]}
-            told = Used(message.request, DAY, MONTH, {"small": sums["small"]}, sums, self.problem)
+            users = {message.user or "aa11": [1, 10, 0, 5, 7]}
+            told = Used(message.request, DAY, MONTH, {"small": sums["small"]}, sums, users, {}, self.problem)
             asyncio.get_running_loop().call_soon(self._questions.take, told)
 
 
@@ -42,7 +43,7 @@ async def test_an_answer_is_a_day_and_a_month_with_their_ends() -> None:
     found = await Supervised().uses.of("alpha", "EUR")
     row, rest = ModelUse("small", 1, 10, 0, 5, 7), ModelUse("", 1, 2, 1, 1, 0)
     assert (found.tenant, found.currency) == ("alpha", "EUR")
-    assert found.day == PeriodUse(DAY * 86_400, (DAY + 1) * 86_400, (row,))
+    assert found.day == PeriodUse(DAY * 86_400, (DAY + 1) * 86_400, (row,), (UserUse("aa11", 1, 10, 0, 5, 7),))
     assert found.month == PeriodUse(1_727_740_800, 1_730_419_200, (row, rest))
 
 
@@ -86,7 +87,24 @@ async def test_answers_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         one.now = float(number)
         await one.uses.of(tenant, "")
     await one.uses.of("gamma", "")
-    assert set(one.uses._kept) == {"beta", "gamma"}
+    assert set(one.uses._kept) == {("beta", ""), ("gamma", "")}
     one.now = 60.0
     await one.uses.of("alpha", "")
-    assert set(one.uses._kept) == {"alpha"}
+    assert set(one.uses._kept) == {("alpha", "")}
+
+
+async def test_end_users_asked_about_by_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names in the time, each asked once, a third refused with the time to wait; all end users, the names that are
+    known and another tenant are answered meanwhile, and after the time the third is."""
+    monkeypatch.setattr(module, "MAX_NAMED", 2)
+    one = Supervised()
+    for number, name in enumerate("aabb"):
+        one.now = float(number)
+        assert (await one.uses.of("alpha", "", name)).day.users[0].user == name
+    with pytest.raises(RateLimitedError) as refused:
+        await one.uses.of("alpha", "", "c")
+    assert refused.value.retry_after_s == FRESH_S - one.now
+    await asyncio.gather(one.uses.of("alpha", ""), one.uses.of("alpha", "", "b"), one.uses.of("beta", "", "c"))
+    assert one.asked == ["alpha", "alpha", "alpha", "beta"]
+    one.now = FRESH_S
+    await one.uses.of("alpha", "", "c")

@@ -35,10 +35,10 @@ async def test_kinds_do_not_mix() -> None:
     asking = SupervisorQuestions.to(lambda _: None)
     tasks = (
         asyncio.create_task(asking.attestations.ask(attest("req_1"))),
-        asyncio.create_task(asking.usage.ask(UsageQuery("req_1", "alpha"))),
+        asyncio.create_task(asking.usage.ask(UsageQuery("req_1", "alpha", ""))),
     )
     await asyncio.sleep(0)
-    asking.usage.take(Used("req_1", 1, 2, {}, {}, ""))
+    asking.usage.take(Used("req_1", 1, 2, {}, {}, {}, {}, ""))
     asking.attestations.take(Attested("req_1", "text", ""))
     attested, used = await asyncio.gather(*tasks)
     assert (attested.text, used.day) == ("text", 1)

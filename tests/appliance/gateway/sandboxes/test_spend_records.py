@@ -6,10 +6,21 @@ import asyncio
 
 import pytest
 
-from appliance.common.control import Control, ReserveSpend, SpendQuery, SpendReserved, Spent, Welcome
+from appliance.common.control import (
+    MAX_DATAGRAM_BYTES,
+    MAX_RESERVATIONS,
+    Control,
+    ReserveSpend,
+    SpendQuery,
+    SpendReserved,
+    Spent,
+    Welcome,
+    encode,
+)
 from appliance.common.errors import ControlError, UnavailableError
+from appliance.common.usage.periods import MOST
 from appliance.gateway.sandboxes import spend_records as module
-from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
+from appliance.gateway.sandboxes.spend_records import ALONE_S, SpendRecords, spending, unaccountable
 from policy.loader import Source, load_policy
 
 WELCOME = Welcome(1, "s", "l", [])
@@ -27,9 +38,41 @@ async def test_a_reservation_waits_for_its_confirmation() -> None:
     records.attached(WELCOME)  # a supervisor that came anew does not know of it
     records.take_reserved(SpendReserved(["req_1", "req_1"]))
     await task
-    assert told == [ReserveSpend("req_1", "alpha", 7)] * 2
+    assert told == [ReserveSpend({"alpha": {"req_1": 7}})] * 2
     records.attached(WELCOME)
     assert len(told) == 2
+
+
+async def test_reservations_that_come_closely_are_told_together() -> None:
+    """The first is told at once; those behind it wait for one short moment and are one message, without the one whose
+    request has gone meanwhile; those behind several wait for a longer one. After a moment without any the next is told
+    at once again, and of many each message fits a datagram."""
+    told: list[Control] = []
+    records = SpendRecords(told.append, lambda _: None)
+    tasks = [
+        asyncio.create_task(records.reserve(f"req_{number}", tenant, number)) for number, tenant in enumerate("abab")
+    ]
+    await asyncio.sleep(0)
+    assert told == [ReserveSpend({"a": {"req_0": 0}})]
+    tasks[3].cancel()
+    while len(told) < 2:
+        await asyncio.sleep(0.001)
+    assert told[1] == ReserveSpend({"b": {"req_1": 1}, "a": {"req_2": 2}})
+    assert records._timer is not None
+    assert records._timer.when() - asyncio.get_running_loop().time() > ALONE_S
+    while records._timer is not None:
+        await asyncio.sleep(0.001)
+    tasks.append(asyncio.create_task(records.reserve("req_4", "a", 4)))
+    await asyncio.sleep(0)
+    assert told[2:] == [ReserveSpend({"a": {"req_4": 4}})]
+    names = [f"req_{number:024d}" for number in range(MAX_RESERVATIONS)]
+    tasks += [asyncio.create_task(records.reserve(name, name[-1] * 64, MOST - 1)) for name in names]
+    while len(told) < 4:
+        await asyncio.sleep(0.001)
+    assert len(encode(told[3])) < MAX_DATAGRAM_BYTES / 2
+    records.take_reserved(SpendReserved(["req_0", "req_1", "req_2", "req_4", *names]))
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (records._waiting, len(told)) == ({}, 4)
 
 
 async def test_an_account_that_stands_still_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
