@@ -90,7 +90,9 @@ def in_powers(scale: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _joined(a: tl.tensor, low: tl.tensor, high: tl.tensor, b: tl.tensor, lower: tl.tensor, higher: tl.tensor) -> tuple[tl.tensor, ...]:
+def _joined(
+    a: tl.tensor, low: tl.tensor, high: tl.tensor, b: tl.tensor, lower: tl.tensor, higher: tl.tensor
+) -> tuple[tl.tensor, ...]:
     return a + b, tl.minimum(low, lower), tl.maximum(high, higher)
 
 
