@@ -396,14 +396,12 @@ def sample(
     span = power_of_two(stretches)
     pieces, piece = SAMPLE_PIECES.value, SAMPLE_PIECE.value
     stride = max(piece, size // pieces // 16 * 16)
-    source = (logits, logits.stride(0), rows, words, words.shape[1], masks, masks.shape[1])
+    line = (logits, logits.stride(0), rows, words, words.shape[1], masks, masks.shape[1])
     wide = {"maxnreg": WIDE_REGISTERS, **WIDE.options}
-    wishes = (columns.counts, columns.bias_ids, columns.biases)
-    _sketch[(lines,)](*source, *wishes, out.limits, size, stride, LEAN=form.lean_sample, **wide)
+    source = (*line, columns.counts, columns.bias_ids, columns.biases, out.limits)
+    _sketch[(lines,)](*source, size, stride, LEAN=form.lean_sample, **wide)
     _prepare[(lines, min(stretches, ceil_div(form.programs, lines)))](
         *source,
-        *wishes,
-        out.limits,
         out.scores,
         out.figures,
         size,
@@ -415,8 +413,6 @@ def sample(
     )
     _choose[(lines,)](
         *source,
-        *wishes,
-        out.limits,
         out.scores,
         out.figures,
         positions,

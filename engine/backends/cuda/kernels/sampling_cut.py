@@ -361,9 +361,8 @@ def cut_row(
     makes a list that all that is kept can be added up by. ``low``: lower limit of the list, scaled."""
     infinity, least, centre = tl.cast(float("inf"), tl.float32), tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
     floor, reach, high, parts = -infinity, infinity, infinity, tl.zeros([SPAN], tl.float64)
-    longest, wanted = list_.longest, tl.cast(0.0, tl.float64)
+    longest, wanted, smallest = list_.longest, tl.cast(0.0, tl.float64), number(row, MIN_P)
     most, share, typical = integer(row, TOP_K).to(tl.float64), number(row, TOP_P), number(row, TYPICAL_P)
-    smallest = number(row, MIN_P)
     for turn in range(4):
         stage = longest * 0 + turn
         active = ((stage == BY_COUNT) & (most > 0)) | ((stage == BY_WEIGHT) & (share < 1)) | (stage == 3)

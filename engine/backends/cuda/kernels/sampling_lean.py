@@ -60,7 +60,7 @@ MOVE_IF = tl.constexpr(
     "{ .reg .pred p; .reg .b64 a; setp.ne.u32 p, $4, 0; mad.wide.u32 a, $2, 4, $1; @p st.global.f32 [a], $3;"
     " mov.b32 $0, 0; }"
 )
-"""The same by a condition."""
+"""A score stored at a place of a list if a condition holds."""
 
 NARROW = tl.constexpr(0.08)
 """Part of the distance between a list's limit and the largest score between whose ends a floor need not be looked for
