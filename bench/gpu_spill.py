@@ -63,7 +63,7 @@ WIDE = {"head_dim": 64, "hidden_size": 256}
 NAMESPACES = 3
 READY_S = 60.0
 MOST_STEPS = 20_000
-TOGETHER = 20
+TOGETHER = 20 if ON_CARD else 2
 """Steps of one kind in a row."""
 
 

@@ -91,4 +91,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from engine.sandbox.lockdown import leave
+
+    leave(main())
