@@ -187,15 +187,24 @@ def test_a_canary_put_into_a_guest_would_be_found(
 def test_what_it_depends_on_is_in_its_name(
     gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The socket's place and the sandbox's name do not matter; the role and the processor do; with a GPU none is."""
+    """The socket's place and the sandbox's name do not matter; the role, the processor, and the driver of a GPU do."""
     warm, plan = made
     key = warm.key(plan.spec)
-    assert warm.key(replace(plan.spec, gpu=GpuAccess("550.90.07", (), (), ()))) == "" != key
+    on_cards = {warm.key(replace(plan.spec, gpu=GpuAccess(one, (), (), ()))) for one in ("550.90.07", "550.54.15")}
+    assert len({key, "", *on_cards}) == 4
     assert warm.key(replace(plan.spec, name="other")) == key
     _, engine = make(warm.store.root.parent, gvisor, Role.ENGINE)
     assert warm.key(engine.spec) != key
     monkeypatch.setattr("isolation.gvisor.gvisor_runtime.processor", lambda: "another")
     assert warm.key(plan.spec) != key
+
+
+def test_a_model_on_a_gpu_is_in_no_checkpoint(made: tuple[WarmStarts, BootPlan]) -> None:
+    """An engine that may be saved with its model is saved without it where it has a card. Control: without a card."""
+    _, plan = made
+    large = replace(plan, ahead_bytes=1 << 20, configuration=b"{}")
+    on_card = replace(large, spec=replace(large.spec, gpu=GpuAccess("550.90.07", (), (), ())))
+    assert (len(starts(large)), starts(on_card)) == (2, (on_card,))
 
 
 def test_tenants_own_sandboxes_have_none(gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan]) -> None:

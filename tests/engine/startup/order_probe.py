@@ -20,12 +20,16 @@ DRIVER = ("/dev/nvidia", "libcuda", "libnvidia-ml")
 CUDA = ("is_available", "init", "_lazy_init", "device_count", "get_device_capability", "current_device", "Stream")
 """Functions of ``torch.cuda`` that ask for a device."""
 
+LOCKED: list[bool] = []
+"""Not empty from lock-down on: a file must not be written then."""
+
 NOTES = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def note(line: str) -> None:
     """Add a line, at once."""
-    os.write(NOTES, f"{line}\n".encode())
+    if not LOCKED:
+        os.write(NOTES, f"{line}\n".encode())
 
 
 def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -72,6 +76,13 @@ def main() -> int:
         return noted(attach, "attach", "attached")(*args, **kwargs)
 
     program.attach = attaching
+    lock_down = program._lock_down
+
+    def locking(*args: Any) -> None:
+        LOCKED.append(True)
+        lock_down(*args)
+
+    program._lock_down = locking
     arguments = sys.argv[2:]
     if arguments[1:] == ["early"]:
         torch.cuda.is_available()
@@ -80,4 +91,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from engine.sandbox.lockdown import leave
+
+    leave(main())

@@ -319,10 +319,11 @@ def test_no_other_device_can_be_asked_for(path: str) -> None:
 
 
 @root
-@pytest.mark.parametrize("forced", [False, True])
-def test_a_real_sandbox_gets_the_nodes(runsc_path: Path, tmp_path: Path, forced: bool) -> None:
+@pytest.mark.parametrize(("forced", "saved"), [(False, False), (True, False), (True, True)])
+def test_a_real_sandbox_gets_the_nodes(runsc_path: Path, tmp_path: Path, forced: bool, saved: bool) -> None:
     """Real runsc on nodes without a driver: it looks for the driver itself and refuses. With the ABI forced on it,
-    as the product never does, the program sees exactly the nodes and libraries that were planned."""
+    as the product never does, the program sees exactly the nodes and libraries that were planned; so does a copy of one
+    that was saved before it opened any."""
     done = subprocess.run(
         [
             sys.executable,
@@ -331,6 +332,7 @@ def test_a_real_sandbox_gets_the_nodes(runsc_path: Path, tmp_path: Path, forced:
             str(runsc_path),
             str(tmp_path),
             DRIVER if forced else "",
+            *(["saved"] if saved else []),
         ],
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -345,6 +347,8 @@ def test_a_real_sandbox_gets_the_nodes(runsc_path: Path, tmp_path: Path, forced:
     if not forced:
         assert "driver version" in report["refused"]
         return
+    # A copy goes on behind what its original has printed.
+    assert report["said"] == 1
     assert report["devices"] == ["nvidia-uvm", "nvidia0", "nvidiactl"]
     assert report["libraries"] == ["libcuda.so.1", "libnvidia-ml.so.1"]
     assert report["path"] == "/nvidia"

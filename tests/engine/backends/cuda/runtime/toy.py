@@ -227,7 +227,8 @@ def again(schedule: Schedule, seed: int) -> Schedule:
     arrivals: dict[int, list[Submit]] = {}
     for step, some in schedule.arrivals.items():
         for submit in some:
-            ids = submit.token_ids + array("I", [draw.randrange(VOCAB) for _ in range(draw.randint(0, 16))])
+            more = draw.randint(0, min(16, CONTEXT - 1 - len(submit.token_ids)))
+            ids = submit.token_ids + array("I", [draw.randrange(VOCAB) for _ in range(more)])
             longer = replace(submit, token_ids=ids, max_tokens=min(submit.max_tokens, 12))
             arrivals.setdefault(step, []).append(longer)
             if draw.random() < 0.8:
