@@ -3,8 +3,8 @@ tests.engine.backends.cuda.kernels.forms_probe FAMILY/CASE[;...] COUNTS DTYPE``.
 
 A child of test_forms, since there the kernels belong to the interpreter. For each model the rehearsal's forms are
 noted, then those of steps of real sizes and of an engine's warm-up; COUNTS is numbers of tokens, as ``1,9`` or
-``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits. ``control`` in place of a case launches a kernel that has an argument that is not marked. One line of JSON
-for each model.
+``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits. ``control`` in place of a case launches a
+kernel that has an argument that is not marked. One line of JSON for each model.
 """
 
 from __future__ import annotations
