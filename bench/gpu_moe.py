@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, Figures, noise, relative, tried
+from engine.backends.cuda.kernels import routing
 from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.grouped import ProductTile
@@ -97,8 +98,11 @@ def maps_of(shape: Shape, device: torch.device) -> ExpertMaps:
 
 
 def reference(x: Tensor, maps: ExpertMaps) -> Tensor:
-    """Rows through their experts, in float32."""
-    weights, chosen_ = maps.router(x)
+    """First rows through the experts that the kernel routes them to, in float32. Scores in bfloat16 are often equal,
+    and the router's product may depend on how many rows there are."""
+    routed = routing.empty(len(x), maps.route.top, x.device)
+    routing.route(maps.router.logits(x), maps.route, routed)
+    x, weights, chosen_ = x[:CHECKED], routed.weights[:CHECKED], routed.experts[:CHECKED]
     out = torch.zeros(x.shape, device=x.device)
     for expert in chosen_.unique().tolist():
         rows, place = (chosen_ == expert).nonzero(as_tuple=True)
@@ -149,7 +153,7 @@ def measure(figures: Figures, name: str, tokens: int, maps: ExpertMaps) -> None:
     _, hidden, inner, rule = shape
     calls = 1 if tokens >= LONG else CALLS
     given = [noise(tokens, hidden) for _ in range(calls)]
-    wanted = reference(given[0][:CHECKED], maps).double()
+    wanted = reference(given[0], maps).double()
     found, errors = ways(shape), {}
     for way, run in list(found.items()):
 

@@ -157,6 +157,13 @@ def test_what_is_no_number_is_refused_by_name(ring: bool, tmp_path: Path) -> Non
     write(tmp_path, tensors, STORED["one scale"])
     with pytest.raises(ModelLoadError, match="up_proj.weight_scale' holds a scale that is not finite"):
         read(tmp_path, ring=ring)
+    tensors[f"{stem}.weight_scale"] = torch.tensor(1.0)
+    write(tmp_path, tensors, STORED["one scale"])
+    read(tmp_path, ring=ring)
+    tensors[f"{stem}.weight"][5, 6] = math.nan
+    write(tmp_path, tensors, STORED["one scale"])
+    with pytest.raises(ModelLoadError, match="mlp.up_proj.weight holds a number that is not finite"):
+        read(tmp_path, ring=ring)
 
 
 def test_both_products_are_those_of_the_stored_numbers() -> None:

@@ -29,8 +29,8 @@ from engine.backends.cuda.runtime.mixing import ANY, NEVER, Mixing
 FEW = FewRows()
 
 FEW_SCALED = FewRows(launch=Threads(4, 6))
-"""How matrices in 8 bits are cut: tiles of as many numbers, since these are widened in registers, and more of them on
-their way."""
+"""How matrices in 8 bits are cut: tiles of as many numbers, since these are widened in registers, and more of them
+under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,14 +158,13 @@ def test_sums_run_in_the_order_of_experts() -> None:
     assert sums[2] == 1.0
 
 
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
-@pytest.mark.parametrize("weigh_inputs", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize(("biased", "weigh_inputs"), [(False, False), (True, True)], ids=["plain", "biased, before"])
 def test_torch_multiplies_experts_as_the_kernel_does(biased: bool, weigh_inputs: bool) -> None:
     """A row of the table sends steps from so many tokens on to torch's products of groups: within the roundings of what
     stands between two maps, our kernel's results. Some experts have no token. Control: the table does nothing below its
     number of tokens, and another expert's map changes the result."""
     generator = torch.Generator().manual_seed(5)
-    experts, hidden, inner, tokens = 12, 32, 24, 9
+    experts, hidden, inner, tokens = 6, 16, 16, 4
     memory = Memory(torch.bfloat16, PLACE)
     router = Linear.empty(hidden, experts, bias=False, memory=memory)
     router.loaded.copy_(noise(generator, experts, hidden, dtype=torch.bfloat16))

@@ -99,11 +99,14 @@ def test_a_full_card_ends_the_start_before_anything_is_read(tmp_path: Path, monk
     save_model(tmp_path, model_config())
     source = LoadSource(config=config, description=model_config(), device="cuda")
 
-    def taken(*_: object, final: bool) -> None:
-        raise LookupError(f"memory is taken, final: {final}")
+    def taken(*_: object, final: bool, scaled: bool) -> None:
+        raise LookupError(f"memory is taken, final: {final}, scaled: {scaled}")
 
     monkeypatch.setattr(weights, "build_model", taken)
-    for free, raised, said in ((1 << 12, ConfigurationError, "has room for 0 MiB"), (GIB, LookupError, "final: True")):
+    for free, raised, said in (
+        (1 << 12, ConfigurationError, "has room for 0 MiB"),
+        (GIB, LookupError, "final: True, scaled: False"),
+    ):
         monkeypatch.setattr(load, "read_card", lambda _, free=free: CardMemory(80 * GIB, free, GIB))
         with pytest.raises(raised, match=said):
             load.load(source)
