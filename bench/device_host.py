@@ -4,7 +4,8 @@ The real scheduler, loop and runner; steps of the device cost nothing and give o
 Python does for a step: planning, changes for the device, the launch without the driver's part, commit, the frame for
 the ring. On a GPU the driver's part of a launch comes on top: one replay, a copy each way, an event. ``mixed``: every
 fourth row with log-probabilities, every fourth with penalties. ``churn``: outputs of 100 to 400 tokens, so rows come
-and go, prompts included.
+and go, prompts included. ``cut``: prompts longer than a step has tokens; ``joined``: the same, and rows join them in
+one pass (``engine.backends.cuda.runtime.mixing``).
 
 Copies go through a real arena, whose fences are over at once. ``--cold``: between two steps other memory is written,
 more than the processor's caches hold, as happens on a machine where a step of the device takes some ten milliseconds
@@ -38,8 +39,10 @@ from torch import Tensor
 from engine.backends.cuda.runtime.copying import ArenaCopies
 from engine.backends.cuda.runtime.device_memory import Resources
 from engine.backends.cuda.runtime.loop import NOTHING, RING_STEPS, DeviceLoop
+from engine.backends.cuda.runtime.loop_state import LoopState, StepRows
+from engine.backends.cuda.runtime.mixing import ALWAYS, NEVER
 from engine.backends.cuda.runtime.model import ChunkTokens
-from engine.backends.cuda.runtime.operations import Chunks, Sampled, SamplingColumns
+from engine.backends.cuda.runtime.operations import Beside, Chunks, Sampled, SamplingColumns
 from engine.backends.cuda.runtime.runner import DeviceRunner, sizes_of
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.storage import DeviceStorage
@@ -77,6 +80,8 @@ class Case:
     rows: int
     mixed: bool = False
     churn: bool = False
+    prompt: int = PROMPT
+    one_pass: bool = False
 
 
 CASES = (
@@ -86,6 +91,8 @@ CASES = (
     Case("256 rows", 256),
     Case("200 rows, mixed", 200, mixed=True),
     Case("200 rows, churn", 200, churn=True),
+    Case("64 rows, cut", 64, churn=True, prompt=1_500),
+    Case("64 rows, joined", 64, churn=True, prompt=1_500, one_pass=True),
 )
 
 
@@ -133,13 +140,24 @@ class ReadableArena(ArenaCopies):
 class FreeModel:
     """Prompts that are computed at once."""
 
-    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor) -> Tensor:
+    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor, beside: Beside | None = None) -> Tensor:
         """Logits of no meaning."""
         return torch.zeros(len(wanted), 1)
 
 
 class FreeOperations(PlainOperations):
     """Choices that are made at once, and blocks that are clean; what is moved is a few bytes."""
+
+    steps: FreeSteps
+
+    def begin_step(self, state: LoopState, bucket: int) -> StepRows:
+        """Lanes of no meaning."""
+        zeros = torch.zeros(bucket, dtype=torch.int64)
+        return StepRows(zeros, zeros, zeros, (zeros,), (), zeros, zeros, zeros)
+
+    def end_step(self, state: LoopState, begun: StepRows, sampled: Sampled) -> None:
+        """The answer for all of them."""
+        self.steps.run(len(begun.rows))
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
         """The answer for everybody."""
@@ -170,8 +188,9 @@ def make_engine(case: Case) -> tuple[Engine, DeviceRunner]:
     memory = torch.empty(sizes.total, dtype=torch.uint8)
     copies = ReadableArena(torch.device("cpu"), sizes, memory, PassedFence)
     resources = Resources(copies, None)
-    runner = DeviceRunner(FreeModel(), storage, limits, operations, resources=resources)  # type: ignore[arg-type]
-    runner._launcher._replayer = FreeSteps(runner._loop)
+    mixing = ALWAYS if case.one_pass else NEVER
+    runner = DeviceRunner(FreeModel(), storage, limits, operations, resources=resources, mixing=mixing)  # type: ignore[arg-type]
+    operations.steps = runner._launcher._replayer = FreeSteps(runner._loop)
     pool = BlockPool(blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK_SIZE, caching=True)
     return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool, raise_defects=True)), runner), runner
@@ -184,7 +203,7 @@ def submits(case: Case) -> Callable[[], Submit]:
 
     def make() -> Submit:
         number = next(numbers)
-        prompt = array("I", [draw.randrange(10, VOCAB) for _ in range(PROMPT)])
+        prompt = array("I", [draw.randrange(10, VOCAB) for _ in range(case.prompt)])
         length = draw.randint(100, 400) if case.churn else 8_000
         penalised = case.mixed and number % 4 == 1
         sampling = Sampling(temperature=0.8, top_p=0.9, seed=number, repetition_penalty=1.1 if penalised else 1.0)
@@ -216,7 +235,7 @@ def measure(case: Case, steps: int, *, split: bool, cold: bool) -> tuple[list[fl
     make = submits(case)
     for _ in range(case.rows):
         engine.add(make())
-    for _ in range(WARM_STEPS + case.rows * PROMPT // 256):
+    for _ in range(WARM_STEPS + case.rows * case.prompt // 256):
         engine.step()
     spent: dict[str, int] = {}
     if split:
@@ -257,19 +276,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--cold", action="store_true", help="caches hold nothing of ours when a step begins")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {case.name: [] for case in CASES}
+    cases = [case for case in CASES if case.name in arguments.only]
     for _ in range(arguments.rounds):
-        for case in CASES:
+        for case in cases:
             found[case.name] += measure(case, arguments.steps, split=False, cold=arguments.cold)[0]
-    for case in CASES:
+    for case in cases:
         _, parts = measure(case, arguments.steps, split=True, cold=arguments.cold)
         shown = ", ".join(f"{label} {value:.0f}" for label, value in sorted(parts.items()))
         means = found[case.name]
         print(f"{case.name:18} {min(means):6.0f} us a step at least, {statistics.median(means):.0f} in the median;")
         print(f"{'':18} means: {shown}")
+    if not found["200 rows"]:
+        return
     wanted = min(found["200 rows"]) / 1e3
     cores = wanted / 1e3 * STREAM_STEPS_PER_S
     print(f"200 rows: {wanted:.3f} ms a step (bar {BAR_MS}); {cores:.3f} core at {STREAM_STEPS_PER_S} steps a second")

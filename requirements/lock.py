@@ -1,5 +1,5 @@
 """Renew the pinned versions: `make lock`; those of the peers that bench/ measures: `lock.py peers`; the fuzzer's:
-`lock.py fuzz`; those of the clients that tests call with: `lock.py clients`.
+`lock.py fuzz`; an older Triton: `lock.py triton`; those of the clients that tests call with: `lock.py clients`.
 
 Writes ``run.lock`` (what the appliance needs but torch), ``dev.lock`` (that and its tests), ``cpu.lock`` (torch's CPU
 build as found here) and ``cuda.lock`` (its CUDA build and what that brings), all with hashes and without any index
@@ -45,21 +45,23 @@ def main() -> int:
         case ["peers"]:
             return peers()
         case ["fuzz"]:
-            return fuzz()
+            return alone("fuzz", "bench/fuzz/run.py")
+        case ["triton"]:
+            return alone("triton", "requirements/observers.py")
         case ["clients"]:
             return clients()
         case _:
             return own()
 
 
-def fuzz() -> int:
-    """Write ``fuzz.lock``: a fuzzer that nobody needs who does not fuzz."""
-    target = HERE / "fuzz.lock"
+def alone(name: str, user: str) -> int:
+    """Write the lock of something that few need and that has nothing of the others beside it."""
+    target = HERE / f"{name}.lock"
     target.unlink(missing_ok=True)
     command = [sys.executable, "-m", "piptools", "compile", *OPTIONS]
-    subprocess.run([*command, "-o", str(target), "requirements/fuzz.in"], check=True, cwd=HERE.parent)
+    subprocess.run([*command, "-o", str(target), f"requirements/{name}.in"], check=True, cwd=HERE.parent)
     rest = re.sub(r"\A(#.*\n)+", "", target.read_text())
-    target.write_text("# Written by `python requirements/lock.py fuzz`; used by bench/fuzz/run.py.\n" + rest)
+    target.write_text(f"# Written by `python requirements/lock.py {name}`; used by {user}.\n{rest}")
     return 0
 
 

@@ -7,6 +7,7 @@
     python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
     python requirements/observers.py --azurite .venv/share/azurite  a server of Azure's blob storage
     python requirements/observers.py --traceql .venv/share/traceql  the grammar of TraceQL of Grafana's editor
+    python requirements/observers.py --triton .venv/share/triton    Triton 3.6, for torch of this environment
     python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
@@ -68,6 +69,9 @@ AZURITE = HERE.parent / "tests/appliance/fetch/azurite"
 
 TRACEQL = HERE.parent / "tests/traceql_grammar"
 """Has the list of npm's packages for the grammar of TraceQL and its lock."""
+
+TRITON = HERE / "triton.lock"
+"""Has the older Triton that GPU kernels are compiled with too."""
 
 CLIENTS = HERE / "clients"
 """Has a lock for each environment of clients in Python."""
@@ -180,6 +184,19 @@ def python_clients(lock: Path, folder: Path, scratch: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def older_triton(folder: Path, scratch: Path) -> None:
+    """Triton alone, by its digest, in a folder that goes before the environment's own on a child's path.
+
+    Raises:
+        StepError: it cannot be reached.
+    """
+    new = scratch / "triton"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command([*pip, "--require-hashes", "--target", os.fspath(new), "-r", os.fspath(TRITON)], scratch)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(new, folder)
+
+
 def go_packages(folder: Path, scratch: Path) -> None:
     """Debian's Go, grpc-go and the generators of its code.
 
@@ -267,6 +284,7 @@ def main() -> int:
     parser.add_argument("--grpc-clients", type=Path, help="folder for gRPC clients of Node and Go")
     parser.add_argument("--azurite", type=Path, help="folder for a server of Azure's blob storage")
     parser.add_argument("--traceql", type=Path, help="folder for the grammar of TraceQL")
+    parser.add_argument("--triton", type=Path, help="folder for Triton 3.6")
     parser.add_argument("--clients", type=Path, help="folder for clients of the HTTP APIs")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
@@ -279,10 +297,13 @@ def main() -> int:
         parts = (("node", partial(node_packages, NODE)), ("go", go_packages))
         folders = [(name, arguments.grpc_clients / name, get) for name, get in parts]
         wanted += [one for one in folders if not one[1].exists()]
-    if arguments.azurite is not None and not arguments.azurite.exists():
-        wanted.append(("azurite", arguments.azurite, partial(node_packages, AZURITE)))
-    if arguments.traceql is not None and not arguments.traceql.exists():
-        wanted.append(("traceql", arguments.traceql, partial(node_packages, TRACEQL)))
+    for name, folder, get in (
+        ("azurite", arguments.azurite, partial(node_packages, AZURITE)),
+        ("traceql", arguments.traceql, partial(node_packages, TRACEQL)),
+        ("triton", arguments.triton, older_triton),
+    ):
+        if folder is not None and not folder.exists():
+            wanted.append((name, folder, get))
     if arguments.clients is not None:
         gets = {lock.stem: partial(python_clients, lock) for lock in sorted(CLIENTS.glob("*.lock"))}
         gets["node"] = partial(node_packages, NODE_CLIENTS)

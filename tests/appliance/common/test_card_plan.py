@@ -76,8 +76,8 @@ def test_an_8b_model_on_80_gb_is_planned_and_adds_up() -> None:
     assert found.spare == 258 * found.block == 258 * 2 * (1 << 20)
     assert found.buckets == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     assert found.words() == (
-        "73,403 MiB (90 % of 81,559 MiB) = weights 15,316 + context 512 + reserve 1,788 + spare blocks 516 + "
-        "KV 55,270 + unused 1; 442,160 tokens of KV, 256 rows, 2,048 tokens in a step, context 131,072; "
+        "73,403 MiB (90 % of 81,559 MiB) = weights 15,316 + context 512 + reserve 1,949 + spare blocks 516 + "
+        "KV 55,108 + unused 2; 440,864 tokens of KV, 256 rows, 2,048 tokens in a step, context 131,072; "
         "14 graphs (rows: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)"
     )
 

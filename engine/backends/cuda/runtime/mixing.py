@@ -28,7 +28,7 @@ class Mixing:
     ends: Limits = ()
     """Where some prompt ends, or where rows of this plan are among those that join: the plan waits for the pass."""
     least_bytes: int = 0
-    """Of weights: those of a smaller model are read in less time than a host needs for a plan."""
+    """Bytes of weights: those of a smaller model are read in less time than a host needs for a plan."""
 
     def joins(self, tokens: int, rows: int, *, waits: bool) -> bool:
         """Whether so many rows join prompts of so many tokens. ``waits``: whether the plan waits for the pass."""

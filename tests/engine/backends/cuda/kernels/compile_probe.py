@@ -39,6 +39,7 @@ def spills(ptxas: Path, ptx: str, capability: str) -> tuple[int, int]:
 def main() -> None:
     """Compile for the compute capability of the first argument (80, 90); the others name launches, none: all."""
     capability, wanted = int(sys.argv[1]), sys.argv[2:]
+    sys.stderr.write(f"triton {triton.__version__}\n")
     ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     triton.runtime.driver.set_active(AbsentGpu(f"sm_{capability}"))
     run = JITFunction.run

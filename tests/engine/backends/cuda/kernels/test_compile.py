@@ -33,6 +33,8 @@ LAUNCHES = (
 QUICK = ((90, "guards"), (90, "rows"), (90, "pipelined"), (90, "palette direct"))
 """Compiled in every run; the last two because no interpreter knows their language."""
 
+QUICK_LAUNCHES = tuple(launch for _, launch in QUICK)
+
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one program may take on an A100 and on an H100 or H200 (CUDA C++ Programming Guide, table of
 technical specifications)."""
@@ -44,9 +46,18 @@ PRODUCTS = {"_decode", "_prefill", "_product", "_few_rows", "_prefill_pipelined"
 """Kernels whose products have to run on tensor cores."""
 
 
-def compile_in(root: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The probe, with a cache of its own and none of Triton's switches of this process."""
+OLDER = Path(sys.prefix) / "share/triton"
+"""Triton 3.6, which comes with torch 2.11: by itself, for the torch that is here."""
+
+
+def compile_in(
+    root: Path, cache: Path, *arguments: str, triton: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The probe, with a cache of its own and none of Triton's switches of this process; ``triton``: the folder of
+    another one."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    if triton is not None:
+        environment["PYTHONPATH"] = os.fspath(triton)
     return subprocess.run(
         [sys.executable, "-m", "tests.engine.backends.cuda.kernels.compile_probe", *arguments],
         cwd=root,
@@ -71,7 +82,28 @@ def compile_in(root: Path, cache: Path, *arguments: str) -> subprocess.Completed
 def test_launches_compile_for_gpus(root: Path, tmp_path: Path, capability: int, launch: str) -> None:
     """Machine code comes out, shared memory suffices, registers nearly do, and products are those of tensor cores. The
     launches have memory without contents: that they start at all shows that no grid depends on a length."""
-    done = compile_in(root, tmp_path, str(capability), launch)
+    check(compile_in(root, tmp_path, str(capability), launch), capability)
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [QUICK_LAUNCHES, pytest.param(LAUNCHES, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])],
+    ids=["quick", "all"],
+)
+@pytest.mark.timeout(300)
+def test_launches_compile_with_the_older_triton(root: Path, tmp_path: Path, launches: tuple[str, ...]) -> None:
+    """For an H100 the same comes out of Triton 3.6. Control: the probe says which Triton it was, and this environment's
+    own is another."""
+    if not OLDER.exists():
+        pytest.skip("no Triton 3.6 here: `make triton` gets it")
+    done = compile_in(root, tmp_path, "90", *launches, triton=OLDER)
+    check(done, 90)
+    assert "triton 3.6." in done.stderr
+    assert "triton 3.6." not in compile_in(root, tmp_path, "90", "guards").stderr
+
+
+def check(done: subprocess.CompletedProcess[str], capability: int) -> None:
+    """What came out fits the card."""
     assert done.returncode == 0, done.stderr[-3_000:]
     built = [json.loads(line) for line in done.stdout.splitlines()]
     assert built

@@ -102,7 +102,7 @@ def test_results_come_back_when_they_are_there() -> None:
     queue = LateQueue(random.Random(5))
     copies = arena(queue)
     for turn in range(20):
-        sources = [torch.full((9,), turn), torch.full((4, 3), float(turn))] * (FETCHES // 2)
+        sources = ([torch.full((9,), turn), torch.full((4, 3), float(turn))] * FETCHES)[:FETCHES]
         sources = [one.clone() for one in sources]
         results = [copies.fetch(one) for one in sources]
         with pytest.raises(AssertionError, match="never taken"):
