@@ -38,6 +38,8 @@ NOT_YET = (
     "athanor_certificate_end_seconds",
     "athanor_gpu_watched",
     "athanor_gpu_lost",
+    "athanor_gpu_out",
+    "athanor_gpu_unplaced",
     "athanor_gpu_failing",
     "athanor_gpu_throttled",
     "athanor_gpu_busy_percent",
