@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -287,6 +288,14 @@ def test_cosignatures_are_those_of_another_implementation() -> None:
             read_cosignatures(note + wrong, [WITNESS])
 
 
+def overwrite(path: Path, data: bytes) -> None:
+    """Give a file that content without truncating it first: file systems flush what is written after that, and a
+    hundred thousand times is minutes of waiting."""
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
+
+
 def detects(tmp_path: Path, count: int, seed: int) -> int:
     """Change a byte or more of one file of tiles, of the checkpoint with its cosignature, or of a proof, ``count``
     times; returns how many changes were not detected."""
@@ -301,11 +310,12 @@ def detects(tmp_path: Path, count: int, seed: int) -> int:
         CHECKPOINT,
         *sorted(str(path.relative_to(folder)) for path in (folder / "tile").rglob("*") if path.is_file()),
     ]
-    missed = 0
+    missed, kinds = 0, Counter[str]()
     for number in range(count):
         if number % 2:
             while (changed := mutated(proof, chance)) == proof:
                 pass
+            kinds["proof"] += 1
             try:
                 read_proof(changed.decode("utf-8", "replace"), log.verifier, [WITNESS])
                 missed += 1
@@ -317,11 +327,13 @@ def detects(tmp_path: Path, count: int, seed: int) -> int:
         data = path.read_bytes()
         while (changed := mutated(data, chance)) == data:
             pass
-        path.write_bytes(changed)
+        overwrite(path, changed)
         found, _ = verify_tiles(folder, log.verifier, [WITNESS])
         missed += found.sound
-        path.write_bytes(data)
+        overwrite(path, data)
+        kinds["checkpoint and cosignature" if path.name == CHECKPOINT else "tiles"] += 1
     log.close()
+    print(f"{missed} of {count} changes missed:", dict(kinds))
     return missed
 
 
