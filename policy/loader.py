@@ -77,7 +77,7 @@ from policy.written import WrittenFile
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
 
-DIGEST_DOMAIN = "athanor policy 7"
+DIGEST_DOMAIN = "athanor policy 8"
 
 T = TypeVar("T")
 
