@@ -16,6 +16,7 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.checkpoint import CheckpointError, Verifier
 from appliance.common.audit.cosignature import Witness, cosign, parse_witness, read_cosignatures
+from appliance.common.audit.files import SIGNING_KEY
 from appliance.common.audit.log import AuditLog, open_log
 from appliance.common.audit.merkle import Tree, leaf_hash
 from appliance.common.audit.proof_file import read_proof, write_proof
@@ -286,6 +287,20 @@ def test_cosignatures_are_those_of_another_implementation() -> None:
     ):
         with pytest.raises(CheckpointError):
             read_cosignatures(note + wrong, [WITNESS])
+
+
+def test_an_export_needs_the_log_and_its_public_key_alone(tmp_path: Path) -> None:
+    """The unit that asks witnesses sees neither what signs the log, nor keys of pseudonyms, nor the usage book."""
+    log = open_log(tmp_path / "audit")
+    grow(log, 300)
+    log.close()
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    for path in (tmp_path / "audit").iterdir():
+        if path.is_file() and path.name != SIGNING_KEY:
+            (shown / path.name).write_bytes(path.read_bytes())
+    assert (tmp_path / "audit" / SIGNING_KEY).exists() and export_tiles(shown, tmp_path / "tiles").size == 300
+    assert verify_tiles(tmp_path / "tiles", log.verifier)[0].sound
 
 
 def overwrite(path: Path, data: bytes) -> None:
