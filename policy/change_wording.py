@@ -20,6 +20,7 @@ from policy.model import (
     IsolationClass,
     KvShare,
     Limits,
+    ModelRegions,
     Namespace,
     Price,
     PriceRule,
@@ -263,6 +264,21 @@ def _model(pattern: str) -> str:
     return f"models named {pattern}" if "*" in pattern else f"model {pattern}"
 
 
+def _model_regions(old: Sequence[ModelRegions], new: Sequence[ModelRegions], _sides: Sides) -> Iterator[Told]:
+    for one in new:
+        if one not in old:
+            text = f"has {listed([_model(name) for name in one.models])} served in {listed(one.regions)} alone"
+            yield Told(Direction.NARROWER, text)
+    for one in old:
+        if one not in new:
+            text = (
+                f"no longer has {listed([_model(name) for name in one.models])} served in {listed(one.regions)} alone"
+            )
+            yield Told(Direction.WIDER, text)
+    if {*old} == {*new}:
+        yield Told(Direction.OTHER, "has its model_regions in another order, or some twice")
+
+
 def _group(old: str | None, new: str | None, sides: Sides) -> Iterator[Told]:
     if old is not None:
         text = f"no longer shares cached prefixes in group {old}"
@@ -327,6 +343,7 @@ IDENTITIES: Mapping[type, frozenset[str]] = {
     PublicPrefix: frozenset({"id"}),
     Route: frozenset({"id"}),
     PriceRule: frozenset({"models", "isolation_class"}),
+    ModelRegions: frozenset({"models", "regions"}),
 }
 """Fields by which two values are known to be one, and which so are the same on both sides."""
 
@@ -339,6 +356,7 @@ KEYS: Mapping[type, Mapping[str, str]] = {
 """Key in the policy file of a field that has another name; empty: its own fields stand there in its place."""
 
 WORDINGS: Mapping[type, Mapping[str, Wording]] = {
+    ModelRegions: {},
     Tenant: {
         "credentials": _credentials,
         "models": _models,
@@ -351,6 +369,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
         "networks": _bounds("is taken from", "from everywhere"),
         "regions": _bounds("is served in", "any region"),
+        "model_regions": _model_regions,
         "hours": _bounds("is served at", "always"),
         "group": _group,
         "public": _public,

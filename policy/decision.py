@@ -29,7 +29,7 @@ class Reason(StrEnum):
     NETWORK_NOT_ALLOWED = "network_not_allowed"
     """The call comes from outside of the tenant's networks."""
     REGION_NOT_ALLOWED = "region_not_allowed"
-    """The appliance is in none of the tenant's regions."""
+    """The appliance is in none of the tenant's regions, or of the model's."""
     OUT_OF_HOURS = "out_of_hours"
     """The tenant is not served at this time."""
     FEATURE_NOT_ALLOWED = "feature_not_allowed"

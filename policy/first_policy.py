@@ -47,6 +47,7 @@ tenants:
     # adapters: []             # ["athanor-mini:support"]: adapters of models that it alone may use
     # networks: []             # ["10.0.0.0/8"]: its credentials are taken from there alone
     # regions: []              # ["eu-central"]: it is served by appliances of these regions alone
+    # model_regions: []        # [{{models: ["gpt-*"], regions: ["us-east"]}}]: regions of some models
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}

@@ -32,6 +32,7 @@ from policy.model import (
     IsolationClass,
     KvShare,
     Limits,
+    ModelRegions,
     Namespace,
     PolicySet,
     Price,
@@ -58,6 +59,7 @@ from policy.schema import (
     GroupSchema,
     KvSchema,
     LimitsSchema,
+    ModelRegionsSchema,
     PolicySchema,
     PrefixMessageSchema,
     PriceSchema,
@@ -75,7 +77,7 @@ from policy.written import WrittenFile
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
 
-DIGEST_DOMAIN = "athanor policy 7"
+DIGEST_DOMAIN = "athanor policy 8"
 
 T = TypeVar("T")
 
@@ -336,11 +338,16 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         end_users=one(EndUserLimits(**dict(content.end_users))),
         networks=one(tuple(content.networks)),
         regions=one(tuple(content.regions)),
+        model_regions=one(tuple(map(_model_regions, content.model_regions))),
         hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
         adapters=one(tuple(content.adapters)),
         kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )
+
+
+def _model_regions(content: ModelRegionsSchema) -> ModelRegions:
+    return ModelRegions(models=tuple(sorted({*content.models})), regions=tuple(sorted({*content.regions})))
 
 
 def _content_rules(content: ContentSchema) -> ContentRules:
@@ -378,6 +385,7 @@ def _values(tenant: Tenant) -> dict[str, Any]:
     for name in ("limits", "features", "content", "end_users", "kv"):
         part = values[name]
         values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
+    values["model_regions"] = sorted([one.models, one.regions] for one in tenant.model_regions)
     values["content"]["denied_fields"] = sorted({*values["content"]["denied_fields"]})
     # The order of these lists carries no meaning.
     return values | {name: sorted(values[name]) for name in _UNORDERED}

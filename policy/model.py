@@ -262,6 +262,16 @@ class PublicPrefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRegions:
+    """Regions in which some models are served."""
+
+    models: tuple[str, ...]
+    """Patterns of names of served models, sorted."""
+    regions: tuple[str, ...]
+    """At least one; sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """One tenant: its credentials, the models it may call, and its limits."""
 
@@ -285,6 +295,8 @@ class Tenant:
     """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
     regions: tuple[str, ...] = ()
     """Regions in which its requests are taken; none: everywhere."""
+    model_regions: tuple[ModelRegions, ...] = ()
+    """Regions in which models are served; every entry that matches counts, and none: everywhere."""
     hours: tuple[str, ...] = ()
     """Hours in which its requests are taken (``policy.hours``); none: always."""
     namespace: Namespace = Namespace.TENANT

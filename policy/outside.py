@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from policy.decision import Decision, Effect, Reason
 from policy.hours import opens_in, span_text
+from policy.match import first_match
 from policy.model import PolicySet, Tenant
 from policy.networks import admits
 from policy.request import AccessRequest
@@ -14,8 +15,8 @@ from policy.told import listed
 
 
 def outside_denial(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Decision | None:
-    """Deny a call from outside of the tenant's networks, in none of its regions, or out of its hours: of an admitted
-    request, whose prompt is counted, the hours may have ended."""
+    """Deny a call from outside of the tenant's networks, in none of its or the model's regions, or out of its hours: of
+    an admitted request, whose prompt is counted, the hours may have ended."""
     if tenant.networks and access.address is not None and not admits(tenant.networks, access.address):
         return Decision(
             effect=Effect.DENY,
@@ -33,6 +34,15 @@ def outside_denial(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> 
             f"{access.region or 'no region'}",
             policy_digest=policy.digest,
         )
+    if access.region is not None and (wrong := region_rule(tenant, access.model, access.region)) is not None:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.REGION_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.model_regions[{wrong}]",
+            message=f"this model is served to this tenant in {listed(tenant.model_regions[wrong].regions)}, and this "
+            f"appliance is in {access.region or 'no region'}",
+            policy_digest=policy.digest,
+        )
     if not tenant.hours or access.unix_s is None or access.input_tokens is not None:
         return None
     wait = opens_in(tenant.hours, access.unix_s)
@@ -46,3 +56,12 @@ def outside_denial(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> 
         policy_digest=policy.digest,
         retry_after_s=wait,
     )
+
+
+def region_rule(tenant: Tenant, model: str, region: str) -> int | None:
+    """Return the index of the first entry of ``model_regions`` by which a model is not served in a region; None where
+    it is."""
+    for index, one in enumerate(tenant.model_regions):
+        if region not in one.regions and first_match(one.models, model) is not None:
+            return index
+    return None

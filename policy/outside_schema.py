@@ -13,7 +13,7 @@ from policy.networks import read_network
 MAX_NETWORKS = 64
 """Largest number of networks of one tenant: each is looked into at every call."""
 MAX_REGIONS = 64
-"""Largest number of regions of one tenant."""
+"""Largest number of regions of one tenant, of entries of its model_regions, and of regions of each."""
 MAX_HOURS = 32
 """Largest number of spans of hours of one tenant."""
 

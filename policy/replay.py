@@ -82,6 +82,7 @@ NOT_REPLAYED: Mapping[str, str] = {
     "end_users.output_tokens_per_minute": "entries do not say for which end user requests were",
     "end_users.concurrency": "entries do not say for which end user requests were",
     "regions": "entries do not say in which region the appliance was",
+    "model_regions": "entries do not say in which region the appliance was",
     "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""

@@ -256,6 +256,13 @@ class _InheritingSchema(_Strict):
     )
 
 
+class ModelRegionsSchema(_Strict):
+    """Regions in which some models are served."""
+
+    models: list[ModelPattern] = Field(min_length=1, max_length=MAX_MODELS, description="Served models: names, with *.")
+    regions: list[RegionName] = Field(min_length=1, max_length=MAX_REGIONS, description="Where they are served alone.")
+
+
 class DefaultsSchema(_Strict):
     """Settings of all tenants of the policy, in all its files, where a tenant and its tenant groups say nothing. One
     file has them."""
@@ -308,6 +315,11 @@ class DefaultsSchema(_Strict):
         max_length=MAX_REGIONS,
         description="Regions in which requests are taken, compared with region of the configuration; an appliance "
         "without one is in none of them. Left out: everywhere.",
+    )
+    model_regions: list[ModelRegionsSchema] = Field(
+        default_factory=list,
+        max_length=MAX_REGIONS,
+        description="Regions of models, beside regions: every entry that matches the model must have the appliance's.",
     )
     hours: list[Hours] = Field(
         default_factory=list,

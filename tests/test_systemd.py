@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from appliance.common.audit import files, names
 from appliance.common.config_loader import load_config
+from appliance.common.usage import book
 
 UNITS = Path(__file__).resolve().parents[1] / "systemd"
 NAMES = sorted(path.name for path in UNITS.iterdir() if path.suffix in {".service", ".slice", ".target", ".timer"})
@@ -22,6 +24,7 @@ EXPOSURE_BARS = {
     "athanor-operator.service": 1.5,
     "athanor-statements.service": 1.0,
     "athanor-supervisor.service": 2.5,
+    "athanor-witness.service": 1.2,
 }
 """Of ``systemd-analyze security``: 0 is safest; a unit without settings has 9.6, container daemons do too."""
 
@@ -141,6 +144,24 @@ def test_the_operators_api_has_no_network_and_tells_users_apart():
     assert unit["ReadWritePaths"] == "/etc/athanor" and "PrivateUsers" not in unit
     assert unit["RuntimeDirectory"] == "athanor-operator"
     assert "athanor-operator" not in (UNITS / "athanor.target").read_text()
+
+
+def test_what_asks_witnesses_reads_the_log_and_no_key():
+    """Its timer starts it; it writes its own folder alone, and what signs the log, the keys of pseudonyms, the usage
+    book and the gateway's pepper are hidden. Control: these are where the log has them."""
+    config, unit = load_config(UNITS / "athanor.yaml"), read_unit("athanor-witness.service")["Service"]
+    text = (UNITS / "athanor-witness.service").read_text()
+    hidden = {path.lstrip("-") for line in re.findall("^InaccessiblePaths=(.*)$", text, re.M) for path in line.split()}
+    assert config.audit is not None
+    folder = str(config.audit.directory)
+    assert hidden >= {f"{folder}/{name}" for name in (files.SIGNING_KEY, names.FOLDER, book.FOLDER)}
+    assert hidden >= {"/etc/athanor/pepper", "/run/athanor", "/run/athanor-supervisor", "/var/lib/athanor"}
+    assert unit["ReadWritePaths"] == f"/var/lib/{unit['StateDirectory']}" and folder.startswith(unit["ReadOnlyPaths"])
+    assert unit["ExecStart"] == "/usr/bin/athanor audit witness --config /etc/athanor/athanor.yaml"
+    assert (unit["User"], unit["CapabilityBoundingSet"]) == ("athanor-supervisor", "")
+    timer = read_unit("athanor-witness.timer")
+    assert (timer["Timer"]["OnCalendar"], timer["Timer"]["Persistent"]) == ("hourly", "true")
+    assert "athanor-witness" not in (UNITS / "athanor.target").read_text()
 
 
 def test_users_and_directories(tmp_path):

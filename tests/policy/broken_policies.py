@@ -31,8 +31,9 @@ def valid_policy(drawn: random.Random) -> list[str]:
             lines += [f"  {name}:", f'    credentials: ["key:{name}", "spiffe://example.org/{name}"]']
             lines += ['    models: ["m", "n-*"]   # two', f"    weight: {weight}", "    limits: {concurrency: 3}"]
             lines += ["    namespace: user", "    regions: [eu-central, us-east]   # by athanor.yaml"]
+            lines += ["    model_regions: [{models: [m], regions: [us-east]}]"]
             lines += ["    end_users: {requests_per_minute: 9}", "    hours: [mon 08:00-18:00]"]
-            lines[-5] = "    limits: {concurrency: 3, kv_tokens: {at_once: 9000, exceeded: queue}}"
+            lines[-6] = "    limits: {concurrency: 3, kv_tokens: {at_once: 9000, exceeded: queue}}"
     return lines
 
 

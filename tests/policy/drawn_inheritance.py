@@ -29,6 +29,7 @@ _settings: dict[str, st.SearchStrategy[Any]] = {
     "deterministic": st.sampled_from(["never", "allowed", "always"]),
     "freeze_idle": st.booleans(),
     "regions": st.sampled_from([[], ["eu"], ["us-east", "eu"]]),
+    "model_regions": st.sampled_from([[], [{"models": ["m*"], "regions": ["eu"]}]]),
     "namespace": st.sampled_from(["tenant", "user"]),
 }
 _defaults = st.fixed_dictionaries({}, optional=_settings)

@@ -73,6 +73,7 @@ tenant = st.fixed_dictionaries(
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
         "freeze_idle": st.booleans(),
         "regions": st.sampled_from([[], ["eu"], ["eu", "us-east"]]),
+        "model_regions": st.sampled_from([[], [{"models": ["m-*"], "regions": ["eu"]}]]),
         "namespace": st.sampled_from(["tenant", "user"]),
     },
 )

@@ -220,6 +220,12 @@ SINGLE = [
         "namespace",
     ),
     ({"regions": ["eu"]}, N, "is served in eu alone, where it was any region", "regions"),
+    (
+        {"model_regions": [{"models": ["qwen3-*"], "regions": ["eu", "us"]}]},
+        N,
+        "has models named qwen3-* served in eu and us alone",
+        "model_regions",
+    ),
     ({"weight": 3}, W, "has a weight of 3 parts in fair service instead of 1", "weight"),
     ({"priority": "high"}, W, "is served with high priority instead of normal", "priority"),
     ({"priority": "low"}, N, "is served with low priority instead of normal", "priority"),

@@ -301,7 +301,7 @@ class Ledger:
         bounded = known is not None and known.limits.bounds_spend
         if known is not None and known.hours:
             access = replace(access, unix_s=self.spends.now)
-        if known is not None and known.regions:
+        if known is not None and (known.regions or known.model_regions):
             access = replace(access, region=self.region)
         usage = Usage(
             concurrency=account.concurrency,

@@ -27,6 +27,7 @@ from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
 from policy.kept import keeps_files
 from policy.model import PolicySet
+from policy.outside import region_rule
 from policy.routes import leads
 
 
@@ -98,6 +99,11 @@ def reason_to_end(
         )
     if tenant.regions and admitted.region not in tenant.regions:
         return PermissionDeniedError("this tenant may not be served in this region any more; the request was stopped")
+    if region_rule(tenant, admitted.model, admitted.region) is not None:
+        return PermissionDeniedError(
+            f"the model {name} may not be served to this tenant in this region any more; the request was stopped",
+            param="model",
+        )
     if admitted.batch and not keeps_files(tenant):
         return FeatureNotAllowedError("this tenant may not use files and batches any more; the request was stopped")
     if not leads(policy, tenant, admitted.adapter or admitted.model, admitted.alias):

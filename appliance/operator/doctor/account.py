@@ -5,9 +5,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.common.audit import files
+from appliance.common.audit.witnessing import read_states
 from appliance.common.config_places import AuditConfig
 from appliance.common.errors import reason_of
 from appliance.common.figures import counted
@@ -50,7 +52,17 @@ def look_at_account(folder: Path) -> KeptAccount:
 
 def with_witnesses(account: KeptAccount, config: AuditConfig) -> KeptAccount:
     """Add what is known of the witnesses."""
-    return replace(account, witnesses=len(config.witnesses), unwitnessed=witness_problem(config, time.time()))
+    problem = witness_problem(config, time.time())
+    return replace(account, witnesses=len(config.witnesses), unwitnessed=problem, witnessed_at=_witnessed_at(config))
+
+
+def _witnessed_at(config: AuditConfig) -> int:
+    """Unix time at which the last of the witnesses had cosigned; 0 where one has not, or nothing is known."""
+    try:
+        states = read_states(config.tiles) if config.tiles is not None else {}
+    except OSError:
+        return 0
+    return min((states[one.name].time if one.name in states else 0 for one in config.witnesses), default=0)
 
 
 def _position(path: Path, log: str) -> int:
@@ -79,9 +91,12 @@ def check_account(account: KeptAccount) -> list[Finding]:
     found = []
     if account.unwitnessed:
         means = "nothing outside confirms the log; a refusal may be a sign that it was changed"
-        found.append(subject.warning(account.unwitnessed, means, "athanor audit witness"))
+        mend = "athanor audit witness    # under systemd: systemctl enable --now athanor-witness.timer"
+        found.append(subject.warning(account.unwitnessed, means, mend))
     elif account.witnesses:
-        found.append(subject.ok(f"{counted(account.witnesses, 'witness', 'witnesses')} cosigned the audit log in time"))
+        at = datetime.fromtimestamp(account.witnessed_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        who = counted(account.witnesses, "witness", "witnesses")
+        found.append(subject.ok(f"{who} cosigned the audit log in time, all by {at}"))
     if account.damaged:
         means = "it was found damaged; the log began anew, and a book was made again from the log that was left"
         mend = f"athanor audit verify --from {account.folder}/{account.damaged[0]}    # then keep it elsewhere"

@@ -394,12 +394,25 @@ class KeptAccount:
     """Witnesses that are configured."""
     unwitnessed: str = ""
     """What is wrong with them."""
+    witnessed_at: int = 0
+    """Unix time of the last cosignature of the one that has cosigned least lately; 0 before that."""
     unseen: bool = False
     """Whether the folder is closed to this user."""
     empty: bool = False
     """Whether there is no log yet."""
     damaged: tuple[str, ...] = ()
     """What was moved aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorApi:
+    """Process of the operator's API."""
+
+    socket: str
+    problem: str = ""
+    """Why it takes no connection; empty where it does."""
+    unseen: bool = False
+    """Whether the socket is closed to this user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,6 +452,8 @@ class ServiceFacts:
     """Differences between what a unit starts with and what was looked at here, a line each."""
     account: KeptAccount | None = None
     """Audit log and usage book; None where none are kept."""
+    operator_api: OperatorApi | None = None
+    """Process of the operator's API; None where none is configured."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
 

@@ -11,6 +11,7 @@ from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
+from appliance.operator.doctor.operator_api import check_operator_api
 from appliance.operator.install.packaged_image import PIN, STORE
 
 LOW_INODES = 1_000
@@ -50,6 +51,8 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
         yield Subject(Area.SERVICE, "fastest form").ok(line)
     if service.account is not None:
         yield from check_account(service.account)
+    if service.operator_api is not None:
+        yield check_operator_api(service.operator_api)
     for disk in service.disks:
         yield check_disk(disk)
     if not service.exporters:

@@ -46,6 +46,7 @@ from appliance.operator.doctor.facts import (
 from appliance.operator.doctor.gpu_kernel_facts import look_at_cards, look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder
 from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
+from appliance.operator.doctor.operator_api import look_at_operator_api
 from appliance.operator.doctor.reach import reach
 from appliance.operator.doctor.unit_checks import settings_beyond
 from appliance.operator.doctor.units import environment_of, look_at_units
@@ -131,6 +132,7 @@ def look_at_service(
         threads=threads,
         rank_problems=rank_problems,
         forms=_forms(config),
+        operator_api=look_at_operator_api(config),
         account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
 

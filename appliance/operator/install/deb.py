@@ -328,8 +328,8 @@ fi
 #!/bin/sh
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now athanor-statements.timer athanor.target athanor-gateway.service \\
-        athanor-supervisor.service athanor-fetch.service athanor-operator.service
+    systemctl disable --now athanor-statements.timer athanor-witness.timer athanor.target \\
+        athanor-gateway.service athanor-supervisor.service athanor-fetch.service athanor-operator.service
 fi
 """,
     "postrm": """\

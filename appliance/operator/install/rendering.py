@@ -31,8 +31,8 @@ RENAMED = {"athanor.sysusers.conf": "sysusers.d/athanor.conf", "athanor.tmpfiles
 
 SERVICES = ("athanor-gateway.service", "athanor-supervisor.service", "athanor-fetch.service")
 TARGET = "athanor.target"
-TIMER = "athanor-statements.timer"
-"""What an operator may enable beside the services; it starts the service of its name."""
+TIMERS = ("athanor-statements.timer", "athanor-witness.timer")
+"""What an operator may enable beside the services; each starts the service of its name."""
 
 API_SERVICE = "athanor-operator.service"
 """The operator's API, which is enabled by hand too."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance.common.errors import ConfigError
-from appliance.operator.install.rendering import API_SERVICE, SERVICES, TARGET, TIMER
+from appliance.operator.install.rendering import API_SERVICE, SERVICES, TARGET, TIMERS
 from isolation.errors import ProcessError
 from isolation.host.process import MINIMAL_ENVIRONMENT, run
 
@@ -62,7 +62,7 @@ def stop() -> None:
     """
     if not systemd_runs():
         return
-    names = [TARGET, TIMER, API_SERVICE, *SERVICES]
+    names = [TARGET, *TIMERS, API_SERVICE, *SERVICES]
     known = run(["systemctl", "list-unit-files", "--no-legend", *names], timeout_s=PATIENCE_S, check=False).stdout
     present = [name for name in names if name in known]
     if present:

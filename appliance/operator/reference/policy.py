@@ -35,6 +35,7 @@ SECTIONS = {
     "tenants.TENANT.features": "FeaturesSchema",
     "tenants.TENANT.content": "ContentSchema",
     "tenants.TENANT.end_users": "EndUsersSchema",
+    "tenants.TENANT.model_regions[]": "ModelRegionsSchema",
     "tenants.TENANT.kv": "KvSchema",
     "defaults": "DefaultsSchema",
     "tenant_groups.GROUP": "TenantGroupSchema",

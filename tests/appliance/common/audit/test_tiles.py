@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.checkpoint import CheckpointError, Verifier
 from appliance.common.audit.cosignature import Witness, cosign, parse_witness, read_cosignatures
+from appliance.common.audit.files import SIGNING_KEY
 from appliance.common.audit.log import AuditLog, open_log
 from appliance.common.audit.merkle import Tree, leaf_hash
 from appliance.common.audit.proof_file import read_proof, write_proof
@@ -287,6 +289,28 @@ def test_cosignatures_are_those_of_another_implementation() -> None:
             read_cosignatures(note + wrong, [WITNESS])
 
 
+def test_an_export_needs_the_log_and_its_public_key_alone(tmp_path: Path) -> None:
+    """The unit that asks witnesses sees neither what signs the log, nor keys of pseudonyms, nor the usage book."""
+    log = open_log(tmp_path / "audit")
+    grow(log, 300)
+    log.close()
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    for path in (tmp_path / "audit").iterdir():
+        if path.is_file() and path.name != SIGNING_KEY:
+            (shown / path.name).write_bytes(path.read_bytes())
+    assert (tmp_path / "audit" / SIGNING_KEY).exists() and export_tiles(shown, tmp_path / "tiles").size == 300
+    assert verify_tiles(tmp_path / "tiles", log.verifier)[0].sound
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Give a file that content without truncating it first: file systems flush what is written after that, and a
+    hundred thousand times is minutes of waiting."""
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
+
+
 def detects(tmp_path: Path, count: int, seed: int) -> int:
     """Change a byte or more of one file of tiles, of the checkpoint with its cosignature, or of a proof, ``count``
     times; returns how many changes were not detected."""
@@ -301,11 +325,12 @@ def detects(tmp_path: Path, count: int, seed: int) -> int:
         CHECKPOINT,
         *sorted(str(path.relative_to(folder)) for path in (folder / "tile").rglob("*") if path.is_file()),
     ]
-    missed = 0
+    missed, kinds = 0, Counter[str]()
     for number in range(count):
         if number % 2:
             while (changed := mutated(proof, chance)) == proof:
                 pass
+            kinds["proof"] += 1
             try:
                 read_proof(changed.decode("utf-8", "replace"), log.verifier, [WITNESS])
                 missed += 1
@@ -317,11 +342,13 @@ def detects(tmp_path: Path, count: int, seed: int) -> int:
         data = path.read_bytes()
         while (changed := mutated(data, chance)) == data:
             pass
-        path.write_bytes(changed)
+        overwrite(path, changed)
         found, _ = verify_tiles(folder, log.verifier, [WITNESS])
         missed += found.sound
-        path.write_bytes(data)
+        overwrite(path, data)
+        kinds["checkpoint and cosignature" if path.name == CHECKPOINT else "tiles"] += 1
     log.close()
+    print(f"{missed} of {count} changes missed:", dict(kinds))
     return missed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import grp
 import json
 import os
@@ -12,7 +13,7 @@ import ssl
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -30,6 +31,7 @@ from tests.appliance.gateway.front.support import MODEL, Running, serving
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 GROUP = str(os.getgid())
+CLONE_NEWUSER = 0x10000000
 UNKNOWN = "ath_nobody_" + "0" * 64
 
 
@@ -205,6 +207,55 @@ def test_the_kernel_keeps_users_of_other_groups_out(folder: Path, inside: bool) 
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if inside else 13)
+
+
+def in_a_namespace_of_users(user: int, act: Callable[[], None]) -> int:
+    """Act as a user and its group in a user namespace that has these and root alone, as the shipped unit's
+    ``PrivateUsers=yes`` makes it; gives 0, or 1 where a socket was refused with the command that makes its folder."""
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        code = 2
+        try:
+            assert ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            os.umask(0o027)
+            act()
+            code = 0
+        except StartError as error:
+            code = 1 if "install -d -m 2750" in error.message else 3
+        finally:
+            os._exit(code)
+    os.read(ready[0], 1)
+    for name in ("uid_map", "gid_map"):
+        Path(f"/proc/{child}/{name}").write_text(f"0 0 1\n{user} {user} 1\n")
+    os.write(go[1], b"x")
+    for end in (*ready, *go):
+        os.close(end)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_a_socket_of_a_unit_with_private_users_belongs_to_its_folders_group(folder: Path) -> None:
+    """In the user namespace of the shipped unit the group of a tenant is no group at all. A folder with the setgid bit
+    gives the socket to it, and outside it has that group and mode 0660; in one without the bit the start is refused
+    with the command that makes it."""
+    user, group = 65532, 4711
+    folder.chmod(0o755)
+    for name, mode in (("set", 0o2750), ("plain", 0o750)):
+        place = folder / name
+        place.mkdir()
+        os.chown(place, user, group)
+        place.chmod(mode)
+    made = folder / "set" / "a.sock"
+    assert in_a_namespace_of_users(user, lambda: bind(at(made, str(group))).detach() and None) == 0
+    found = made.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (user, group, SOCKET_MODE)
+    assert in_a_namespace_of_users(user, lambda: bind(at(folder / "plain" / "a.sock", str(group))).close()) == 1
 
 
 def test_what_is_wrong_is_told_at_the_start(folder: Path) -> None:

@@ -149,3 +149,16 @@ def test_a_ledger_knows_the_region_of_its_appliance() -> None:
             Ledger(policy, keys, Clock(), region=region).admit("alpha", "m", 1)
         assert refused.value.rule == "tenants.alpha.regions"
         assert refused.value.message == f"this tenant is served in eu and us, and this appliance is in {name}"
+
+
+def test_a_model_may_have_regions_of_its_own() -> None:
+    """A tenant whose model has regions is admitted there; elsewhere the denial names the entry, and another model is
+    served."""
+    terms = 'model_regions: [{models: ["m"], regions: [eu]}]'
+    policy = load_policy((Source("policy.yaml", KV_POLICY.replace("limits: {kv_tokens: 200}", terms)),))
+    keys = {"alpha": b"a" * 32}
+    assert Ledger(policy, keys, Clock(), region="eu").admit("alpha", "m", 1).decision.allowed
+    with pytest.raises(PermissionDeniedError) as refused:
+        Ledger(policy, keys, Clock(), region="us").admit("alpha", "m", 1)
+    assert refused.value.rule == "tenants.alpha.model_regions[0]"
+    assert refused.value.message == "this model is served to this tenant in eu, and this appliance is in us"

@@ -94,9 +94,11 @@ def test_what_does_not_hold_ends(change: str, kind: type[ApplianceError], word: 
     assert word in error.message
 
 
-def test_a_region_that_is_allowed_no_more_ends_a_request() -> None:
-    """What runs where its tenant may not be served any more is stopped; in one of the regions it goes on."""
-    now = policy(terms=", regions: [eu-central]")
+@pytest.mark.parametrize("terms", ["regions: [eu-central]", "model_regions: [{models: ['*'], regions: [eu-central]}]"])
+def test_a_region_that_is_allowed_no_more_ends_a_request(terms) -> None:
+    """What runs where its tenant, or its model, may not be served any more is stopped; in one of the regions it goes
+    on."""
+    now = policy(terms=f", {terms}")
     retention = now.tenants["alpha"].retention
     admitted = replace(ADMITTED, obligations=replace(ADMITTED.obligations, retention=retention), region="eu-central")
     assert reason_to_end(admitted, now, NAMESPACES, credential_holds=True) is None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import tempfile
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,16 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.entry import entry
 from appliance.common.audit.log import open_log
+from appliance.common.audit.witnessing import WitnessState, states_file, states_text
+from appliance.common.config import ApplianceConfig
+from appliance.common.config_places import AuditConfig
+from appliance.common.operator_config import OperatorApiConfig
 from appliance.common.usage.book import FOLDER, NAME, open_book
 from appliance.common.usage.replay import replay
-from appliance.operator.doctor.account import MOST_BEHIND, check_account, look_at_account
+from appliance.operator.doctor.account import MOST_BEHIND, check_account, look_at_account, with_witnesses
 from appliance.operator.doctor.facts import KeptAccount
 from appliance.operator.doctor.finding import Severity
+from appliance.operator.doctor.operator_api import check_operator_api, look_at_operator_api
 
 
 @pytest.fixture
@@ -89,3 +98,45 @@ def test_what_it_may_not_see_is_a_note(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(files, "segment_paths", closed)
     (told,) = check_account(look_at_account(folder))
     assert (told.level, "closed to this user" in told.what) == (Severity.NOTE, True)
+
+
+def test_the_last_cosignatures_are_told(folder: Path) -> None:
+    """Two witnesses that cosigned in time: the moment by which both had. One that has cosigned nothing yet is a
+    warning, with the timer that asks it."""
+    key = "w.example.org/w1+10e47819+BIqI4910CfGV/VLbLTy6XXLKZwm/HZQSG/N0iAG0D29c"
+    other = "notary.example.org+595d6896+BIE5dw6ofRdfVqNUZsNMfszLjYqRtO43ol32D1uPybOU"
+    witnesses = [{"key": one, "folder": "/mnt/x"} for one in (key, other)]
+    content = {"directory": str(folder), "tiles": str(folder / "tiles"), "witnesses": witnesses, "witness_age": 720}
+    config = AuditConfig.model_validate(content)
+    now = int(time.time())
+    states = [WitnessState(one.name, 3, now - 60 * number, now) for number, one in enumerate(config.witnesses)]
+    states_file(folder / "tiles").write_bytes(states_text(states))
+    told = [one.what for one in check_account(with_witnesses(look_at_account(folder), config))]
+    at = datetime.fromtimestamp(now - 60, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    assert told[0] == f"2 witnesses cosigned the audit log in time, all by {at}"
+    states_file(folder / "tiles").write_bytes(states_text(states[:1]))
+    first = check_account(with_witnesses(look_at_account(folder), config))[0]
+    assert first.level is Severity.WARNING
+    assert "athanor-witness.timer" in first.mend
+
+
+def test_the_operators_api_is_looked_at() -> None:
+    """A socket that takes connections, one that nothing listens on, and an absent one; where none is configured nothing
+    is said."""
+    with tempfile.TemporaryDirectory() as made, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(made) / "api.sock"
+        config = ApplianceConfig.model_construct(operator_api=OperatorApiConfig(socket=path))
+        listener.bind(str(path))
+        silent = look_at_operator_api(config)
+        listener.listen()
+        found = look_at_operator_api(config)
+        path.unlink()
+        absent = look_at_operator_api(config)
+    assert silent is not None and found is not None and absent is not None
+    assert [check_operator_api(one).level for one in (found, silent, absent)] == [
+        Severity.OK,
+        Severity.WARNING,
+        Severity.WARNING,
+    ]
+    assert "connection refused" in check_operator_api(silent).what
+    assert look_at_operator_api(ApplianceConfig.model_construct(operator_api=None)) is None
