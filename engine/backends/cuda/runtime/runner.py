@@ -62,6 +62,9 @@ MOST_AHEAD = 4
 class DeviceRunner:
     """A loaded model with its KV memory and the state of all rows, on one device."""
 
+    note = ""
+    """What else there is to say of how it computes."""
+
     def __init__(
         self,
         model: DeviceModel,
@@ -87,8 +90,6 @@ class DeviceRunner:
         self.model = model
         self.limits = limits
         self.capabilities = _capabilities(storage, limits, operations)
-        self.note = ""
-        """What else there is to say of how it computes."""
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)
