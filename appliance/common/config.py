@@ -95,7 +95,7 @@ class ModelConfig(Section):
     """Memory of a card that each engine of the model may hold; the KV cache takes what weights and a reserve leave of
     it. Default on a GPU: 90, unless kv_bytes is given. 0: kv_bytes holds. Shares on one card add up to 95 at most."""
     gpu_palette: bool = False
-    """Hold the MLPs' matrices on a GPU a second time, without loss in three quarters of their bytes, and take products of
+    """Hold the MLPs' matrices on a GPU a second time, without loss in three quarters of the bytes, and take products of
     up to 16 rows from these where the engine measures that it is faster (docs/gpu.md). KV has less memory then."""
     backend: Literal["auto", "device", "plain"] = "auto"
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
