@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, Figures, noise, seconds_of, tried
-from engine.backends.cuda.kernels.adapters import AdapterTile, Groups, Pieces, expand, group_rows, shrink, sums_needed
+from engine.backends.cuda.kernels.adapters import (
+    AdapterTile,
+    Groups,
+    SlotFactors,
+    expand,
+    group_rows,
+    shrink,
+    sums_needed,
+)
 
 ROWS, RANK, LAYERS = 64, 16, 2
 MOST_ADAPTERS = 64
@@ -34,7 +42,7 @@ def compile_adapters(tile: AdapterTile, name: str) -> None:
     inputs, pieces = MAPS[name]
     groups = Groups.empty(ROWS, META)
     group_rows(torch.empty(ROWS, dtype=torch.int32, device=META), groups)
-    given = Pieces.empty(MOST_ADAPTERS, inputs, pieces, RANK, BF16, META, tile)
+    given = SlotFactors.empty(MOST_ADAPTERS, inputs, pieces, RANK, BF16, META, tile)
     sums = torch.empty(sums_needed(given, ROWS, tile), device=META)
     shrink(torch.empty(ROWS, inputs, dtype=BF16, device=META), groups, given, sums, tile)
     expand(groups, given, sums, torch.empty(ROWS, given.up.shape[1], dtype=BF16, device=META), tile)
@@ -49,11 +57,11 @@ class Step:
         self.groups = Groups.empty(ROWS, torch.device(DEVICE))
         self.side = torch.cuda.Stream() if DEVICE.type == "cuda" else None
         self.inputs = {inputs: noise(ROWS, inputs) for inputs, _ in MAPS.values()}
-        self.maps: list[tuple[Tensor, Pieces, Tensor]] = []
+        self.maps: list[tuple[Tensor, SlotFactors, Tensor]] = []
         for _ in range(LAYERS):
             for inputs, pieces in MAPS.values():
                 outputs = pieces[-1][0] + pieces[-1][1]
-                given = Pieces.empty(MOST_ADAPTERS, inputs, pieces, RANK, BF16, torch.device(DEVICE), tile)
+                given = SlotFactors.empty(MOST_ADAPTERS, inputs, pieces, RANK, BF16, torch.device(DEVICE), tile)
                 given.down.normal_(std=inputs**-0.5)
                 given.up.normal_(std=RANK**-0.5)
                 sums = torch.empty(sums_needed(given, ROWS, tile), device=DEVICE)
@@ -142,7 +150,7 @@ def adapters(figures: Figures, _bandwidth: float) -> None:
 def _load(step: Step, figures: Figures) -> None:
     """One adapter's factors of all maps, from page-locked memory."""
     locked = DEVICE.type == "cuda"
-    sources: list[tuple[Pieces, int, int, Tensor, Tensor]] = []
+    sources: list[tuple[SlotFactors, int, int, Tensor, Tensor]] = []
     for (_, given, _), (inputs, pieces) in zip(step.maps, list(MAPS.values()) * LAYERS, strict=True):
         for piece, (begin, count) in enumerate(pieces):
             parts = [torch.randn(shape).to(BF16) for shape in ((RANK, inputs), (count, RANK))]

@@ -1,9 +1,9 @@
-"""Products from palettes on a card: ``python bench/gpu_palette.py [--rehearse] [--only products|adapters]``.
+"""Products from palettes on a card: ``python bench/gpu_palette.py [--rehearse] [--only SECTION]``.
 
-25 seconds. The two matrices of a Llama 8B's MLP with 1 to 16 rows: torch's product, our plain one, and all ways to take it from a
-palette, each over more memory than a cache holds, as replays of a CUDA graph; then which way an engine would take, the
-bits of every weight, and how far results are from float64's. Lines without an escape have to have the bits of the same
-product of the plain matrix. ``adapters``: a step's linear maps with and without adapters.
+25 seconds on a card. The two matrices of a Llama 8B's MLP with 1 to 16 rows: torch's product, our plain one, and all
+ways to take it from a palette, each over more memory than a cache holds, as replays of a CUDA graph; then which way an
+engine would take, the bits of every weight, and how far results are from float64's. Lines without an escape have to
+have the bits of the same product of the plain matrix. ``adapters``: a step's linear maps with and without adapters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.gemv import FewRows, Scratch
 from engine.backends.cuda.kernels.lines import LineCut, Map
 from engine.backends.cuda.kernels.palette import Palette, PaletteMap
-from engine.backends.cuda.kernels.palette_choice import COUNTS, Choice, Cut, Matrix, most_numbers, multiply, ways
+from engine.backends.cuda.kernels.palette_choice import COUNTS, Cut, Matrix, PaletteChoice, most_numbers, multiply, ways
 from engine.backends.cuda.kernels.palette_direct import DirectCut, direct_rows
 from engine.backends.cuda.kernels.palette_products import PaletteCut
 
@@ -249,7 +249,7 @@ def products(figures: Figures, bandwidth: float) -> None:
         tried(one_product, name)
 
     def chosen() -> None:
-        choice = Choice(PLAIN)
+        choice = PaletteChoice(PLAIN)
         choice.choose(matrices, Scratch.empty(most_numbers(matrices, PLAIN), torch.device(DEVICE)))
         figures.put("palette choice", said=str(choice))
 

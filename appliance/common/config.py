@@ -95,6 +95,9 @@ class ModelConfig(Section):
     gpu_share: Annotated[int, Field(ge=0, le=95), Unit("percent of a card's memory")] = 0
     """Memory of a card that each engine of the model may hold; the KV cache takes what weights and a reserve leave of
     it. Default on a GPU: 90, unless kv_bytes is given. 0: kv_bytes holds. Shares on one card add up to 95 at most."""
+    gpu_palette: bool = False
+    """Hold the MLPs' matrices on a GPU a second time, without loss in three quarters of the bytes, and take products of
+    up to 16 rows from these where the engine measures that it is faster (docs/gpu.md). KV has less memory then."""
     backend: Literal["auto", "device", "plain"] = "auto"
     """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
     that one."""
@@ -133,6 +136,8 @@ class ModelConfig(Section):
             raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on a GPU")
         if self.gpu_share and self.gpu == "off":
             raise ValueError("gpu_share is a share of a GPU, and gpu is off")
+        if self.gpu_palette and self.gpu == "off":
+            raise ValueError("gpu_palette is memory of a GPU, and gpu is off")
         if self.keep != "always" and self.gpu != "off":
             raise ValueError("keep is for models on the processor: one on a GPU is always there; leave keep out")
         return self

@@ -282,6 +282,7 @@ def _engine_configuration(
         backend=model.engine_backend,
         gpu_kernels=guest_gpu_kernels(spec, runtime),
         gpu_share=model.gpu_share,
+        palette=model.gpu_palette,
         adapters=_adapter_places(files, spec, runtime),
         adapter_bytes=model.adapter_bytes,
         tensor_parallel=model.tensor_parallel,

@@ -32,7 +32,7 @@ MOST_ROWS = 256
 """Rows of a step at the most: all pairs of them are compared by one program."""
 
 NO_SLOT = 0
-"""Of a row without an adapter."""
+"""Slot of a row without an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Groups(NamedTuple):
         return cls(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
 
 
-class Pieces(NamedTuple):
+class SlotFactors(NamedTuple):
     """Factors of all adapters for one map, and which outputs they change."""
 
     down: Tensor
@@ -92,7 +92,7 @@ class Pieces(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
         tile: AdapterTile,
-    ) -> Pieces:
+    ) -> SlotFactors:
         """Room for so many slots beside slot 0; ``pieces``: first output and number of outputs of each."""
         rank = power_of_two(rank, LEAST_RANK)
         outputs = max(first + count for first, count in pieces)
@@ -136,7 +136,7 @@ class _Form:
     outputs: int
     rank: int
     ranks: int
-    """Of all pieces."""
+    """Those of all pieces together."""
     depth: int
     share: int
     parts: int
@@ -177,7 +177,9 @@ def _group(slot_of: tl.tensor, out: Groups, rows: tl.tensor, ROOM: tl.constexpr)
 
 
 @triton.jit
-def _shrink(x: tl.tensor, x_row: tl.tensor, groups: Groups, given: Pieces, sums: tl.tensor, FORM: tl.constexpr) -> None:
+def _shrink(
+    x: tl.tensor, x_row: tl.tensor, groups: Groups, given: SlotFactors, sums: tl.tensor, FORM: tl.constexpr
+) -> None:
     """Inputs of a group to the rank, a share of them: float32 ``(parts, groups, GROUP_ROWS, ranks)``."""
     RANK: tl.constexpr = FORM.rank
     group = tl.program_id(0)
@@ -204,7 +206,7 @@ def _shrink(x: tl.tensor, x_row: tl.tensor, groups: Groups, given: Pieces, sums:
 
 @triton.jit(do_not_specialize=("most",))
 def _expand(
-    groups: Groups, given: Pieces, sums: tl.tensor, out: tl.tensor, most: tl.tensor, FORM: tl.constexpr
+    groups: Groups, given: SlotFactors, sums: tl.tensor, out: tl.tensor, most: tl.tensor, FORM: tl.constexpr
 ) -> None:
     """The rank to a tile of outputs, added to them, for some of the groups."""
     RANK: tl.constexpr = FORM.rank
@@ -249,27 +251,27 @@ def group_rows(slots: Tensor, out: Groups) -> None:
     _group[(1,)](slots, out, rows, ROOM=room, num_warps=max(4, room // 16))
 
 
-def sums_needed(given: Pieces, rows: int, tile: AdapterTile) -> int:
+def sums_needed(given: SlotFactors, rows: int, tile: AdapterTile) -> int:
     """float32 numbers between the two launches."""
     parts = ceil_div(given.down.shape[2], tile.share)
     return parts * rows * int(GROUP_ROWS.value) * given.down.shape[1]
 
 
-def shrink(x: Tensor, groups: Groups, given: Pieces, sums: Tensor, tile: AdapterTile) -> None:
+def shrink(x: Tensor, groups: Groups, given: SlotFactors, sums: Tensor, tile: AdapterTile) -> None:
     """Inputs ``(rows, inputs)`` to the rank. It does not need the map's result, so it may run beside the map."""
     form = _form(given, tile)
     grid = (len(x), form.parts, form.ranks // form.rank)
     _shrink[grid](x, x.stride(0), groups, given, sums, FORM=form, **tile.launch.options)
 
 
-def expand(groups: Groups, given: Pieces, sums: Tensor, out: Tensor, tile: AdapterTile) -> None:
+def expand(groups: Groups, given: SlotFactors, sums: Tensor, out: Tensor, tile: AdapterTile) -> None:
     """The rank to the outputs, added to ``out`` ``(rows, outputs)``, contiguous, the map's result."""
     form = _form(given, tile)
     grid = (len(given.tiles), min(tile.walkers, len(out)))
     _expand[grid](groups, given, sums, out, len(out), FORM=form, **tile.launch.options)
 
 
-def _form(given: Pieces, tile: AdapterTile) -> _Form:
+def _form(given: SlotFactors, tile: AdapterTile) -> _Form:
     _, ranks, inputs = given.down.shape
     return _Form(
         inputs=inputs,

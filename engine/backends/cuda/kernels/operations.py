@@ -73,7 +73,7 @@ class KernelOperations:
         self._processors = processors
         self._scratch: gemv.Scratch | None = None
         self._arrived: Tensor | None = None
-        self._palettes: palette_choice.Choice | None = None
+        self._palettes: palette_choice.PaletteChoice | None = None
 
     def take_palettes(self, model: Decoder, measure: palette_choice.Measure = palette_choice.replayed) -> str:
         """Lay palettes beside the matrices of gated MLPs, and take products from them where that is faster; see
@@ -81,7 +81,7 @@ class KernelOperations:
         matrices = self._room_for(_mlp_matrices(model))
         if self._scratch is None:
             return "palettes: no matrix can have one"
-        found = palette_choice.Choice(self._chosen.few)
+        found = palette_choice.PaletteChoice(self._chosen.few)
         found.choose(matrices, self._scratch, measure)
         self._palettes = found if found.palettes else None
         return str(found)

@@ -6,9 +6,9 @@ zero in the planes, and in a list of its own, which a product adds up behind the
 bits, a line without an escape has its sums in the order of the plain matrix, and no weight needs a branch.
 
 Inputs are taken in groups of ``GROUP``. A byte of codes has those of two weights, half a group apart, so that a
-thread that reads some bytes of it reads two pieces of as many signs and mantissas. The bits of a byte are ordered so that a
-weight needs two instructions and a half: a permutation of bytes puts each where the exponent of a bfloat16 begins, and a
-product with a power of two, which is exact, makes it that of the palette.
+thread that reads some bytes of it reads two pieces of as many signs and mantissas. The bits of a byte are ordered so
+that a weight needs two instructions and a half: a permutation of bytes puts each where the exponent of a bfloat16
+begins, and a product with a power of two, which is exact, makes it that of the palette.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PaletteMap(NamedTuple):
     """A matrix with what belongs to it; see ``engine.backends.cuda.kernels.lines.Map``."""
 
     weight: Palette
-    """Of a gate all gates first."""
+    """All gates first, where there is a gate."""
     bias: Tensor | None
     gain: Tensor | None
     eps: float
@@ -218,7 +218,7 @@ def expanded(low: tl.tensor, high: tl.tensor, codes: tl.tensor, scale: tl.tensor
 
 @triton.jit
 def expanded_wide(low: tl.tensor, high: tl.tensor, codes: tl.tensor, scale: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The same as float32."""
+    """What ``expanded`` gives, as float32."""
     if EMULATED:
         one, other = expanded(low, high, codes, scale)
         first, second = one.to(tl.float32), other.to(tl.float32)

@@ -41,7 +41,7 @@ order."""
 REPLAYS = 5
 
 EPS = 1e-5
-"""Of the norm while ways are measured."""
+"""What norms add to the mean of squares while ways are measured."""
 
 ONE_ROW: tuple[Cut, ...] = (PaletteCut(lines=4, warps=4), PaletteCut(lines=8, warps=4), DirectCut())
 SEVERAL_ROWS: tuple[Cut, ...] = (DirectCut(), DirectCut(programs=1_024), PaletteCut())
@@ -131,7 +131,7 @@ def replayed(run: Callable[[], None]) -> float:
 
 
 @dataclass(slots=True)
-class Choice:
+class PaletteChoice:
     """Palettes of a model's matrices, and which way each product takes."""
 
     few: FewRows

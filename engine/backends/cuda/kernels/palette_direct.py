@@ -277,12 +277,11 @@ def _direct(
     A: gl.constexpr = gl.DotOperandLayout(0, C, RUN)
     B: gl.constexpr = gl.DotOperandLayout(1, C, RUN)
     first = gl.program_id(0) * FORM.outputs
-    line = first + gl.arange(0, FORM.outputs, layout=gl.SliceLayout(1, A))
+    # What is behind the last line repeats it, and is stored nowhere.
+    line = gl.minimum(first + gl.arange(0, WIDE, layout=gl.SliceLayout(1, A)), outputs - 1)
     half = gl.arange(0, HALF, layout=gl.SliceLayout(0, A))
     depth = gl.arange(0, HALF, layout=gl.SliceLayout(1, B))
     row = gl.arange(0, FORM.rows, layout=gl.SliceLayout(0, B))
-    # What is behind the last line repeats it, and is stored nowhere.
-    line = gl.minimum(line, outputs - 1)
     live = (row < rows)[None, :] & (depth >= 0)[:, None]
     inputs = x + row[None, :] * x_row
     scale = 1.0

@@ -51,6 +51,9 @@ MOST_AHEAD = 4
 class DeviceRunner:
     """A loaded model with its KV memory and the state of all rows, on one device."""
 
+    note = ""
+    """What else there is to say of how it computes."""
+
     def __init__(  # noqa: PLR0913 - ways to turn off, for comparison, what an engine does
         self,
         model: DeviceModel,
@@ -78,8 +81,6 @@ class DeviceRunner:
         self.model = model
         self.limits = limits
         self.capabilities = _capabilities(storage, limits, operations)
-        self.note = ""
-        """What else there is to say of how it computes."""
         self.storage = storage
         self._device = storage.device
         tables = Tables.of(storage.layout, limits.max_context)

@@ -219,7 +219,7 @@ def adapted() -> None:
         (4_096, [(0, 4_096), (4_096, 1_024), (5_120, 1_024)], 16),
         (4_096, [(0, 14_336), (14_336, 14_336)], 64),
     ):
-        given = adapters.Pieces.empty(64, inputs, pieces, rank, BF16, META, tile)
+        given = adapters.SlotFactors.empty(64, inputs, pieces, rank, BF16, META, tile)
         sums = tensor(adapters.sums_needed(given, ROWS, tile), dtype=torch.float32)
         adapters.shrink(tensor(ROWS, inputs), groups, given, sums, tile)
         adapters.expand(groups, given, sums, tensor(ROWS, given.up.shape[1]), tile)

@@ -11,7 +11,7 @@ from engine.backends.cuda.kernels.adapters import (
     NO_SLOT,
     AdapterTile,
     Groups,
-    Pieces,
+    SlotFactors,
     expand,
     group_rows,
     shrink,
@@ -36,7 +36,7 @@ def grouped(slots: list[int]) -> Groups:
     return found
 
 
-def added(x: Tensor, slots: list[int], given: Pieces, out: Tensor) -> Tensor:
+def added(x: Tensor, slots: list[int], given: SlotFactors, out: Tensor) -> Tensor:
     """The kernels' result."""
     groups, sums = grouped(slots), torch.full((sums_needed(given, len(x), TILE),), torch.nan)
     result = out.clone()
@@ -47,10 +47,10 @@ def added(x: Tensor, slots: list[int], given: Pieces, out: Tensor) -> Tensor:
 
 def drawn(
     count: int, dtype: torch.dtype, ranks: tuple[int, ...]
-) -> tuple[Pieces, dict[int, list[tuple[Tensor, Tensor]]]]:
+) -> tuple[SlotFactors, dict[int, list[tuple[Tensor, Tensor]]]]:
     """Adapters in slots, and their factors."""
     generator = torch.Generator().manual_seed(count)
-    given = Pieces.empty(count, INPUTS, PIECES, max(ranks), dtype, PLACE, TILE)
+    given = SlotFactors.empty(count, INPUTS, PIECES, max(ranks), dtype, PLACE, TILE)
     given.down[0], given.up[0] = torch.nan, torch.nan
     factors: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for slot in range(1, count + 1):

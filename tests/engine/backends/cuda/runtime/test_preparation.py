@@ -20,6 +20,7 @@ from engine.backends.cuda.runtime.preparation import MovedWeightsError, WeightMe
 from engine.backends.cuda.runtime.replay import UnrecordableError
 from engine.backends.cuda.runtime.runner import DeviceRunner
 from engine.backends.cuda.runtime.sampling_state import ChoiceMemory
+from engine.backends.cuda.runtime.simulated_ops import PlainOperations
 from engine.backends.cuda.runtime.storage import DeviceStorage
 from engine.config import EngineConfig
 from engine.core.engine import Engine
@@ -28,6 +29,7 @@ from engine.errors import ConfigurationError, ModelLoadError
 from engine.model.checkpoint import weights
 from engine.model.checkpoint.weights import SINGLE_FILE, UnreadModel, load_model, unread_model
 from engine.model.layers import layers
+from engine.model.layers.decoder import Decoder
 from engine.startup.load import build_engine, load_engine
 from engine.startup.warmup import warm_up
 from isolation.ipc.engine import Submit
@@ -354,3 +356,22 @@ def _largest(unread: UnreadModel) -> float:
     """The largest number in a model's memory."""
     pieces = unread.checklist.pieces.values()
     return max(home.target.abs().max().item() for piece in pieces for home in piece.homes)
+
+
+def test_an_engine_with_palettes_reads_its_weights_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Palettes are made of filled weights, before the cache takes what is left: when they are asked for, the largest
+    weight is not zero. The answers are those without them, and the engine's line says what was chosen."""
+    save_model(tmp_path, model_config())
+    seen = []
+
+    def take(_operations: PlainOperations, model: Decoder) -> str:
+        seen.append(float(model.layers[0].sublayers[1].block.down.linear.loaded.abs().max()))
+        return "palettes: as told"
+
+    monkeypatch.setattr(PlainOperations, "take_palettes", take)
+    plain, other = (load_engine(config_of(tmp_path, palette=palette), warm=False) for palette in (False, True))
+    assert len(seen) == 1
+    assert seen[0] > 0
+    assert tokens(other) == tokens(plain)
+    assert other.runner.description.endswith("; palettes: as told")
+    assert "palettes" not in plain.runner.description
