@@ -111,7 +111,9 @@ def requests(seed: int, count: int, context: int) -> list[Submit]:
     for number in range(1, count + 1):
         ids = array("I", [draw.randrange(int(TINY["vocab_size"])) for _ in range(draw.randint(17, context - 24))])
         key = bytes([1 + number % NAMESPACES]) * 32
-        made.append(Submit(number, key, ids, draw.randint(1, 20), Sampling(temperature=0.0), ignore_eos=True))
+        made.append(
+            Submit(number, key, ids, draw.randint(1, 20 if ON_CARD else 4), Sampling(temperature=0.0), ignore_eos=True)
+        )
     return made + [replace(one, request=one.request + count) for one in made]
 
 
@@ -134,11 +136,11 @@ def answers_of(engine: Engine, submits: list[Submit], host: SpillHost | None, to
 
 def right(model: Decoder, rounds: int, deadline: float) -> bool:
     """See the head of this file."""
-    rows, context, count = (16, 512, 60) if ON_CARD else (4, 96, 8)
+    rows, context, count = (16, 512, 60) if ON_CARD else (2, 64, 5)
     host_end, guest = spill_channel()
     host = SpillHost(host_end, 1, 0.001)
     plain = engine_of(model, (rows + 1) * context // 16, rows=rows, context=context, spill=None)
-    spilling = engine_of(model, (rows // 2) * context // 16, rows=rows, context=context, spill=guest)
+    spilling = engine_of(model, max(6, rows // 2 * context // 16), rows=rows, context=context, spill=guest)
     runner, tier = spilling.runner, spilling.spill
     assert isinstance(runner, DeviceRunner)
     assert tier is not None
@@ -201,7 +203,7 @@ def speed(content: DeviceContent, block: int) -> None:
 
 def step(model: Decoder) -> None:
     """See the head of this file."""
-    rows, context, steps = (32, 512, 200) if ON_CARD else (2, 64, 10)
+    rows, context, steps = (32, 512, 200) if ON_CARD else (2, 64, 4)
     host_end, guest = spill_channel()
     host = SpillHost(host_end, 1, 0.0)
     engine = engine_of(model, rows * context // 16, rows=rows, context=context, spill=guest)

@@ -30,7 +30,7 @@ from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.spill import SpillTier
+from engine.core.kv.spill import ENOUGH, ReadContent, SpillTier
 from engine.core.request import Request
 from isolation.ipc.codec import Message, decode, encode
 from isolation.ipc.engine import Submit
@@ -84,6 +84,14 @@ class Bytes:
     def read(self, block: int) -> bytes:
         """Read one block."""
         return self.blocks[block]
+
+    def start(self, block: int) -> ReadContent:
+        """Read one block at once."""
+        return ReadContent(self.blocks[block])
+
+    def make_room(self) -> int:
+        """Return how many blocks can be written: any number."""
+        return ENOUGH
 
     def write(self, block: int, content: bytes) -> None:
         """Overwrite one block."""

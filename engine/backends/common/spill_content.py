@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from engine.backends.common.storage import KvStorage
-
-ENOUGH = 1 << 10
-"""Blocks that can be written at any time: more than are received in one step."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadContent:
-    """A block whose copy was over at once (``engine.core.kv.spill.Leaving``)."""
-
-    found: bytes
-    over: bool = True
-
-    def content(self) -> bytes:
-        """The block's bytes."""
-        return self.found
-
-    def drop(self) -> None:
-        """Nothing is kept."""
+from engine.core.kv.spill import ENOUGH, ReadContent
 
 
 class BlockContent:

@@ -62,6 +62,10 @@ LOOK_S = 0.002
 """Seconds between two looks while requests wait for their prefixes and nothing else is to be done."""
 
 
+ENOUGH = 1 << 10
+"""Blocks that can be written at any time: more than are received in one step."""
+
+
 class SpillChannel(Protocol):
     """What is needed of ``isolation.ipc.channel.Channel``."""
 
@@ -105,6 +109,21 @@ class Contents(Protocol):
 
     def wipe(self) -> None:
         """Make all buffers zero, except those of copies that were started and not dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadContent:
+    """A block whose copy was over at once, as a ``Leaving``."""
+
+    found: bytes
+    over: bool = True
+
+    def content(self) -> bytes:
+        """The block's bytes."""
+        return self.found
+
+    def drop(self) -> None:
+        """Nothing is kept."""
 
 
 @dataclass(slots=True)
