@@ -36,6 +36,7 @@ from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model, description, ma
 from bench.gpu_pieces import BF16, DEVICE, REHEARSE, Figures, tried
 from engine.backends.cuda.kernels.ahead import LaunchForm, absent_operations, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
+from engine.backends.cuda.kernels.tile_sizes import MIXING
 from engine.backends.cuda.runtime.mixing import ALWAYS, ANY, NEVER, Mixing
 from engine.backends.cuda.runtime.prefill import Prefilled
 from engine.backends.cuda.runtime.runner import DeviceRunner
@@ -123,7 +124,7 @@ def tokens_equal(figures: Figures) -> None:
     for number in range(1, count + 1):
         ids = array("I", [draw.randrange(3, 250) for _ in range(draw.randint(1, longest))])
         asked.append(Submit(number, bytes(32), ids, draw.randint(2, most), GREEDY, ignore_eos=True))
-    found, mixed = [], 0
+    found, mixed, taken = [], 0, 0
     for mixing in (NEVER, ALWAYS):
         engine = make_engine(model, kv_bytes=1 << 23, rows=8, budget=16 if REHEARSE else 48, context=256, mixing=mixing)
         engine.runner.prove()
@@ -136,9 +137,9 @@ def tokens_equal(figures: Figures) -> None:
         while engine.has_work:
             collect(engine, answers)
         found.append({number: one.token_ids for number, one in answers.items()})
-        mixed = engine.runner.num_mixed
+        mixed, taken = engine.runner.num_mixed, engine.runner.num_taken
     differ = sum(found[0][number] != found[1][number] for number in found[0])
-    figures.put("tokens", requests=len(asked), mixed_passes=mixed, differ=differ, wanted=0)
+    figures.put("tokens", requests=len(asked), mixed_passes=mixed, differ=differ, taken_after_ready=taken)
 
 
 class Passes:
@@ -240,7 +241,7 @@ def passes(figures: Figures, engine: Engine, left: Callable[[], float]) -> dict[
         timed = Passes(runner)
         warmed: set[int] = set()
         for tokens, rows in (*CELLS, *MORE):
-            if (tokens, rows) not in CELLS and left() < 4 * LOAD_S + 8:
+            if left() < (3 if (tokens, rows) in CELLS else 4 * 1.5 * LOAD_S + 4):
                 figures.put("left out", tokens=tokens, rows=rows)
                 continue
             if rows not in warmed:
@@ -375,11 +376,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--gap-ms", type=float, default=1.3, help="what a host takes between two plans")
+    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="in all; what is left out is told")
     options = parser.parse_args()
     figures, began = Figures(), time.monotonic()
 
     def left() -> float:
-        return BUDGET_S - (time.monotonic() - began)
+        return options.seconds - (time.monotonic() - began)
 
     if not REHEARSE:
         tried(lambda: compile_all(figures), "compile")
@@ -397,10 +399,10 @@ def main() -> None:
     tried(lambda: saved.update(passes(figures, engine, left)), "passes")
     mixings = {"two": NEVER, "one": ALWAYS}
     if not REHEARSE:
-        mixings = {"two": NEVER, "one": Mixing(((128, ANY), (ANY, 144)), ((96, ANY), (ANY, 96)))}
+        mixings = {"two": NEVER, "one": MIXING}
     tried(lambda: load(figures, engine, mixings, left), "load")
     tried(lambda: suggest(figures, saved, options.gap_ms), "table")
-    figures.put("over", seconds=time.monotonic() - began, budget=BUDGET_S)
+    figures.put("over", seconds=time.monotonic() - began, budget=options.seconds)
 
 
 if __name__ == "__main__":

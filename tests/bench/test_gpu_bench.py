@@ -106,3 +106,23 @@ def test_a_form_that_never_ends_is_left_out() -> None:
     assert found["wrong"] == {"ready": False}
     assert found["fails"] == {"failed": "no answer in time, or an error"}
     assert found["endless"] == {"ready": True, "failed": "not timed in time"}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_one_pass_is_timed_beside_two_in_a_rehearsal(root: Path) -> None:
+    """Every section gives its figures in tiny sizes: the same tokens, both ways for each cell, a load with each,
+    and a table."""
+    done = subprocess.run(
+        [sys.executable, "bench/gpu_mixed.py", "--rehearse"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout[-3_000:] + done.stderr[-3_000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    tokens = next(line for line in lines if line["section"] == "tokens")
+    assert tokens["differ"] == 0 and tokens["mixed_passes"] > 0
+    assert {"alike", "passes", "load", "table"} <= {line["section"] for line in lines}
