@@ -116,6 +116,7 @@ def make_engine(model: Decoder, *, num_blocks: int = 64, spill: SpillChannel | N
         "kv_bytes": (num_blocks + 1) * block_bytes,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 32,
+        "spill": spill is not None,
         **fields,
     }
     return build_engine(EngineConfig(**values), model, spill)

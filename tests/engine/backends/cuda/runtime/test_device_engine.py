@@ -282,7 +282,7 @@ def test_which_backend_runs_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     config = EngineConfig(model_dir="x", model_digest="00", backend="device")
     plain, device = engines()
-    assert "lie on the device" in spill_obstacle(config, device.runner)
+    assert "loaded without spill" in spill_obstacle(config, device.runner)
     assert not spill_obstacle(config, plain.runner)
 
 
