@@ -199,11 +199,14 @@ class DeviceRunner:
             chunks.append(chunk._replace(length=length, num_scored=min(chunk.num_scored, length - 1)))
         lanes = min(lanes, left)
         if lanes:
+            found: list[Prefilled] = []
             with self._queue(), torch.inference_mode():
-                launch = self._launcher.launch(
-                    NO_ROWS, self._rows.ahead, run=lambda _: self._prefill.run(chunks, lanes)
+                self._launcher.launch(
+                    NO_ROWS, self._rows.ahead, run=lambda _: found.append(self._prefill.run(chunks, lanes))
                 )
-                self._launcher.tokens(launch)
+                for fetched in (found[0].verdicts, found[0].reports):
+                    if fetched is not None:
+                        fetched.numpy()
 
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""

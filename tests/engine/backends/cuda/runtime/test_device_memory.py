@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from appliance.operator.calls.spill_host import SpillHost
 from engine.backends.cuda.runtime.copying import ArenaCopies
 from engine.backends.cuda.runtime.device_memory import ATTEMPTS, Resources, largest_plans, take_memory
+from engine.backends.cuda.runtime.mixing import ALWAYS, NEVER, Mixing
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner, sizes_of
 from engine.core.engine import Engine
 from engine.core.kv.layout import FULL, Reach
@@ -120,9 +121,11 @@ def bench(
     upload: Grow | None = None,
     side: LateSide | None = None,
     spill: SpillChannel | None = None,
+    mixing: Mixing = NEVER,
 ) -> Bench:
     """An engine that was warmed up, with a queue that is late. ``settles``: whether it takes memory beforehand;
-    ``upload``: watches what goes to the device; ``side``, ``spill``: where copies of its blocks are made and go."""
+    ``upload``: watches what goes to the device; ``side``, ``spill``: where copies of its blocks are made and go;
+    ``mixing``: which rows join prompts."""
     queue, memory = LateQueue(random.Random(seed)), ShadowMemory(DIVISOR)
     staged = () if spill is None else (BLOCK_BYTES,) * (2 * STAGED)
     sizes = replace(sizes_of(limits_of(schedule.budget), staged), stretch=1 << 14)
@@ -131,7 +134,9 @@ def bench(
     if upload is not None:
         copies.upload = upload.around(copies.upload, queue, memory)  # type: ignore[method-assign]
     resources = Resources(copies, memory if settles else None, side)
-    engine = toy_engine(schedule, eager=False, most_ahead=MOST_AHEAD, resources=resources, spill=spill)
+    engine = toy_engine(
+        schedule, eager=False, most_ahead=MOST_AHEAD, mixing=mixing, resources=resources, spill=spill
+    )
     watch = Watch(memory.allocator)
     replayer = engine.runner._launcher._replayer  # type: ignore[attr-defined]
     replayer.run = watch.unwatched(replayer.run)
@@ -153,13 +158,14 @@ def scored(schedule: Schedule, seed: int) -> Schedule:
 @pytest.mark.parametrize("schedules", [1, pytest.param(250, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])])
 @pytest.mark.parametrize("reaches", REACHES, ids=["one table", "three tables"])
 def test_nothing_is_taken_after_an_engine_is_ready(schedules: int, reaches: tuple[Reach, ...]) -> None:
-    """Schedules of all sizes, with sampling, masks, penalties, log-probabilities of outputs and prompts, and four steps
-    ahead: after the warm-up the model of torch's allocator asks the driver for nothing, every array goes to the device
-    in one copy, no copy's bytes are written while it is under way, and the tokens are those of the plainest loop."""
+    """Schedules of all sizes, with sampling, masks, penalties, log-probabilities of outputs and prompts, four steps
+    ahead, and in every second one rows that join prompts: after the warm-up the model of torch's allocator asks the
+    driver for nothing, every array goes to the device in one copy, no copy's bytes are written while it is under way,
+    and the tokens are those of the plainest loop."""
     early = copies = 0
     for seed in range(schedules):
         schedule = scored(draw_schedule(seed, reaches), seed)
-        made = bench(schedule, seed)
+        made = bench(schedule, seed, mixing=NEVER if seed % 2 else ALWAYS)
         calls = counted(made)
         with made.watch:
             answers = run_schedule(made.engine, schedule)
