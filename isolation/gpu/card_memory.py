@@ -38,7 +38,8 @@ def with_memory(facts: GpuFacts) -> GpuFacts:
     if library is None:
         return replace(facts, memory_problem=f"there is no {MANAGEMENT}.{facts.driver}")
     try:
-        return replace(facts, memory=parse_memory(_ask([sys.executable, str(PROGRAM), str(library.path)])))
+        memory = parse_memory(_ask([sys.executable, str(PROGRAM), str(library.path)]))
+        return replace(facts, memory=memory, mig=tuple(sorted({*facts.mig, *(one.index for one in memory if one.mig)})))
     except (OSError, ProcessError, ValueError) as error:
         return replace(facts, memory_problem=str(error))
 
@@ -75,11 +76,11 @@ def parse_memory(text: str) -> tuple[CardMemory, ...]:
     """
     try:
         found = json.loads(text)
-        cards = tuple(CardMemory(one["index"], one["uuid"], one["total"], one["free"]) for one in found)
+        cards = tuple(CardMemory(one["index"], one["uuid"], one["total"], one["free"], one["mig"]) for one in found)
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"NVML's program printed no list of cards: {text[:100]!r}") from error
     for card in cards:
-        numbers = all(type(one) is int for one in (card.index, card.total, card.free))
+        numbers = all(type(one) is int for one in (card.index, card.total, card.free)) and type(card.mig) is bool
         if not numbers or not 0 <= card.free <= card.total <= MAX_BYTES or not _UUID.fullmatch(str(card.uuid)):
             raise ValueError(f"NVML tells an impossible card: {card}")
     return tuple(sorted(cards, key=lambda card: card.index))

@@ -86,6 +86,8 @@ class CardMemory:
     """Bytes."""
     free: int
     """Bytes that no program holds."""
+    mig: bool = False
+    """Whether programs get instances of it alone, also where there is none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class GpuFacts:
     memory_major: int | None = None
     """Major device number of nvidia-uvm; None when that module is not loaded."""
     mig: tuple[int, ...] = ()
-    """Indices of cards partitioned into MIG instances."""
+    """Indices of cards partitioned into MIG instances, or, once their memory was asked for, in that mode."""
     mps: bool = False
     """Whether the MPS daemon (multi-process service) listens."""
     persistent: bool = False

@@ -2,7 +2,7 @@
 
     python nvml_program.py /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1
 
-One line of JSON: a list of index, uuid, total and free bytes. Imports nothing of ours;
+One line of JSON: a list of index, uuid, total and free bytes, and whether MIG is on. Imports nothing of ours;
 ``isolation.gpu.card_memory`` reads the line.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from typing import Any
 
 import pynvml
 
@@ -34,8 +35,17 @@ def read_cards(library: str) -> list[dict[str, object]]:
         except pynvml.NVMLError:
             # A card that has fallen off the bus answers nothing, and says nothing of the others.
             continue
-        found.append({"index": index, "uuid": uuid, "total": memory.total, "free": memory.free})
+        mig = _cut_up(card)
+        found.append({"index": index, "uuid": uuid, "total": memory.total, "free": memory.free, "mig": mig})
     return found
+
+
+def _cut_up(card: Any) -> bool:
+    """Whether a card is in the mode in which programs get instances of it alone; most cards have none."""
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(card)[0])
+    except pynvml.NVMLError:
+        return False
 
 
 if __name__ == "__main__":

@@ -86,12 +86,11 @@ class CardPlacement:
         Raises:
             StartError: no other card has room; the message has the numbers of each.
         """
-        if plan.card is None:
+        # Without a turn: an engine on a card that is well waits for none that is placed.
+        if plan.card is None or (plan.card.card not in self.out and plan.name not in self._unplaced):
             return
         async with self.turn:
             out, old = self.out, plan.card.card
-            if old not in out and plan.name not in self._unplaced:
-                return
             try:
                 found = await asyncio.to_thread(self._replan, plan, out)
                 if found is not None and found.card is None:

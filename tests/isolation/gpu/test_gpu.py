@@ -220,13 +220,17 @@ int nvmlDeviceGetUUID(void *card, char *text, unsigned size) { strncpy(text, "GP
 int nvmlDeviceGetMemoryInfo(void *card, memory *found) {
     found->total = 85899345920ull; found->free = (long)card << 30; found->used = 0; return 0;
 }
+int nvmlDeviceGetMigMode(void *card, unsigned *now, unsigned *later) {
+    if (%(mig)d < 0) return 3;
+    *now = *later = (long)card == %(mig)d; return 0;
+}
 """
 
 
-def pretended(folder: Path, *, status: int = 0, lost: int = -1, hangs: bool = False) -> GpuFacts:
+def pretended(folder: Path, *, status: int = 0, lost: int = -1, hangs: bool = False, mig: int = -1) -> GpuFacts:
     """A machine whose NVML is a library made here."""
-    source, library = folder / "nvml.c", folder / f"libnvidia-ml.so.{status}{lost}{hangs}"
-    source.write_text(NVML % {"status": status, "lost": lost, "hangs": hangs})
+    source, library = folder / "nvml.c", folder / f"libnvidia-ml.so.{status}{lost}{hangs}{mig}"
+    source.write_text(NVML % {"status": status, "lost": lost, "hangs": hangs, "mig": mig})
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return replace(FACTS, libraries=(Library("libnvidia-ml.so", DRIVER, library),))
 
@@ -252,10 +256,12 @@ def test_the_memory_of_cards_is_asked_by_a_program_of_its_own(tmp_path: Path) ->
     assert [one.index for one in with_memory(pretended(tmp_path, lost=0)).memory] == [2]
     assert found[0].memory == (CardMemory(2, "GPU-0a", 80 << 30, 2 << 30), CardMemory(3, "GPU-0a", 80 << 30, 1 << 30))
     assert "Driver Not Loaded" in found[9].memory_problem and not found[9].memory
+    # In the mode of instances, though none was made: /proc tells nothing of it.
+    assert (with_memory(pretended(tmp_path, mig=1)).mig, found[0].mig) == ((3,), ())
     gone = with_memory(replace(FACTS, libraries=()))
     assert gone.memory_problem == f"there is no libnvidia-ml.so.{DRIVER}"
     assert with_memory(GpuFacts()) == GpuFacts()
-    for text in ("", "{}x", '[{"index": 0}]', '[{"index": 0, "uuid": "GPU-1", "total": 1, "free": 2}]'):
+    for text in ("", "{}x", '[{"index": 0}]', '[{"index": 0, "uuid": "GPU-1", "total": 1, "free": 2, "mig": false}]'):
         with pytest.raises(ValueError, match="NVML"):
             parse_memory(text)
 
