@@ -94,7 +94,7 @@ def value_text(value: Any) -> str:
             rest = [f"{name} {value_text(one)}" for name, one in value.items() if name not in ("rate", "at_once")]
             return ", ".join([value_text(head), *rest] if head is not None else rest)
         case list() | tuple():
-            return ", ".join(map(str, value)) or "-"
+            return ", ".join(f"({value_text(one)})" if isinstance(one, dict) else str(one) for one in value) or "-"
     return str(value)
 
 

@@ -100,7 +100,7 @@ async def test_ten_thousand_tenants_attach_again(tmp_path: Path) -> None:
         tmp_path / "c", Welcome(CONTROL_VERSION, "s", "l", ["m"]), lambda: None, lambda: left.append(1), lambda _: None
     )
     server.on_retention = kept.update
-    server.on_spend = lambda message: reserved.add(message.request)
+    server.on_spend = lambda message: reserved.update(*message.costs.values())
     link = SupervisorLink(tmp_path / "c")
     keys = NamespaceKeys(link.tell, lambda _: None)
     spend = SpendRecords(link.tell, lambda _: None)

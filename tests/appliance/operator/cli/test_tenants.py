@@ -15,6 +15,7 @@ from appliance.common.policy_signature import check_signed
 from appliance.common.status import ReloadOutcome
 from appliance.common.usage.book import open_book
 from appliance.operator.cli import tenant as tenant_command
+from appliance.operator.cli.tenant_view import value_text
 from appliance.operator.key_table import KeyFiles, WantedKey, changing
 from appliance.supervisor.batches.book import open_book as open_store
 from isolation.keys.keyring import Keyring
@@ -368,3 +369,9 @@ def test_what_is_not_known_is_said(run: Run, place: Place) -> None:
     assert (shown.exit_code, "running now: not known" in shown.stdout) == (0, True)
     unknown = run("tenant", "show", "alhpa", "-c", str(place.config), "--admin", NOBODY)
     assert (unknown.exit_code, "did you mean alpha?" in unknown.stderr) == (1, True)
+
+
+def test_a_list_of_sections_is_read_as_words() -> None:
+    """Entries of ``model_regions`` stand in parentheses, without the marks of any program."""
+    value = [{"models": ["legal-*"], "regions": ["eu", "us"]}, {"models": ["m"], "regions": ["eu"]}]
+    assert value_text(value) == "(models legal-*, regions eu, us), (models m, regions eu)"
