@@ -1,8 +1,8 @@
 """The corpus on disk: topics with phrasings of a question and one answer each.
 
-`corpus/` is what the committed weights know. `desk/` is what the next training adds: topics written by hand over those
-that `build.py` makes of the references (`desk/reference/`), over those of `corpus/`; `desk/held-out/` has questions
-that are measured only. A later layer adds phrasings to a topic of the same name, and its answer, where it has one,
+`corpus/` are the first topics. Over them are those that `build.py` makes of the references (`desk/reference/`), topics
+written by hand (`desk/`) and more ways to ask for them (`desk/wider/`); `desk/held-out/` has questions that are measured
+only. A later layer adds phrasings to a topic of the same name, and its answer, where it has one,
 takes the place of the earlier one (`combine`).
 
 A corpus file is Markdown. A second-level heading opens a topic; its text is the topic's name.
@@ -84,9 +84,10 @@ def load_desk(mini: Path) -> tuple[Topic, ...]:
 
     Raises CorpusError as `load` does, and where a topic has no answer in any layer.
     """
-    written = _read(mini / "desk")
-    names = {topic.name for topic in written}
-    layers = [_read(mini / "corpus"), _read(mini / "desk" / "reference"), written, _read(mini / "desk" / "held-out")]
+    desk = mini / "desk"
+    written = [_read(desk), _read(desk / "wider")]
+    names = {topic.name for layer in written for topic in layer}
+    layers = [_read(mini / "corpus"), _read(desk / "reference"), *written, _read(desk / "held-out")]
     topics = []
     for topic in combine(layers):
         # What people ask in their own words needs more practice than names that are copied from the question.
