@@ -1,7 +1,7 @@
 """Make athanor-mini: `python images/mini/train.py --out DIR [--steps N]`; judge one: `--evaluate [DIR]`; or `--corpus`.
 
-On an accelerator it is made in minutes: `--prepare FILE` draws the questions, `card.py` trains on them where torch and an
-accelerator are, and `--finish FILE WEIGHTS --out DIR` writes the model from what card.py left in WEIGHTS.
+On an accelerator it is made in minutes: `--prepare FILE` draws the questions, `card.py` trains on them where torch and
+an accelerator are, and `--finish FILE WEIGHTS --out DIR` writes the model from what card.py left in WEIGHTS.
 
 Trains the tokenizer and the network from the help desk's corpus beside this file (desk/ over desk/reference/ over
 corpus/), writes a Hugging Face model directory with MODEL.json into DIR and prints what was measured. It takes about

@@ -1,19 +1,19 @@
 """The training loop for an accelerator: as training.py in what is learnt, made for many tokens in little time.
 
-Differences: batches come from questions drawn in advance (drawn.py, packing.py) by a thread of their own; products are
-made in bfloat16; Muon takes all matrices of one shape at once; a classifier beside the network names the topic where an
-answer begins, which is not part of the result; and the result is a running mean of the weights. How far the training has
-come is told by the clock, so that it ends in time on any card: two runs do not give the same bits.
+Differences: batches come from questions drawn in advance (drawn.py, packing.py) by a thread of their own; products
+are made in bfloat16; Muon takes all matrices of one shape at once; a classifier beside the network names the topic
+where an answer begins, which is not part of the result; and the result is a running mean of the weights. How far the
+training has come is told by the clock, so that it ends in time on any card: two runs do not give the same bits.
 """
 
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -124,41 +124,39 @@ def train(
     save: Callable[[dict[str, Tensor]], None],
     say: Callable[[str], None],
 ) -> MiniLlama:
-    """Train from random weights; `save` gets the weights so far every minute and at the end, `say` lines of progress."""
+    """Train from random weights; `save` gets those so far every minute and at the end, `say` lines of progress."""
     torch.manual_seed(plan.seed)
     torch.set_float32_matmul_precision("high")
-    network = MiniLlama(shape, plan.dropout)
-    classifier = nn.Linear(shape.hidden_size, drawn.answers)
-    network.to(device)
-    classifier.to(device)
+    network = MiniLlama(shape, plan.dropout).to(device)
+    classifier = nn.Linear(shape.hidden_size, drawn.answers).to(device)
     muon, adamw = _optimizers(network, classifier, plan, device)
     mean = _Mean(network)
-    packer = Packer(drawn, tokens=plan.tokens, seed=plan.seed, dropped=plan.left_out)
-    batches = _ahead(packer.batches())
-    begin = saved = time.monotonic()
     parameters = [*network.parameters(), *classifier.parameters()]
     report = _Report(say)
-    for step in range(plan.steps):
-        now = time.monotonic()
-        way = max(step / plan.steps, (now - begin) / plan.seconds)
-        if way >= 1:
-            break
-        batch = next(batches).to(device)
-        with _products(device):
-            loss, told = losses(network, classifier, batch, plan.smoothing)
-        (loss + plan.topic_weight * told).backward()
-        torch.nn.utils.clip_grad_norm_(parameters, plan.clip)
-        rate = plan.share(step, way)
-        muon.step(plan.muon_rate * rate)
-        adamw.param_groups[0]["lr"] = plan.adamw_rate * rate
-        adamw.step()
-        adamw.zero_grad()
-        network.zero_grad()
-        mean.step(step)
-        report.add(loss, told, batch, now - begin)
-        if now - saved >= plan.save_every:
-            save(mean.weights())
-            saved = now
+    packer = Packer(drawn, tokens=plan.tokens, seed=plan.seed, dropped=plan.left_out)
+    begin = saved = time.monotonic()
+    with closing(_ahead(packer.batches())) as batches:
+        for step in range(plan.steps):
+            now = time.monotonic()
+            way = max(step / plan.steps, (now - begin) / plan.seconds)
+            if way >= 1:
+                break
+            batch = next(batches).to(device)
+            with _products(device):
+                loss, told = losses(network, classifier, batch, plan.smoothing)
+            (loss + plan.topic_weight * told).backward()
+            torch.nn.utils.clip_grad_norm_(parameters, plan.clip)
+            rate = plan.share(step, way)
+            muon.step(plan.muon_rate * rate)
+            adamw.param_groups[0]["lr"] = plan.adamw_rate * rate
+            adamw.step()
+            for parameter in parameters:
+                parameter.grad = None
+            mean.step(step)
+            report.add(loss, told, batch, now - begin)
+            if now - saved >= plan.save_every:
+                save(mean.weights())
+                saved = now
     network.load_state_dict(mean.weights())
     save(mean.weights())
     report.end(time.monotonic() - begin)
@@ -239,14 +237,10 @@ def _products(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
-def _ahead(batches: Iterator[Packed]) -> Iterator[Packed]:
+def _ahead(batches: Iterator[Packed]) -> Generator[Packed, None, None]:
     """The same batches in the same order, made by a thread."""
-    made: queue.Queue[Packed] = queue.Queue(_AHEAD)
-
-    def make() -> None:
-        for batch in batches:
-            made.put(batch)
-
-    threading.Thread(target=make, daemon=True).start()
-    while True:
-        yield made.get()
+    with ThreadPoolExecutor(1) as maker:
+        made = deque(maker.submit(next, batches) for _ in range(_AHEAD))
+        while True:
+            yield made.popleft().result()
+            made.append(maker.submit(next, batches))

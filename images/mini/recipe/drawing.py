@@ -16,6 +16,7 @@ from recipe.rows import Source
 
 _LONG_EVERY = 250  # of the questions, one in so many may be a whole page that was pasted in
 _LONG_TOKENS = 40  # from here on a question is long
+_ENCODED = 20_000  # questions at a time: what the tokenizer gives back of each takes a kilobyte
 _MARK = "x"  # a question by which the tokens around any question are found
 
 
@@ -77,10 +78,19 @@ def _questions(tokenizer: Tokenizer, texts: Sequence[str], before: list[int], af
     A question whose first token would merge with what is before it is kept as it is by itself.
     """
     head = tokenizer.decode(before[1:])
-    encoded = tokenizer.encode_batch([head + text for text in texts], add_special_tokens=False)
-    tokens = []
-    for encoding, text in zip(encoded, texts, strict=True):
-        found = encoding.ids
-        alike = found[: len(before) - 1] == before[1:]
-        tokens.append(found[len(before) - 1 :] if alike else tokenizer.encode(text, add_special_tokens=False).ids)
-    return joined(tokens)
+    skipped = len(before) - 1
+    parts = []
+    for begin in range(0, len(texts), _ENCODED):
+        some = texts[begin : begin + _ENCODED]
+        encoded = tokenizer.encode_batch([head + text for text in some], add_special_tokens=False)
+        found = [encoding.ids for encoding in encoded]
+        alike = [ids[skipped:] if ids[:skipped] == before[1:] else None for ids in found]
+        parts.append(
+            joined(
+                [
+                    tokenizer.encode(text, add_special_tokens=False).ids if ids is None else ids
+                    for ids, text in zip(alike, some, strict=True)
+                ]
+            )
+        )
+    return Texts.of(np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts]))

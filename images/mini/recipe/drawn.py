@@ -3,8 +3,8 @@
 Drawing takes a processor a minute for every million questions, an accelerator trains on them many times over. The file
 also spares the machine with the accelerator the tokenizer and the corpus: numpy and torch are enough there.
 
-Every text is kept as token ids, one after the other. Texts are, in this order: what comes before a question, after it, and
-after its answer (`BEFORE`, `AFTER`, `NEWLINE`), system messages, the answer of each topic, and questions, of which
+Every text is kept as token ids, one after the other. Texts are, in this order: what comes before a question, after it,
+and after its answer (`BEFORE`, `AFTER`, `NEWLINE`), system messages, the answer of each topic, and questions, of which
 `topics` has the topics. Dialogues with tools and held-out questions are kept beside them.
 """
 
@@ -38,8 +38,8 @@ class Texts:
 class Drawn:
     """What was drawn: texts, how many of them are system messages and answers, and the topics of the questions.
 
-    `long` says which questions are long and belong in the middle of a chat. `tools` has dialogues, `said` which of their
-    tokens the assistant said. `held_out` are questions that are measured only, of the topics `held_out_topics`.
+    `long` says which questions are long and belong in the middle of a chat. `tools` has dialogues, `said` which of
+    their tokens the assistant said. `held_out` are questions that are measured only, of the topics `held_out_topics`.
     `tokenizer` is the tokenizer's file as text, and `vocabulary` its size.
     """
 

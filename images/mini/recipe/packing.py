@@ -212,9 +212,7 @@ class Packer:
         column = np.arange(len(rows)) - np.searchsorted(rows, rows)
         if most is not None:
             inside = column <= most
-            piece, tokens, kinds, at, rows, column = (
-                part[inside] for part in (piece, tokens, kinds, at, rows, column)
-            )
+            piece, tokens, kinds, at, rows, column = (part[inside] for part in (piece, tokens, kinds, at, rows, column))
         answers = kinds == _ANSWER
         labels = np.where(answers & (at == 0), pieces.topics[piece], NO_LABEL)
         return _lay_out(tokens, rows, column, answers, labels, int(rows[-1]) + 1, shift[piece])
