@@ -127,6 +127,7 @@ def train(
     """Train from random weights; `save` gets those so far every minute and at the end, `say` lines of progress."""
     torch.manual_seed(plan.seed)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new shape, and nearly every batch is one
     network = MiniLlama(shape, plan.dropout).to(device)
     classifier = nn.Linear(shape.hidden_size, drawn.answers).to(device)
     muon, adamw = _optimizers(network, classifier, plan, device)
