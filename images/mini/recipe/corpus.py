@@ -1,9 +1,9 @@
 """The corpus on disk: topics with phrasings of a question and one answer each.
 
-`corpus/` is what the committed weights know. `desk/` is what the next training adds: topics written by hand over those
-that `build.py` makes of the references (`desk/reference/`), over those of `corpus/`; `desk/held-out/` has questions
-that are measured only. A later layer adds phrasings to a topic of the same name, and its answer, where it has one,
-takes the place of the earlier one (`combine`).
+`corpus/` are the first topics. Over them are those that `build.py` makes of the references (`desk/reference/`), topics
+written by hand (`desk/`) and more ways to ask for them (`desk/wider/`); `desk/held-out/` has questions that are
+measured only. A later layer adds phrasings to a topic of the same name, and its answer, where it has one, takes the
+place of the earlier one (`combine`).
 
 A corpus file is Markdown. A second-level heading opens a topic; its text is the topic's name.
 The list under it holds the phrasings; everything after the first blank line is the answer.
@@ -36,6 +36,9 @@ _ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
 _MARKS = ("* ", "- ", "+ ", "! ", "~ ", "% ", "= ")
 _WRITTEN, _REFERENCE = 1.0, 0.3
 """Weights of topics with phrasings written by hand, and of those that were generated whole."""
+_UNKNOWN = ("command", "setting", "metric", "error", "field")
+_ENDLESS = {"absent": 6.0} | dict.fromkeys((f"unknown-{kind}" for kind in _UNKNOWN), 2.0)
+"""Weights of topics about what there is not, which has no end."""
 _COMMAS = re.compile(r",(?![^{}]*\})")
 _SPACES = re.compile(r" {2,}")
 
@@ -84,14 +87,16 @@ def load_desk(mini: Path) -> tuple[Topic, ...]:
 
     Raises CorpusError as `load` does, and where a topic has no answer in any layer.
     """
-    written = _read(mini / "desk")
-    names = {topic.name for topic in written}
-    layers = [_read(mini / "corpus"), _read(mini / "desk" / "reference"), written, _read(mini / "desk" / "held-out")]
+    desk = mini / "desk"
+    written = [_read(desk), _read(desk / "wider")]
+    names = {topic.name for layer in written for topic in layer}
+    layers = [_read(mini / "corpus"), _read(desk / "reference"), *written, _read(desk / "held-out")]
     topics = []
     for topic in combine(layers):
         # What people ask in their own words needs more practice than names that are copied from the question.
         plain = topic.name in names or not topic.keywords
-        topics.append(replace(topic, weight=_WRITTEN if plain else _REFERENCE))
+        weight = _WRITTEN if plain else _REFERENCE
+        topics.append(replace(topic, weight=_ENDLESS.get(topic.name, weight)))
     _check_held_out(topics)
     return tuple(topics)
 

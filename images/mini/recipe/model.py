@@ -78,8 +78,9 @@ class MLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
@@ -87,27 +88,33 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos_BTH: Tensor, sin_BTH: Tensor) -> Tensor:
         """One layer of the network."""
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTH, sin_BTH)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        x_BTD = x_BTD + self._drop(self.self_attn(self.input_layernorm(x_BTD), cos_BTH, sin_BTH))
+        return x_BTD + self._drop(self.mlp(self.post_attention_layernorm(x_BTD)))
+
+    def _drop(self, x_BTD: Tensor) -> Tensor:
+        return F.dropout(x_BTD, self.dropout, self.training) if self.dropout else x_BTD
 
 
 class Decoder(nn.Module):
     """Embeddings, layers and the last norm: the part that checkpoints call `model`."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(shape, dropout) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class MiniLlama(nn.Module):
-    """The whole network; `state_dict` has the names of a Hugging Face Llama with tied head."""
+    """The whole network; `state_dict` has the names of a Hugging Face Llama with tied head.
 
-    def __init__(self, shape: ModelShape) -> None:
+    In training, `dropout` of what each layer adds to the residual stream is left out.
+    """
+
+    def __init__(self, shape: ModelShape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Decoder(shape)
+        self.model = Decoder(shape, dropout)
         self._init_weights()
 
     def forward(self, ids_BT: Tensor, positions_BT: Tensor, keep_BT: Tensor) -> Tensor:
@@ -116,14 +123,22 @@ class MiniLlama(nn.Module):
         `positions_BT` may jump, but must grow along a row and stay under
         `max_position_embeddings`.
         """
+        return self.logits(self.hidden(ids_BT, positions_BT)[keep_BT])
+
+    def hidden(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """What the last layer leaves, before the last norm."""
         cos_BTH, sin_BTH = self._rotary(positions_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
         for layer in self.model.layers:
             x_BTD = layer(x_BTD, cos_BTH, sin_BTH)
-        return F.linear(self.model.norm(x_BTD[keep_BT]), self.model.embed_tokens.weight)
+        return x_BTD
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits of the next token, from rows of `hidden`."""
+        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
     def _rotary(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        half = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32)
+        half = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32, device=positions_BT.device)
         frequency_H = self.shape.rope_theta ** (-half / self.shape.head_dim)
         angle_BTH = positions_BT[..., None].float() * frequency_H
         angle_BTH = torch.cat((angle_BTH, angle_BTH), dim=-1)

@@ -110,17 +110,17 @@ class Source:
                 count = max(1, self._tokens // CHAT_TOKENS)
                 yield pad([self._chat(CHAT_TOKENS) for _ in range(count)])
             elif kind == "tools":
-                yield pad([self._tools() for _ in range(max(1, self._tokens // _TOOLS_TOKENS))])
+                yield pad([self.tools_row() for _ in range(max(1, self._tokens // _TOOLS_TOKENS))])
             else:
                 yield pad([self._chat(self._rng.choice((1024, 2048, 3072, MAX_POSITIONS)))])
 
     def exchange(self, long_stray: bool = False) -> Exchange:
         """One random question with its answer."""
-        question, answer = self._asked(long_stray)
-        return make_exchange(self._tokenizer, question, answer)
+        question, topic = self.asked(long_stray)
+        return make_exchange(self._tokenizer, question, topic.answer)
 
-    def _asked(self, long_stray: bool = False) -> tuple[str, str]:
-        """One random question and its answer, as text."""
+    def asked(self, long_stray: bool = False) -> tuple[str, Topic]:
+        """One random question, and its topic."""
         rng, topic = self._rng, self._off_topic
         if rng.random() >= _OFF_TOPIC_SHARE:
             topic = rng.choices(self._on_topic, self._shares)[0]
@@ -129,11 +129,12 @@ class Source:
             question = stray_text(topic, rng, _LONG_STRAY_WORDS if long_stray else _STRAY_WORDS)
         else:
             question = ask(topic, rng, self._refused)
-        return question, topic.answer
+        return question, topic
 
-    def _tools(self) -> Row:
+    def tools_row(self) -> Row:
         """A dialogue with tools; everything that the assistant says belongs to an answer."""
-        dialogue = tools.draw(self._rng, self._asked())
+        question, topic = self.asked()
+        dialogue = tools.draw(self._rng, (question, topic.answer))
         prompt = system_prompt(self._rng) or ""
         return collate(dialogue_exchanges(self._tokenizer, dialogue, prompt))[: self._tokens + 1]
 
