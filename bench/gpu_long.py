@@ -40,6 +40,9 @@ LIMITS = {"ours": 60.0, "continuous": 50.0, "static": 12.0}
 BEFORE_S = 60.0
 """Seconds for weights and for everything that is made before the first prompt."""
 
+SPARE_BYTES = 12 << 30
+"""Bytes of the card for what an engine computes with, beside keys and values."""
+
 PARTS = 4
 """Parts of the time that ``continuous`` has a rate for."""
 
@@ -57,7 +60,13 @@ def measure(report: Report, name: str) -> None:
 
 
 def _pages(world: World, streams: int) -> int:
-    return streams * -(-(world.prompt + world.output) // PAGE) + 2
+    """Pages for all requests at their longest, or as many as the card has room for."""
+    wanted = streams * -(-(world.prompt + world.output) // PAGE) + 2
+    if world.report.device.type != "cuda":
+        return wanted
+    sizes, free = world.sizes, torch.cuda.mem_get_info()[0] - SPARE_BYTES
+    page_bytes = 2 * sizes["num_layers"] * sizes["num_kv_heads"] * sizes["head_dim"] * 2 * PAGE
+    return min(wanted, free // page_bytes)
 
 
 def ours(world: World, streams: int, limit_s: float) -> None:

@@ -134,9 +134,7 @@ def bench(
     if upload is not None:
         copies.upload = upload.around(copies.upload, queue, memory)  # type: ignore[method-assign]
     resources = Resources(copies, memory if settles else None, side)
-    engine = toy_engine(
-        schedule, eager=False, most_ahead=MOST_AHEAD, mixing=mixing, resources=resources, spill=spill
-    )
+    engine = toy_engine(schedule, eager=False, most_ahead=MOST_AHEAD, mixing=mixing, resources=resources, spill=spill)
     watch = Watch(memory.allocator)
     replayer = engine.runner._launcher._replayer  # type: ignore[attr-defined]
     replayer.run = watch.unwatched(replayer.run)
