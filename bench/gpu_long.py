@@ -66,7 +66,7 @@ def _pages(world: World, streams: int) -> int:
         return wanted
     sizes, free = world.sizes, torch.cuda.mem_get_info()[0] - SPARE_BYTES
     page_bytes = 2 * sizes["num_layers"] * sizes["num_kv_heads"] * sizes["head_dim"] * 2 * PAGE
-    return min(wanted, free // page_bytes)
+    return min(wanted, int(free // page_bytes))
 
 
 def ours(world: World, streams: int, limit_s: float) -> None:
