@@ -36,6 +36,7 @@ from bench.gpu_pieces import (
     REHEARSE,
     ROTATED,
     Figures,
+    end,
     noise,
     read_bandwidth,
     relative,
@@ -322,3 +323,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -35,7 +35,7 @@ from torch import Tensor
 from bench import gpu_moe
 from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model, description
 from bench.gpu_moe import in_turns
-from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, ROTATED, Figures, noise, read_bandwidth, relative, tried
+from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, ROTATED, Figures, end, noise, read_bandwidth, relative, tried
 from engine.backends.common.loading import layout_for
 from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
@@ -390,3 +390,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

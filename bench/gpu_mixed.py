@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from bench.gpu_engines import BLOCK, EIGHT_B, TINY, build_model, description, make_engine
-from bench.gpu_pieces import BF16, DEVICE, REHEARSE, Figures, tried
+from bench.gpu_pieces import BF16, DEVICE, REHEARSE, Figures, end, tried
 from engine.backends.cuda.kernels.ahead import LaunchForm, absent_operations, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
 from engine.backends.cuda.kernels.tile_sizes import MIXING
@@ -407,3 +407,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, Figures, noise, relative, tried
+from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, Figures, end, noise, relative, tried
 from engine.backends.cuda.kernels import routing
 from engine.backends.cuda.kernels.ahead import LaunchForm, meeting_forms
 from engine.backends.cuda.kernels.cache import name_kernels
@@ -237,3 +237,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -34,6 +34,7 @@ from bench.gpu_pieces import (
     REHEARSE,
     ROTATED,
     Figures,
+    end,
     noise,
     read_bandwidth,
     relative,
@@ -191,3 +192,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

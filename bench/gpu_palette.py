@@ -26,7 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu_adapters import MAPS, TILES, adapters, compile_adapters
-from bench.gpu_pieces import BF16, DEVICE, META, REHEARSE, ROTATED, Figures, noise, read_bandwidth, seconds_of, tried
+from bench.gpu_pieces import (
+    BF16,
+    DEVICE,
+    META,
+    REHEARSE,
+    ROTATED,
+    Figures,
+    end,
+    noise,
+    read_bandwidth,
+    seconds_of,
+    tried,
+)
 from engine.backends.cuda.kernels import gemv, palette
 from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.adapters import AdapterTile
@@ -284,3 +296,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

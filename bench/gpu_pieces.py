@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -90,12 +90,23 @@ def seconds_of(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(taken)
 
 
+_failed: list[str] = []
+
+
 def tried(work: Callable[[], None], name: str) -> None:
-    """Do it; an error is printed in full, and nothing else ends by it."""
+    """Do it; an error is printed in full, and nothing else ends by it but the exit status (``end``)."""
     try:
         work()
     except ERRORS:
+        _failed.append(name)
         print(f"--- {name} failed\n{traceback.format_exc()}", flush=True)
+
+
+def end() -> NoReturn:
+    """End the process, with status 1 and the names where pieces failed."""
+    if _failed:
+        print(f"{len(_failed)} pieces failed: {'; '.join(_failed)}", flush=True)
+    sys.exit(1 if _failed else 0)
 
 
 def read_bandwidth(figures: Figures) -> float:

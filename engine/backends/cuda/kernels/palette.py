@@ -122,6 +122,8 @@ class PaletteMap(NamedTuple):
     bias: Tensor | None
     gain: Tensor | None
     eps: float
+    scale: None = None
+    """None, always: numbers of a palette are those of the matrix. Kernels ask it of any map."""
 
 
 @dataclass(frozen=True, slots=True)
