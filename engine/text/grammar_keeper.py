@@ -27,6 +27,7 @@ from time import clock_gettime, monotonic
 from engine.sandbox.shared_pipe import SharedPipe
 from engine.text.grammar_child import ADVANCE, CLOSE, COMPILE_CPU_S, COMPILED, OPEN, REFUSED, ROW
 from engine.text.grammar_process_handle import GrammarProcess, Key, Result
+from engine.text.reasons import presentable
 from isolation.ipc.codec import Message, encode
 from isolation.ipc.grammar import Advance, CloseGrammar, Masks, MaskState, OpenGrammar
 from isolation.ipc.messages import MAX_FRAME_BYTES, Failed, FailureCode
@@ -141,6 +142,8 @@ class Keeper:
             self._end(process)
             return
         for result in results:
+            if process.ended:
+                return
             self._result(process, result)
 
     def tick(self) -> None:
@@ -152,7 +155,7 @@ class Keeper:
             unused = process.idle and now - process.used > KEPT_S
             if compiling_s > COMPILE_WALL_S and _starved(process):
                 self._end(process, FailureCode.DEADLINE, BUSY)
-            elif owing_s > MASK_WALL_S or compiling_s > COMPILE_WALL_S or unused:
+            elif process.broken or owing_s > MASK_WALL_S or compiling_s > COMPILE_WALL_S or unused:
                 self._end(process)
         self._take_turns(now)
         self._start()
@@ -287,7 +290,7 @@ class Keeper:
             process.opening.clear()
             self._start()
         elif result.tag == REFUSED:
-            self._end(process, FailureCode(result.state), result.data.decode("utf-8", "replace"))
+            self._end(process, FailureCode(result.state), presentable(result.data.decode("utf-8", "replace")))
         elif result.tag == ROW and result.request in process.requests and len(result.data) == self._mask_bytes:
             process.asked.pop(result.request, None)
             self._rows.append((result.request, result.position, MaskState(result.state), result.data))

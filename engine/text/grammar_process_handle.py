@@ -10,14 +10,19 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from engine.sandbox.shared_pipe import SharedPipe
-from engine.text.grammar_child import COMMAND, RESULT
+from engine.text.grammar_child import COMMAND, COMPILED, REFUSED, RESULT, ROW
 from isolation.ipc.errors import PeerGoneError, RemoteProtocolError
+from isolation.ipc.grammar import MaskState
+from isolation.ipc.messages import FailureCode
 
 Key: TypeAlias = tuple[bytes, bytes]
 """Tenant, and digest of the grammar's kind, whitespace, state of reasoning, user and source."""
 
 MAX_RESULT_BYTES = 1 << 18
 """Bytes of one result's data: a mask of two million tokens."""
+
+_STATES = {COMPILED: frozenset({0}), REFUSED: frozenset(map(int, FailureCode)), ROW: frozenset(map(int, MaskState))}
+"""States that a result may have, by tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class GrammarProcess:
     """Process id; 0 until its fork was reported."""
     ended: bool = False
     """Whether the keeper has ended it; a process with unknown pid is killed as soon as the pid is known."""
+    broken: bool = False
+    """Whether a command met what no grammar process does: the keeper ends it at the next look."""
     compiled: bool = False
     halted: bool = False
     """Whether it is stopped during others' time slices."""
@@ -95,6 +102,9 @@ class GrammarProcess:
                 del self._outbound[: self.pipe.write(self._outbound)]
             except PeerGoneError:
                 self._outbound.clear()
+            except RemoteProtocolError:
+                self.broken = True
+                self._outbound.clear()
 
     def read(self) -> list[Result] | None:
         """Return the available results, and send commands for which there is space now; None when the process has
@@ -104,7 +114,7 @@ class GrammarProcess:
             self.flush()
         except RemoteProtocolError:
             return None
-        if data is None:
+        if data is None or self.broken:
             return None
         self._inbound += data
         results = []
@@ -112,7 +122,7 @@ class GrammarProcess:
         while len(self._inbound) - place >= RESULT.size:
             tag, request, position, state, length = RESULT.unpack_from(self._inbound, place)
             end = place + RESULT.size + length
-            if length > MAX_RESULT_BYTES:
+            if length > MAX_RESULT_BYTES or state not in _STATES.get(tag, ()):
                 return None
             if end > len(self._inbound):
                 break

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 
 import pytest
 
 from engine.sandbox.shared_pipe import SharedPipe, memory_by_descriptor
-from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, RESULT, ROW
+from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, REFUSED, RESULT, ROW
 from engine.text.grammar_keeper import (
     COMPILE_WALL_S,
     HEAVY_AFTER_S,
@@ -21,8 +22,10 @@ from engine.text.grammar_keeper import (
     TURN_S,
     Keeper,
 )
+from engine.text.grammar_process_handle import GrammarProcess
+from isolation.ipc.codec import encode
 from isolation.ipc.doorbell import create_pipe
-from isolation.ipc.grammar import CloseGrammar, GrammarKind, OpenGrammar, Whitespace
+from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, OpenGrammar, Whitespace
 from isolation.ipc.messages import Failed, FailureCode
 
 
@@ -256,3 +259,58 @@ def test_a_process_that_is_gone_before_it_was_announced_ends_nobody(sleepers: Sl
     keeper.forked(sleepers.processes[0].pid)
     keeper.take(OpenGrammar(2, b"a" * 16, GrammarKind.REGEX, b"a"))
     assert len(keeper.processes) == 1
+
+
+def _hostile(sleepers: Sleepers, keeper: Keeper) -> GrammarProcess:
+    """The grammar process of request 1, whose other end is the test's."""
+    keeper.take(OpenGrammar(1, b"a" * 16, GrammarKind.REGEX, b"a"))
+    keeper.forked(sleepers.processes[0].pid)
+    (process,) = keeper.processes.values()
+    return process
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        RESULT.pack(REFUSED, 1, 0, int(FailureCode.INVALID), 0) * 2,
+        RESULT.pack(REFUSED, 1, 0, int(FailureCode.INVALID), 0) + RESULT.pack(COMPILED, 1, 0, 0, 0),
+        RESULT.pack(REFUSED, 1, 0, 250, 0),
+        RESULT.pack(COMPILED, 1, 0, 0, 0) + RESULT.pack(ROW, 1, 0, 250, 4) + bytes(4),
+        RESULT.pack(250, 1, 0, 0, 0),
+        RESULT.pack(REFUSED, 1, 0, int(FailureCode.INVALID), 60_000) + b"\n\xff" * 30_000,
+    ],
+    ids=("refused twice", "compiled after its end", "no code", "no state", "no tag", "a reason that fits no frame"),
+)
+def test_no_result_ends_the_keeper(sleepers: Sleepers, told: bytes) -> None:
+    """A process that a tenant's grammar has taken over may write anything: its own request fails, once, and the keeper
+    serves the next grammar."""
+    keeper = Keeper(sleepers.fork, 4)
+    process = _hostile(sleepers, keeper)
+    sleepers.ends[0].write(told)
+    keeper.read(process)
+    keeper.take(OpenGrammar(2, b"b" * 16, GrammarKind.REGEX, b"b"))
+    keeper.forked(sleepers.processes[1].pid)
+    second = keeper.processes[next(reversed(keeper.processes))]
+    sleepers.ends[1].write(RESULT.pack(COMPILED, 2, 0, 0, 0))
+    keeper.read(second)
+    assert second.compiled
+    assert second.requests == {2}
+    assert process.ended
+    answers = keeper.drain()
+    assert len(answers) == 1
+    assert all(encode(one) for one in answers)
+
+
+def test_an_impossible_cursor_met_by_a_command_ends_the_process_alone(sleepers: Sleepers) -> None:
+    """The cursor of a hostile process may be found impossible while a command is written for it: that process is ended
+    at the next look, and the keeper serves the next grammar."""
+    keeper = Keeper(sleepers.fork, 4)
+    process = _hostile(sleepers, keeper)
+    sleepers.ends[0].write(RESULT.pack(COMPILED, 1, 0, 0, 0))
+    keeper.read(process)
+    process.pipe._words[process.pipe._out + 16] = 1 << 40  # Where the process says how far it has read.
+    keeper.take(Advance(array("Q", (1,)), array("I", (1,))))
+    keeper.tick()
+    assert process.ended
+    keeper.take(OpenGrammar(2, b"b" * 16, GrammarKind.REGEX, b"b"))
+    assert [one.requests for one in keeper.processes.values()] == [{2}]
