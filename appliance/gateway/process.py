@@ -39,6 +39,7 @@ from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
+from appliance.gateway.external.attach import ExternalModels
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
@@ -209,6 +210,8 @@ class Gateway:
             background.append(self._keep(keep_forgetting(lambda: _forgets(self._service.ledger.policy)), "forgetting"))
             background.append(self._keep(keep_giving_back(), "giving free memory back"))
             background.append(self._keep(self._batches.run(), "batches"))
+            external = _external_models(self._service, self._telemetry, self._config_file)
+            background.append(self._keep(external.run(), "external models"))
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
@@ -426,6 +429,15 @@ async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:
     """Take connections at a kept socket once a model answers, or it takes too long."""
     await first_ready(models.values(), KEPT_WAIT_S)
     await front.accept()
+
+
+def _external_models(service: GatewayService, telemetry: OtelTelemetry, file: ConfigFile) -> ExternalModels:
+    """Make the engines of external models."""
+
+    def count(model: str, outcome: str) -> None:
+        telemetry.count(names.EXTERNAL_OUTPUTS, model=model, outcome=outcome)
+
+    return ExternalModels(service.model_sandboxes, lambda: file.running.models, service.engine_ended, count)
 
 
 def _names(models: Iterable[ModelConfig]) -> list[str]:

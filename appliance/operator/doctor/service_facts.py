@@ -394,11 +394,12 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
 
 
 def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model:
-    null = model.runner == "null"
+    null, external = model.runner == "null", model.external is not None
     try:
-        engine, _ = find_files(model.name, model.folder)
+        engine, _ = find_files(model.name, model.folder, external=external)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
-        files = with_signer(read_model(model.name, model.folder), keys) if model.digest or keys else None
+        found = read_model(model.name, model.folder, external=external) if model.digest or keys else None
+        files = None if found is None else with_signer(found, keys)
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
