@@ -21,7 +21,7 @@ from appliance.common.config_places import (
     SpillConfig,
 )
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
-from appliance.common.external_config import EXTERNAL, ExternalConfig
+from appliance.common.external_config import ExternalConfig
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.listen_config import ListenConfig
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey

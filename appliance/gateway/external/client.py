@@ -261,11 +261,22 @@ class _Events:
         text = "".join(one if one.isprintable() else " " for one in said.decode("utf-8", "replace"))
         return f": {text[:MAX_TOLD_CHARS]}" if text else ""
 
-    async def _next(self) -> h11.Event | type[h11.PAUSED]:
+    async def _next(self) -> object:
+        """Return h11's next event."""
         while (event := self._connection.next_event()) is h11.NEED_DATA:
-            self._connection.receive_data(await self._reader.read(PIECE_BYTES))
+            piece = await self._reader.read(PIECE_BYTES)
+            self._connection.receive_data(piece)
+            if not piece:
+                return self._last()
             await asyncio.sleep(0)  # A flood is read in turns with everything else.
         return event
+
+    def _last(self) -> object:
+        """Return what the end of the connection means: the end of an answer without a length, or a cut."""
+        try:
+            return self._connection.next_event()
+        except h11.RemoteProtocolError:
+            raise EndpointError("it closed the connection in the middle of its answer") from None
 
 
 def _parsed(value: bytes) -> Any:

@@ -250,10 +250,13 @@ def _tells_ids(choice: Mapping[str, Any]) -> bool:
 def _usage(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
-    counts = value.get("prompt_tokens"), value.get("completion_tokens")
-    if not all(type(one) is int and 0 <= one <= MAX_TOKENS_PER_REQUEST for one in counts):
+    return Usage(_count(value.get("prompt_tokens")), _count(value.get("completion_tokens")))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_TOKENS_PER_REQUEST:
         raise WrongAnswerError("it counts tokens that cannot be")
-    return Usage(*counts)
+    return value
 
 
 def most_bytes(submit: Submit) -> int:
