@@ -1,8 +1,8 @@
 """One request to an external model's endpoint over a connection of its own: events as they come, everything bounded.
 
-TLS is verified, redirections are refused, and only an answer of status 200 that streams events is read. Each step has a
-time: the connection ``CONNECT_S``, everything after it the caller's ``asyncio.timeout``. Leaving the iteration closes the
-connection at once, which is what tells a cluster that nobody waits for the rest.
+TLS is verified, redirections are refused, and only an answer of status 200 that streams events is read. The connection
+has ``CONNECT_S`` seconds, everything after it those of the caller's ``asyncio.timeout``. Leaving the block closes the
+connection at once, so that the cluster computes nothing more for it.
 """
 
 from __future__ import annotations
@@ -162,9 +162,7 @@ async def _connect(endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.St
     try:
         context = await asyncio.to_thread(lambda: endpoint.context)
         async with asyncio.timeout(CONNECT_S):
-            return await asyncio.open_connection(
-                endpoint.host, endpoint.port, ssl=context, limit=PIECE_BYTES, happy_eyeballs_delay=0.25
-            )
+            return await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context, limit=PIECE_BYTES)
     except TimeoutError:
         raise EndpointError(f"no connection within {CONNECT_S:g} s") from None
     except (OSError, ValueError) as error:  # An ssl.SSLError is an OSError.

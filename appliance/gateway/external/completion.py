@@ -24,8 +24,7 @@ ID_BYTES = 12
 """Bytes of one token id in JSON, with comma and blank."""
 
 EVENTS_SLACK = 64
-"""Events of an answer beside two for each of its tokens: one with the role or the usage, comments that keep a connection
-open."""
+"""Events of an answer beside two for each of its tokens: the usage, and comments that keep a connection open."""
 
 MAX_EVENT_CONTAINERS = 64
 """Arrays and objects in one event."""

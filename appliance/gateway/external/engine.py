@@ -1,9 +1,9 @@
 """The engine of an external model: the other end of a channel whose requests an endpoint computes.
 
-It stands where an engine's sandbox stands for other models, behind the messages that a sandbox would send, so that
-``EngineLink`` checks what it gives as it checks a sandbox. It runs in the gateway's event loop and holds the endpoint's
-key and tenants' prompts as token ids; it needs nothing but its channel, its endpoint and its vocabulary, and may be moved
-into a process of its own.
+It stands where an engine's sandbox stands for other models and sends the messages that a sandbox would send, so that
+``EngineLink`` checks what it gives as it checks a sandbox. It runs in the gateway's event loop and has the endpoint's key
+and the prompts' token ids. It needs nothing but its channel, its endpoint and its vocabulary, and may be moved into a
+process of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -84,6 +85,9 @@ class ExternalEngine:
         self._count = count
         self._queue = FairQueue()
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._failing: set[asyncio.Task[None]] = set()
+        """Errors of defects that wait for room in the ring."""
+        self._closed = False
         self._rung = asyncio.Event()
         self._said: dict[str, float] = {}
 
@@ -103,7 +107,8 @@ class ExternalEngine:
             pass
         finally:
             loop.remove_reader(self._channel.fileno())
-            tasks = [beat, *self._running.values()]
+            self._closed = True  # What waits does not begin.
+            tasks = [beat, *self._running.values(), *self._failing]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -136,9 +141,24 @@ class ExternalEngine:
 
     def _begin(self) -> None:
         """Send what may go out now."""
-        while len(self._running) < self._endpoint.config.max_concurrent and (output := self._queue.take()) is not None:
+        while (
+            not self._closed
+            and len(self._running) < self._endpoint.config.max_concurrent
+            and (output := self._queue.take()) is not None
+        ):
             name = f"output {output.request} of external model {self._name}"
-            self._running[output.request] = asyncio.create_task(self._work(output), name=name)
+            task = self._running[output.request] = asyncio.create_task(self._work(output), name=name)
+            task.add_done_callback(partial(self._ended, output.request))
+
+    def _ended(self, request: int, task: asyncio.Task[None]) -> None:
+        """Go on with what waits; an output that a defect has ended gets its error."""
+        self._running.pop(request, None)
+        self._begin()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a defect ended an output of an external model", model=self._name, exc_info=error)
+            failing = asyncio.create_task(self._fail(request, FailureCode.INTERNAL))
+            self._failing.add(failing)
+            failing.add_done_callback(self._failing.discard)
 
     async def _abort(self, request: int) -> None:
         if (task := self._running.get(request)) is not None:
@@ -159,9 +179,6 @@ class ExternalEngine:
             await self._lose(output, code, str(error))
         except WrongAnswerError as error:
             await self._lose(output, FailureCode.ENDPOINT_WRONG, str(error))
-        finally:
-            self._running.pop(output.request, None)
-            self._begin()
 
     async def _compute(self, output: Output) -> None:
         """Have one output computed. What goes wrong behind its last token is nothing to the request."""
