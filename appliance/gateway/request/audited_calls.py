@@ -44,6 +44,8 @@ class Call:
     adapter_digest: str = ""
     end_user: str = ""
     """Digest of the name of the end user for whom it is; the supervisor writes a pseudonym."""
+    runner: str = ""
+    """What the model's engine does, or ``external``."""
 
 
 class AuditedCalls:
@@ -97,6 +99,7 @@ class AuditedCalls:
             batch=call.batch,
             adapter=call.adapter,
             adapter_digest=call.adapter_digest,
+            runner=call.runner,
             end_user=call.end_user if _keeps(decision) else "",
             listener=principal.listener,
         )

@@ -75,6 +75,9 @@ Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot 
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
 
 Asleep = Annotated[Names, typer.Option(metavar="NAME", help="Model that sleeps; may be repeated.")]
+External = Annotated[
+    Names, typer.Option(metavar="NAME", help="Model that is computed outside of the appliance; may be repeated.")
+]
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
@@ -105,6 +108,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     unready: Unready = None,
     busy: Busy = None,
     asleep: Asleep = None,
+    external: External = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
@@ -131,6 +135,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
     now = replace(now, end_user_output_tokens_left=end_user_output_left, asleep=tuple(asleep or ()))
+    now = replace(now, external=tuple(external or ()))
     now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")
