@@ -230,6 +230,8 @@ SINGLE = [
     ({"priority": "high"}, W, "is served with high priority instead of normal", "priority"),
     ({"priority": "low"}, N, "is served with low priority instead of normal", "priority"),
     ({"deterministic": "allowed"}, W, "may ask for deterministic results, instead of never", "deterministic"),
+    ({"external": "allow"}, W, "may use models outside of the appliance, where", "external"),
+    ({"external": "refuse"}, N, "may use no model outside of the appliance, instead of by_class", "external"),
     ({"freeze_idle": True}, W, "may have its idle sandboxes frozen", "freeze_idle"),
     ({"class": "dedicated"}, N, "has class dedicated instead of shared", "class"),
     ({"kv": {"reservation": "12.5%"}}, W, "has 12.5% of the KV pool reserved instead of 0%", "kv.reservation"),

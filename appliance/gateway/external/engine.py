@@ -1,9 +1,9 @@
 """The engine of an external model: the other end of a channel whose requests an endpoint computes.
 
 It stands where an engine's sandbox stands for other models and sends the messages that a sandbox would send, so that
-``EngineLink`` checks what it gives as it checks a sandbox. It runs in the gateway's event loop and has the endpoint's key
-and the prompts' token ids. It needs nothing but its channel, its endpoint and its vocabulary, and may be moved into a
-process of its own.
+``EngineLink`` checks what it gives as it checks a sandbox. It runs in the gateway's event loop and has the endpoint's
+key and the prompts' token ids. It needs nothing but its channel, its endpoint and its vocabulary, and may be moved into
+a process of its own.
 """
 
 from __future__ import annotations
