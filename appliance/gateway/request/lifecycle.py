@@ -184,6 +184,8 @@ class Lifecycle:
         access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
         access = replace(access, adapter=self.call.adapter, asleep=self.model.sleep_state.asleep)
         access = replace(access, external=self.model.runner == EXTERNAL)
+        if self.call.runner == EXTERNAL:
+            trace.annotate(runner=EXTERNAL)
         if self.call.adapter:
             trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
 

@@ -26,6 +26,7 @@ from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account, with_witnesses
 from appliance.operator.doctor.certificate import read_certificate
+from appliance.operator.doctor.endpoint import endpoint_problem
 from appliance.operator.doctor.facts import (
     EXPIRY_DAYS,
     Access,
@@ -412,6 +413,8 @@ def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model
         on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
+        external="" if model.external is None else model.external.url,
+        endpoint_problem="" if model.external is None else endpoint_problem(model.external),
         path=str(model.folder),
         pinned=model.digest,
         digest="" if files is None else files.digest,
