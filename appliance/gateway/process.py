@@ -199,10 +199,10 @@ class Gateway:
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
-            following = self._credentials.run(self._service.end_unproved)
-            background.append(self._keep(following, "watch over credentials"))
+            background.append(self._keep(self._credentials.run(self._service.end_unproved), "watch over credentials"))
             background.append(self._keep(self._credentials.uses.run(), "last uses of keys"))
             background.append(self._keep(self._credentials.tokens.run(), "keys of token issuers"))
+            background.append(self._keep(_external(self._service, self._telemetry, self._config_file), "external"))
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
@@ -210,8 +210,6 @@ class Gateway:
             background.append(self._keep(keep_forgetting(lambda: _forgets(self._service.ledger.policy)), "forgetting"))
             background.append(self._keep(keep_giving_back(), "giving free memory back"))
             background.append(self._keep(self._batches.run(), "batches"))
-            external = _external_models(self._service, self._telemetry, self._config_file)
-            background.append(self._keep(external.run(), "external models"))
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
@@ -431,13 +429,13 @@ async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:
     await front.accept()
 
 
-def _external_models(service: GatewayService, telemetry: OtelTelemetry, file: ConfigFile) -> ExternalModels:
-    """Make the engines of external models."""
+async def _external(service: GatewayService, telemetry: OtelTelemetry, file: ConfigFile) -> None:
+    """Serve external models until cancelled."""
 
     def count(model: str, outcome: str) -> None:
         telemetry.count(names.EXTERNAL_OUTPUTS, model=model, outcome=outcome)
 
-    return ExternalModels(service.model_sandboxes, lambda: file.running.models, service.engine_ended, count)
+    await ExternalModels(service.model_sandboxes, lambda: file.running.models, service.engine_ended, count).run()
 
 
 def _names(models: Iterable[ModelConfig]) -> list[str]:

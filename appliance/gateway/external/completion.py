@@ -142,7 +142,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class EndpointUsage:
     """Tokens that an endpoint counts."""
 
     input: int
@@ -155,7 +155,7 @@ class Piece:
 
     token_ids: list[int]
     finish: Finish = Finish.NONE
-    usage: Usage | None = None
+    usage: EndpointUsage | None = None
 
 
 class AnswerReader:
@@ -227,7 +227,7 @@ class AnswerReader:
     def _is_end(self, token: int) -> bool:
         return token in self._stops or token in self._vocabulary.special
 
-    def _within_grant(self, ids: list[int], finish: Finish, usage: Usage | None, *, told: bool) -> Piece:
+    def _within_grant(self, ids: list[int], finish: Finish, usage: EndpointUsage | None, *, told: bool) -> Piece:
         """Return a piece that keeps to the tokens that were granted. Text may take more ids here than there; told ids
         may not."""
         left = self._grant - self.received
@@ -246,10 +246,10 @@ def _tells_ids(choice: Mapping[str, Any]) -> bool:
     return isinstance(choice.get("token_ids"), list)
 
 
-def _usage(value: Any) -> Usage | None:
+def _usage(value: Any) -> EndpointUsage | None:
     if not isinstance(value, dict):
         return None
-    return Usage(_count(value.get("prompt_tokens")), _count(value.get("completion_tokens")))
+    return EndpointUsage(_count(value.get("prompt_tokens")), _count(value.get("completion_tokens")))
 
 
 def _count(value: Any) -> int:

@@ -22,8 +22,8 @@ import structlog
 from appliance.gateway.external.client import Endpoint, EndpointError, asked
 from appliance.gateway.external.completion import (
     AnswerReader,
+    EndpointUsage,
     Piece,
-    Usage,
     Vocabulary,
     WrongAnswerError,
     body_of,
@@ -193,13 +193,13 @@ class ExternalEngine:
             if not reader.finished:
                 raise
         self._count(self._name, "ok")
-        counted = Usage(len(output.submit.token_ids), reader.received)
+        counted = EndpointUsage(len(output.submit.token_ids), reader.received)
         if usage is not None and usage != counted:
             self._count(self._name, "usage_differs")
             told = {"endpoint": [usage.input, usage.output], "here": [counted.input, counted.output]}
             self._say("usage", "the endpoint counts other tokens than this gateway", **told)
 
-    async def _answer(self, output: Output, reader: AnswerReader) -> Usage | None:
+    async def _answer(self, output: Output, reader: AnswerReader) -> EndpointUsage | None:
         """Hand on one answer; returns the endpoint's count of the tokens, if it gives one."""
         loop, timeout_s = asyncio.get_running_loop(), self._endpoint.config.timeout_s
         async with asyncio.timeout(timeout_s) as timer, self._asked(output) as events, aclosing(events):

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from appliance.common.errors import ApplianceError, UnauthenticatedError
+from appliance.common.external_config import EXTERNAL
 from appliance.gateway.generate_request import BatchLine, Principal
 from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
 from policy.decision import Decision
@@ -46,6 +47,11 @@ class Call:
     """Digest of the name of the end user for whom it is; the supervisor writes a pseudonym."""
     runner: str = ""
     """What the model's engine does, or ``external``."""
+
+    @property
+    def external(self) -> bool:
+        """Whether the model is computed outside of the appliance."""
+        return self.runner == EXTERNAL
 
 
 class AuditedCalls:

@@ -27,7 +27,6 @@ from appliance.common.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from appliance.common.external_config import EXTERNAL
 from appliance.gateway.generate_request import (
     AnyRequest,
     AttestRequest,
@@ -180,12 +179,9 @@ class Lifecycle:
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
         tenant, alias = self.principal.tenant, self.call.alias
-        access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
+        access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias, self.call.external)
         access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
         access = replace(access, adapter=self.call.adapter, asleep=self.model.sleep_state.asleep)
-        access = replace(access, external=self.model.runner == EXTERNAL)
-        if self.call.runner == EXTERNAL:
-            trace.annotate(runner=EXTERNAL)
         if self.call.adapter:
             trace.annotate(adapter_name=self.call.adapter, adapter_digest=self.call.adapter_digest)
 
@@ -203,7 +199,7 @@ class Lifecycle:
         decision = reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
-        trace.annotate(policy_namespace=reservation.obligations.namespace.value)
+        trace.annotate(policy_namespace=reservation.obligations.namespace.value, runner=self.call.runner)
         return reservation
 
     async def reserve(
@@ -454,8 +450,7 @@ def _admitted(principal: Principal, call: Call, reservation: Reservation, region
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
     obligations, batch = reservation.obligations, bool(call.batch)
-    external = call.runner == EXTERNAL
-    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region, external)
+    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region, call.external)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

@@ -78,5 +78,5 @@ def test_the_finding_says_that_its_requests_fail() -> None:
     """Without a problem the finding says where the model is computed."""
     url = "https://cluster.example.com/v1"
     bad = check_model(Model(name="far", external=url, endpoint_problem="it answers 401"))
-    assert (bad.level.name, bad.means) == ("PROBLEM", "its requests fail") and url in bad.found
-    assert "outside of this appliance" in check_model(Model(name="far", external=url)).found
+    assert (bad.level.name, bad.means) == ("PROBLEM", "its requests fail") and url in bad.what
+    assert "outside of this appliance" in check_model(Model(name="far", external=url)).what
