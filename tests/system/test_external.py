@@ -69,7 +69,6 @@ def test_answers_are_the_clusters(front: Kept, appliance: Appliance, stream: boo
         pieces = list(front.openai().chat.completions.create(model="far", stream=True, **asked))
         said = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
         reason = next(one.choices[0].finish_reason for one in reversed(pieces) if one.choices)
-        assert len(pieces) > 3
     else:
         whole = front.openai().chat.completions.create(model="far", **asked)
         said, reason = whole.choices[0].message.content or "", whole.choices[0].finish_reason
