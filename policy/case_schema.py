@@ -110,6 +110,9 @@ class UseSchema(_Strict):
     unready: list[ModelName] = Field(default_factory=list, description="Models that cannot serve. Left out: all can.")
     busy: list[ModelName] = Field(default_factory=list, description="Models in which requests wait.")
     asleep: list[ModelName] = Field(default_factory=list, description="Models that sleep and can be woken.")
+    external: list[ModelName] = Field(
+        default_factory=list, description="Models that are computed outside of the appliance."
+    )
 
 
 class ExpectSchema(_Strict):

@@ -107,7 +107,7 @@ def read_moment(text: str) -> float:
 def load(use: UseSchema) -> Load:
     """Return the load of a case."""
     values = use.model_dump()
-    return Load(**values | {key: tuple(values[key]) for key in ("unready", "busy", "asleep")})
+    return Load(**values | {key: tuple(values[key]) for key in ("unready", "busy", "asleep", "external")})
 
 
 def found(decision: Decision, model: str | None = None) -> dict[str, str | int | float | None]:

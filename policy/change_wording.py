@@ -16,6 +16,7 @@ from policy.model import (
     Determinism,
     EndUserLimits,
     Exceeded,
+    External,
     Features,
     IsolationClass,
     KvShare,
@@ -177,6 +178,19 @@ def _retention(old: Retention, new: Retention, _sides: Sides) -> list[Told]:
     kept = "finished KV blocks may be kept for it" if new is Retention.STANDARD else "nothing is kept for it"
     text = f"has retention {new.value} instead of {old.value}: {kept}"
     return [Told(more(new is Retention.STANDARD), text)]
+
+
+_EXTERNAL = {
+    External.REFUSE: "may use no model outside of the appliance",
+    External.BY_CLASS: "may use models outside of the appliance if its class and retention allow it",
+    External.ALLOW: "may use models outside of the appliance, where nothing that its class promises holds",
+}
+"""Grant to its words; the order is from narrow to wide."""
+
+
+def _external(old: External, new: External, _sides: Sides) -> list[Told]:
+    ranks = list(_EXTERNAL)
+    return [Told(more(ranks.index(new) > ranks.index(old)), f"{_EXTERNAL[new]}, instead of {old.value}")]
 
 
 def _namespace(old: Namespace, new: Namespace, _sides: Sides) -> list[Told]:
@@ -366,6 +380,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "weight": _number("has a weight of", "part", " in fair service"),
         "priority": _priority,
         "deterministic": _deterministic,
+        "external": _external,
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
         "networks": _bounds("is taken from", "from everywhere"),
         "regions": _bounds("is served in", "any region"),

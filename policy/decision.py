@@ -30,6 +30,8 @@ class Reason(StrEnum):
     """The call comes from outside of the tenant's networks."""
     REGION_NOT_ALLOWED = "region_not_allowed"
     """The appliance is in none of the tenant's regions, or of the model's."""
+    EXTERNAL_NOT_ALLOWED = "external_not_allowed"
+    """The model is computed outside of the appliance, and the tenant may not use such models."""
     OUT_OF_HOURS = "out_of_hours"
     """The tenant is not served at this time."""
     FEATURE_NOT_ALLOWED = "feature_not_allowed"
@@ -69,6 +71,9 @@ class Obligations:
     """Ids of this model's public prefixes with which the request may begin."""
     reasoning: bool = True
     """Whether the answer may show the model's reasoning."""
+    external: bool = False
+    """Whether the policy allows the tenant models outside of the appliance by name, so that what its class promises is
+    not promised there."""
     wakes: bool = True
     """Whether the request may wake the model, should it sleep by then."""
     price: Price = FREE

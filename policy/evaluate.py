@@ -29,7 +29,7 @@ from policy.decision import Decision, Effect, Obligations, Reason
 from policy.end_users import end_user_denial
 from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
-from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
+from policy.model import FREE, Exceeded, External, Feature, Limits, PolicySet, Price, Priority, Tenant
 from policy.outside import outside_denial
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
@@ -228,6 +228,7 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         public_prefixes=tuple([name for name in prefixes if policy.public[name].model == access.model]),
         reasoning=tenant.features.reasoning,
         wakes=tenant.features.wake,
+        external=tenant.external is External.ALLOW,
         price=case.price,
         bounds_spend=tenant.limits.bounds_spend,
         downgraded=downgraded,

@@ -33,6 +33,8 @@ def explain(decision: Decision, origin: str = "") -> str:
         )
         lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
         lines.append(f"  deterministic: {granted.deterministic}")
+        if granted.external:
+            lines.append("  external: allowed, so nothing that the class promises is promised of an external model")
         if granted.namespace is Namespace.USER:
             lines.append("  namespace: user, so cached prefixes are found by the same end user alone")
         if granted.downgraded:

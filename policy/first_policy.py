@@ -49,6 +49,7 @@ tenants:
     # regions: []              # ["eu-central"]: it is served by appliances of these regions alone
     # model_regions: []        # [{{models: ["gpt-*"], regions: ["us-east"]}}]: regions of some models
     # hours: []                # ["mon-fri 08:00-18:00"]: it is served then alone, UTC
+    # external: by_class       # allow, refuse: models that a cluster outside of the appliance computes
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     #   (and rerank: true; false: no documents are scored and no texts classified)

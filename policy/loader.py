@@ -28,6 +28,7 @@ from policy.model import (
     Determinism,
     EndUserLimits,
     Exceeded,
+    External,
     Features,
     IsolationClass,
     KvShare,
@@ -341,6 +342,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         model_regions=one(tuple(map(_model_regions, content.model_regions))),
         hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
+        external=External(content.external),
         adapters=one(tuple(content.adapters)),
         kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )

@@ -61,6 +61,15 @@ class Namespace(StrEnum):
     """Requests for the same end user of the tenant; one that names no end user finds and leaves nothing."""
 
 
+class External(StrEnum):
+    """Whether a tenant may use models that are computed outside of the appliance."""
+
+    BY_CLASS = "by_class"
+    """Yes, unless its class or its retention promises what nobody here can keep there."""
+    ALLOW = "allow"
+    REFUSE = "refuse"
+
+
 class Determinism(StrEnum):
     """Permission to request batch-invariant results. Without compiled kernels this costs engine time, so it must be
     granted."""
@@ -300,6 +309,8 @@ class Tenant:
     hours: tuple[str, ...] = ()
     """Hours in which its requests are taken (``policy.hours``); none: always."""
     namespace: Namespace = Namespace.TENANT
+    external: External = External.BY_CLASS
+    """Whether it may use models that are computed outside of the appliance."""
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()

@@ -8,15 +8,16 @@ from __future__ import annotations
 from policy.decision import Decision, Effect, Reason
 from policy.hours import opens_in, span_text
 from policy.match import first_match
-from policy.model import PolicySet, Tenant
+from policy.model import External, IsolationClass, PolicySet, Retention, Tenant
 from policy.networks import admits
 from policy.request import AccessRequest
 from policy.told import listed
 
 
 def outside_denial(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Decision | None:
-    """Deny a call from outside of the tenant's networks, in none of its or the model's regions, or out of its hours: of
-    an admitted request, whose prompt is counted, the hours may have ended."""
+    """Deny a call from outside of the tenant's networks, in none of its or the model's regions, to a model outside of
+    the appliance that it may not use, or out of its hours: of an admitted request, whose prompt is counted, the hours
+    may have ended."""
     if tenant.networks and access.address is not None and not admits(tenant.networks, access.address):
         return Decision(
             effect=Effect.DENY,
@@ -43,6 +44,14 @@ def outside_denial(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> 
             f"appliance is in {access.region or 'no region'}",
             policy_digest=policy.digest,
         )
+    if access.external and not may_leave(tenant):
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.EXTERNAL_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.external",
+            message="this model is computed outside of this appliance, and this tenant may not use such models",
+            policy_digest=policy.digest,
+        )
     if not tenant.hours or access.unix_s is None or access.input_tokens is not None:
         return None
     wait = opens_in(tenant.hours, access.unix_s)
@@ -65,3 +74,10 @@ def region_rule(tenant: Tenant, model: str, region: str) -> int | None:
         if region not in one.regions and first_match(one.models, model) is not None:
             return index
     return None
+
+
+def may_leave(tenant: Tenant) -> bool:
+    """Return whether a tenant may use models that are computed outside of the appliance."""
+    if tenant.external is not External.BY_CLASS:
+        return tenant.external is External.ALLOW
+    return tenant.isolation_class is IsolationClass.SHARED and tenant.retention is not Retention.NONE

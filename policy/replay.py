@@ -81,6 +81,7 @@ NOT_REPLAYED: Mapping[str, str] = {
     "end_users.requests_per_minute": "entries do not say for which end user requests were",
     "end_users.output_tokens_per_minute": "entries do not say for which end user requests were",
     "end_users.concurrency": "entries do not say for which end user requests were",
+    "external": "entries of older releases do not say which models were computed outside of the appliance",
     "regions": "entries do not say in which region the appliance was",
     "model_regions": "entries do not say in which region the appliance was",
     "networks": "entries do not say where requests came from",

@@ -58,6 +58,8 @@ class AccessRequest:
     """Pseudonym of the tenant's user for whom it is; empty: not named."""
     asleep: bool = False
     """Whether the model sleeps, so that the request would wake it."""
+    external: bool = False
+    """Whether the model is computed outside of the appliance."""
     batch: bool = False
     """Whether it is a line of a batch: it has a price of its own, and the tenant must be allowed batches."""
 

@@ -304,6 +304,12 @@ class DefaultsSchema(_Strict):
         "requests that ask for it, or always. Costs nothing with compiled kernels, several times the compute without. "
         "Class strict means always; saying otherwise there is refused.",
     )
+    external: Literal["by_class", "allow", "refuse"] = Field(
+        default="by_class",
+        description="Whether the tenant may use models that a cluster outside of the appliance computes (runner: "
+        "external). by_class: yes, unless its class is strict or dedicated or its retention none: what these promise "
+        "does not hold there. allow: yes, whatever its class promises. refuse: no.",
+    )
     networks: list[Network] = Field(
         default_factory=list,
         max_length=MAX_NETWORKS,

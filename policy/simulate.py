@@ -13,6 +13,7 @@ from policy.decision import Decision
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full
 from policy.model import Feature, ModelState, PolicySet, Tenant
+from policy.outside import may_leave
 from policy.prices import BILLIONTHS
 from policy.rates import request_rate, token_rate
 from policy.request import AccessRequest, Content, EndUserUsage, Spend, Usage
@@ -117,6 +118,8 @@ class Load:
     """Models in which requests wait."""
     asleep: tuple[str, ...] = ()
     """Models that sleep and can be woken."""
+    external: tuple[str, ...] = ()
+    """Models that are computed outside of the appliance."""
 
 
 IDLE = Load()
@@ -128,11 +131,11 @@ def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision
     choice = chosen(policy, question, load)
     usage = _usage(policy.tenants.get(tenant), load)
     if not question.admitted:
-        access = _access(policy, question, tenant, None, choice)
+        access = _access(policy, question, tenant, None, choice, load)
         first = evaluate(policy, replace(access, asleep=access.model in load.asleep), usage, NOW)
         if not first.allowed or question.input_tokens is None:
             return first
-    return evaluate(policy, _access(policy, question, tenant, question.input_tokens, choice), usage, NOW)
+    return evaluate(policy, _access(policy, question, tenant, question.input_tokens, choice, load), usage, NOW)
 
 
 def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteChoice | None:
@@ -146,6 +149,8 @@ def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteCho
     states = dict.fromkeys(route.models, ModelState.READY)
     if not (tenant.features.wake or tenant.isolation_class.own_engine):
         states |= dict.fromkeys(load.asleep, ModelState.UNREADY)
+    if not may_leave(tenant):
+        states |= dict.fromkeys(load.external, ModelState.UNREADY)
     states |= dict.fromkeys(load.busy, ModelState.BUSY) | dict.fromkeys(load.unready, ModelState.UNREADY)
     return choose(policy, route, tenant.isolation_class, states, int(question.draw * DRAWS))
 
@@ -156,7 +161,7 @@ def _caller(policy: PolicySet, question: Question) -> str:
 
 
 def _access(
-    policy: PolicySet, question: Question, tenant: str, input_tokens: int | None, choice: RouteChoice | None
+    policy: PolicySet, question: Question, tenant: str, input_tokens: int | None, choice: RouteChoice | None, load: Load
 ) -> AccessRequest:
     counted = input_tokens is not None
     model, adapter, alias = question.model, "", ""
@@ -180,6 +185,7 @@ def _access(
         choices=question.choices,
         uncounted=question.uncounted and counted,
         batch=question.feature is Feature.BATCHES,
+        external=model in load.external,
     )
 
 

@@ -82,19 +82,20 @@ def embedded_model() -> Path:
     raise ConfigError(f"the embedded model is missing: looked in {source} and {installed}")
 
 
-def read_model(name: str, folder: Path, cache: DigestCache | None = None) -> ModelFiles:
-    """Find a model's files and hash those that ``cache`` does not know.
+def read_model(name: str, folder: Path, cache: DigestCache | None = None, *, external: bool = False) -> ModelFiles:
+    """Find a model's files and hash those that ``cache`` does not know; an ``external`` model has no weights here.
 
     Raises:
         ConfigError: a needed file is missing, unreadable, or not readable by the sandbox's user.
     """
-    engine, text = find_files(name, folder)
+    engine, text = find_files(name, folder, external=external)
     digest, hashed = _digest(name, engine + text, cache or DigestCache())
     return ModelFiles(name, engine, text, digest, folder, hashed)
 
 
-def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
-    """The engine's and the text sandbox's files, found and checked but not read: quick.
+def find_files(name: str, folder: Path, *, external: bool = False) -> tuple[NamedFiles, NamedFiles]:
+    """The engine's and the text sandbox's files, found and checked but not read: quick. An ``external`` model has the
+    latter alone.
 
     Raises:
         ConfigError: as ``read_model``.
@@ -103,6 +104,9 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
         raise ConfigError(f"model {name}: {folder} {CONVERTED} {folder} DIR")
     if not folder.is_dir():
         raise ConfigError(f"model {name}: {folder} is not a directory")
+    if external:
+        _check_present(name, folder, ("tokenizer.json",))
+        return (), _real_files(name, folder, TEXT_FILES)
     weights = sorted(path.name for path in folder.glob(f"*{SAFETENSORS}"))
     if not weights and (packed := sorted(folder.glob(f"*{GGUF}"))):
         raise ConfigError(f"model {name}: {packed[0]} {CONVERTED} {packed[0]} DIR")
@@ -112,12 +116,16 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
         )
     if len(weights) > MAX_MODEL_FILES:
         raise ConfigError(f"model {name}: more than {MAX_MODEL_FILES} weight files in {folder}")
-    for needed in ("config.json", "tokenizer.json"):
-        if not (folder / needed).is_file():
-            raise ConfigError(f"model {name}: {needed} is missing in {folder}")
+    _check_present(name, folder, ("config.json", "tokenizer.json"))
     engine = _real_files(name, folder, (*ENGINE_FILES, *weights, POOLING_FILE[0]))
     renamed = tuple((inside(place), path) for place, path in engine)
     return renamed, _real_files(name, folder, TEXT_FILES)
+
+
+def _check_present(name: str, folder: Path, files: tuple[str, ...]) -> None:
+    for needed in files:
+        if not (folder / needed).is_file():
+            raise ConfigError(f"model {name}: {needed} is missing in {folder}")
 
 
 def served_names(present: Collection[str]) -> tuple[str, ...]:

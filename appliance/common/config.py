@@ -21,6 +21,7 @@ from appliance.common.config_places import (
     SpillConfig,
 )
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
+from appliance.common.external_config import ExternalConfig
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.listen_config import ListenConfig
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
@@ -72,9 +73,11 @@ class ModelConfig(Section):
     max_num_batched_tokens: Annotated[int, Field(ge=0, le=65_536), TOKENS] = PROCESSOR["max_num_batched_tokens"]
     """Most tokens that one step computes, prompts and answers together. 0, the default on a GPU: up to
     2048, by card and model."""
-    runner: Literal["model", "embed", "classify", "null"] = "model"
+    runner: Literal["model", "embed", "classify", "external", "null"] = "model"
     """What the engine does. model: generates text. embed: gives vectors, for /v1/embeddings, and for /v1/rerank and
-    /v1/score by their cosine. classify: runs a classifier, for /v1/rerank, /v1/score and /v1/classify. null: reads no
+    /v1/score by their cosine. classify: runs a classifier, for /v1/rerank, /v1/score and /v1/classify. external: a
+    cluster outside of this appliance generates the text (section external); the folder has tokenizer and template, and
+    weights are not needed. null: reads no
     weights and answers with meaningless ids, to measure everything but the model; then every model of the
     configuration must be null, and status and /v1/models say so."""
     pooling: Literal["auto", "last", "last+normalise", "mean", "mean+normalise", "cls", "cls+normalise"] = "auto"
@@ -89,6 +92,8 @@ class ModelConfig(Section):
     """Names of a classifier's labels, in the order of its outputs. Left out: LABEL_0, LABEL_1 and so on."""
     step_us: Annotated[int, Field(ge=0, le=10_000_000), Unit("microseconds")] = 0
     """Shortest time of one step of `runner: "null"`."""
+    external: ExternalConfig | None = None
+    """Endpoint of a model with `runner: external`."""
     gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
     """GPUs that the model's engines may use: each engine gets one, that with the most free memory. off: none. auto: any
     of the machine, or none where it has none. A list of card numbers: one of these, and all of them must be there."""

@@ -17,7 +17,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from appliance.common import adapter_config, config, config_places, listen_config, operator_config, token_config
+from appliance.common import (
+    adapter_config,
+    config,
+    config_places,
+    external_config,
+    listen_config,
+    operator_config,
+    token_config,
+)
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_section import Unit
 
@@ -151,7 +159,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 def _docstrings() -> Mapping[tuple[str, str], str]:
     """Section and attribute to the docstring below it, as one line."""
     found = {}
-    modules = config, adapter_config, config_places, listen_config, operator_config, token_config
+    modules = config, adapter_config, config_places, external_config, listen_config, operator_config, token_config
     for section in (part for module in modules for part in ast.parse(inspect.getsource(module)).body):
         if not isinstance(section, ast.ClassDef):
             continue

@@ -314,6 +314,24 @@ class GpuMemoryError(UnavailableError):
     wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "gpu_memory_exceeded", "GPU_MEMORY_EXCEEDED")
 
 
+class ExternalModelError(UnavailableError):
+    """The cluster outside of the appliance that computes the model failed, or gave what is no answer."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "external_model_failed", "EXTERNAL_MODEL_FAILED")
+
+
+class ExternalModelBusyError(UnavailableError):
+    """The cluster outside of the appliance that computes the model takes no more requests now."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "external_model_busy", "EXTERNAL_MODEL_BUSY")
+
+
+class ExternalModelLateError(ApplianceError):
+    """The cluster outside of the appliance that computes the model gave no token for too long."""
+
+    wire = Wire("DEADLINE_EXCEEDED", 504, "timeout_error", "external_model_late", "EXTERNAL_MODEL_LATE")
+
+
 class DeadlineExceededError(ApplianceError):
     """The request's deadline passed before its answer was complete."""
 

@@ -73,7 +73,7 @@ class ModelNeed:
 def model_need(model: ModelConfig, files: NamedFiles, *, on_card: bool = False) -> ModelNeed:
     """Need of a model with these files. With ``on_card`` weights and KV are in a card's memory, and pass through the
     host's in pieces."""
-    if model.runner == "null":
+    if model.runner in ("null", "external"):
         return ModelNeed(model.name, 0, 0, 0)
     if on_card:
         return ModelNeed(model.name, 0, 0, 0, engine=CARD_ENGINE_BYTES)

@@ -14,6 +14,7 @@ def check_entry(values: Mapping[str, Any]) -> None:
     """
     _check_adapters(values)
     _check_ranks(values)
+    _check_external(values)
     if values["weights"] == "fp8" and (values["runner"] != "model" or not _on_device(values)):
         raise ValueError("weights: fp8 are for runner: model on a GPU: give the model a gpu, or take weights: int8")
     if values["step_us"] and values["runner"] != "null":
@@ -22,6 +23,22 @@ def check_entry(values: Mapping[str, Any]) -> None:
         raise ValueError("pooling and truncates are for runner: embed")
     if values["runner"] != "classify" and (values["pairs"] != "joined" or values["labels"]):
         raise ValueError("pairs and labels are for runner: classify")
+
+
+def _check_external(values: Mapping[str, Any]) -> None:
+    if (values["runner"] == "external") != (values["external"] is not None):
+        raise ValueError("runner: external and the section external go together: it says where the model is computed")
+    if values["external"] is None:
+        return
+    beside = {
+        "gpu": values["gpu"] != "off",
+        "adapters": bool(values["adapters"]),
+        "weights": values["weights"] != "stored",
+        "keep": values["keep"] != "always",
+    }
+    for what, given in beside.items():
+        if given:
+            raise ValueError(f"{what} is for models that this appliance computes; leave it out with runner: external")
 
 
 def _on_device(values: Mapping[str, Any]) -> bool:

@@ -47,6 +47,11 @@ class Need:
 NOTHING = Need(0, 0)
 
 
+def without_engine(need: Need) -> Need:
+    """The need for a model that is computed outside of the appliance."""
+    return Need(0, need.texts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentLimits:
     """What all sandboxes of single tenants may be together."""

@@ -27,6 +27,7 @@ from appliance.common.control_models import (
     ReviewModels,
 )
 from appliance.common.errors import ConfigError
+from appliance.common.external_config import EXTERNAL
 from appliance.common.served_models import (
     DRAIN_S,
     LEAVING,
@@ -59,7 +60,7 @@ LOOK_S = 0.05
 CUT_S = 2.0
 """Seconds that requests which were cut have to end: they only have to take their error."""
 
-RUNNERS = ("model", "embed", "classify", "null")
+RUNNERS = ("model", "embed", "classify", EXTERNAL, "null")
 
 COMING = ""
 """In place of the digest of a model's entry while it comes again with another: it is neither new nor changed."""

@@ -39,6 +39,7 @@ from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
+from appliance.gateway.external.attach import ExternalModels
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
@@ -198,10 +199,10 @@ class Gateway:
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
-            following = self._credentials.run(self._service.end_unproved)
-            background.append(self._keep(following, "watch over credentials"))
+            background.append(self._keep(self._credentials.run(self._service.end_unproved), "watch over credentials"))
             background.append(self._keep(self._credentials.uses.run(), "last uses of keys"))
             background.append(self._keep(self._credentials.tokens.run(), "keys of token issuers"))
+            background.append(self._keep(_external(self._service, self._telemetry, self._config_file), "external"))
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
@@ -426,6 +427,15 @@ async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:
     """Take connections at a kept socket once a model answers, or it takes too long."""
     await first_ready(models.values(), KEPT_WAIT_S)
     await front.accept()
+
+
+async def _external(service: GatewayService, telemetry: OtelTelemetry, file: ConfigFile) -> None:
+    """Serve external models until cancelled."""
+
+    def count(model: str, outcome: str) -> None:
+        telemetry.count(names.EXTERNAL_OUTPUTS, model=model, outcome=outcome)
+
+    await ExternalModels(service.model_sandboxes, lambda: file.running.models, service.engine_ended, count).run()
 
 
 def _names(models: Iterable[ModelConfig]) -> list[str]:

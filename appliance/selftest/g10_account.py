@@ -66,6 +66,7 @@ def made_up(number: int) -> Entry:
         downgraded="",
         adapter="",
         adapter_digest="",
+        runner="model",
         listener="",
         end_user="",
         batch="",

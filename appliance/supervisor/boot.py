@@ -186,10 +186,11 @@ class Booted:
 
 def plan_boots(
     config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime, cards: Cards | None = None
-) -> tuple[BootPlan, BootPlan]:
-    """Plans of the two shared sandboxes of one model; ``cards`` as in ``plan_boot``."""
-    engine, text = (plan_boot(config, model, files, runtime, role, cards=cards) for role in (Role.ENGINE, Role.TEXT))
-    return engine, text
+) -> tuple[BootPlan, ...]:
+    """Plans of the shared sandboxes of one model: engine and text sandbox, or the latter alone where the engine is
+    outside of the appliance; ``cards`` as in ``plan_boot``."""
+    roles = (Role.TEXT,) if model.external is not None else (Role.ENGINE, Role.TEXT)
+    return tuple(plan_boot(config, model, files, runtime, role, cards=cards) for role in roles)
 
 
 def plan_boot(

@@ -298,7 +298,9 @@ def _planned(
     config: ApplianceConfig, model: ModelConfig, cache: DigestCache, runtime: Runtime, cards: Cards
 ) -> PlannedModel:
     with os_errors_as(f"model {model.name}: cannot read its files"):
-        files = with_adapters(read_model(model.name, model.folder, cache), model, cache, refuse)
+        files = with_adapters(
+            read_model(model.name, model.folder, cache, external=model.external is not None), model, cache, refuse
+        )
         files = with_signer(files, config.keys_for(model))
         check_files(files, model.digest)
     return PlannedModel(config, model, files, plan_boots(config, model, files, runtime, cards))
@@ -336,7 +338,9 @@ def read_models(config: ApplianceConfig, runtime: Runtime) -> Iterator[PlannedMo
     files = {}
     for model in config.models:
         with os_errors_as(f"model {model.name}: cannot read its files"):
-            found = with_signer(read_model(model.name, model.folder, cache), config.keys_for(model))
+            found = with_signer(
+                read_model(model.name, model.folder, cache, external=model.external is not None), config.keys_for(model)
+            )
         files[model.name] = with_adapters(found, model, cache, leave_out)
     cache.save()
     cards = Cards(start=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 from appliance.supervisor.adapters import of_tenant
@@ -33,6 +34,12 @@ class Planner:
             StartError: its engine finds no card.
         """
         return self._plan(model, tenant, role, self.out())
+
+    def is_external(self, model: str) -> bool:
+        """Return whether a model is computed outside of the appliance; one that is not served is not."""
+        with suppress(KeyError):
+            return self._models.planned(model).entry.external is not None
+        return False
 
     def replan(self, old: BootPlan, out: Mapping[int, str] = MappingProxyType({})) -> BootPlan | None:
         """Plan the same sandbox anew, without the cards of ``out``; None: its model is served no more.

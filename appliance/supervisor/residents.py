@@ -15,7 +15,7 @@ import structlog
 
 from appliance.common.control import REFUSED, Fault, Freeze, HandedOver, Release, SandboxDown, Want
 from appliance.common.errors import StartError
-from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
+from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total, without_engine
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
@@ -79,6 +79,9 @@ class Residents:
         """Models and those tenants that are served again afterwards."""
         self._held: dict[tuple[Key, Role], _Held] = {}
         self._boots = 1
+        self.is_external: Callable[[str], bool] = lambda _model: False
+        """Whether a model is computed outside of the appliance, so that nobody has an engine of it; set by the
+        owner."""
 
     @property
     def plans(self) -> list[BootPlan]:
@@ -198,6 +201,8 @@ class Residents:
         if key not in self._wanted:
             return
         need = declared(await asyncio.to_thread(self._policy), key)
+        if self.is_external(wish.model):
+            need = without_engine(need)
         if need == NOTHING:
             self._refuse(wish, "the policy grants this tenant no sandboxes of its own for this model")
             return

@@ -220,6 +220,7 @@ def _residents(
     planner = Planner(models, runtime, declared.read)
     limits = config.sandbox.residents
     residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement)
+    residents.is_external = planner.is_external
     planner.others, planner.out = lambda: residents.plans, lambda: placement.out
     return residents, planner
 

@@ -107,6 +107,14 @@ class FailureCode(IntEnum):
     """The engine has no adapter of the digest that was named: its files could not be used, or it found no room."""
     UNKNOWN_ARGUMENT = 8
     """The model's chat template has no argument of a name that was given."""
+    ENDPOINT_FAILED = 10
+    """The endpoint of an external model did not answer, refused, or broke off."""
+    ENDPOINT_BUSY = 11
+    """It takes no more requests now."""
+    ENDPOINT_LATE = 12
+    """It gave no token for too long."""
+    ENDPOINT_WRONG = 13
+    """It answered with what is no answer, or with more than was asked for."""
 
 
 class Priority(IntEnum):

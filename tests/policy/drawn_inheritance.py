@@ -28,6 +28,7 @@ _settings: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.sampled_from(["high", "normal", "low"]),
     "deterministic": st.sampled_from(["never", "allowed", "always"]),
     "freeze_idle": st.booleans(),
+    "external": st.sampled_from(["by_class", "allow", "refuse"]),
     "regions": st.sampled_from([[], ["eu"], ["us-east", "eu"]]),
     "model_regions": st.sampled_from([[], [{"models": ["m*"], "regions": ["eu"]}]]),
     "namespace": st.sampled_from(["tenant", "user"]),

@@ -72,6 +72,7 @@ tenant = st.fixed_dictionaries(
         "priority": st.sampled_from(["high", "normal", "low"]),
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
         "freeze_idle": st.booleans(),
+        "external": st.sampled_from(["by_class", "allow", "refuse"]),
         "regions": st.sampled_from([[], ["eu"], ["eu", "us-east"]]),
         "model_regions": st.sampled_from([[], [{"models": ["m-*"], "regions": ["eu"]}]]),
         "namespace": st.sampled_from(["tenant", "user"]),

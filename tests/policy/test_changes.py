@@ -34,6 +34,8 @@ from policy.simulate import Load, Question, decide
 from policy.told import Direction, listed
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
+ALLOWED = "may use models outside of the appliance, where nothing that its class promises holds"
+
 W, N, X = Direction.WIDER, Direction.NARROWER, Direction.OTHER
 
 BASE = {
@@ -230,6 +232,8 @@ SINGLE = [
     ({"priority": "high"}, W, "is served with high priority instead of normal", "priority"),
     ({"priority": "low"}, N, "is served with low priority instead of normal", "priority"),
     ({"deterministic": "allowed"}, W, "may ask for deterministic results, instead of never", "deterministic"),
+    ({"external": "allow"}, W, f"{ALLOWED}, instead of by_class", "external"),
+    ({"external": "refuse"}, N, "may use no model outside of the appliance, instead of by_class", "external"),
     ({"freeze_idle": True}, W, "may have its idle sandboxes frozen", "freeze_idle"),
     ({"class": "dedicated"}, N, "has class dedicated instead of shared", "class"),
     ({"kv": {"reservation": "12.5%"}}, W, "has 12.5% of the KV pool reserved instead of 0%", "kv.reservation"),

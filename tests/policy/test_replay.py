@@ -236,7 +236,7 @@ def test_every_limit_and_feature_is_sorted() -> None:
     """A limit or feature that is added is noticed here until somebody says whether the log can replay it."""
     keys = {f"limits.{KEYS[Limits].get(name, name)}" for name in Limits.__dataclass_fields__}
     keys |= {f"features.{name}" for name in Features.__dataclass_fields__} | {"networks", "hours"}
-    keys |= {"regions", "model_regions"}
+    keys |= {"regions", "model_regions", "external"}
     keys |= {f"content.{name}" for name in ContentRules.__dataclass_fields__}
     keys |= {f"end_users.{name}" for name in EndUserLimits.__dataclass_fields__}
     assert keys == module.REPLAYED | set(module.NOT_REPLAYED) | module.NEVER_REFUSES

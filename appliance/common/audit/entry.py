@@ -46,6 +46,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "adapter_digest": _T,
         "end_user": _T,
         "listener": _T,
+        "runner": _T,
     },
     "denied": {
         "tenant": _T,
@@ -110,7 +111,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   asked for, ``batch`` the batch of which it is a line, and ``adapter`` the whole name of the adapter with which the
   model served it, with the digest of its files, or empty; ``end_user`` is a pseudonym (``common.usage.pseudonyms``), or
   empty where the request named none or nothing of the tenant is kept; ``listener`` is that by which it came
-  (``gateway.front.own_listeners.Entrance``), which names no tenant, or empty for a line of a batch;
+  (``gateway.front.own_listeners.Entrance``), which names no tenant, or empty for a line of a batch; ``runner`` is what
+  the model's engine does, or ``external`` where a cluster outside of the appliance computed the request;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise, by the reason for which it was refused;
 * ``file``: a tenant's file was created or deleted, or has expired;
@@ -137,14 +139,15 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_LAST = frozenset({"listener"})
+_RUNNER = frozenset({"runner"})
+_LAST = _RUNNER | {"listener"}
 _LATEST = _LAST | {"end_user"}
 _NEWEST = _LATEST | {"adapter", "adapter_digest"}
 _NEW = _NEWEST | {"batch"}
 _NEWER = _NEW | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
+    "request": (_RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from appliance.common.errors import ApplianceError, UnauthenticatedError
+from appliance.common.external_config import EXTERNAL
 from appliance.gateway.generate_request import BatchLine, Principal
 from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
 from policy.decision import Decision
@@ -44,6 +45,13 @@ class Call:
     adapter_digest: str = ""
     end_user: str = ""
     """Digest of the name of the end user for whom it is; the supervisor writes a pseudonym."""
+    runner: str = ""
+    """What the model's engine does, or ``external``."""
+
+    @property
+    def external(self) -> bool:
+        """Whether the model is computed outside of the appliance."""
+        return self.runner == EXTERNAL
 
 
 class AuditedCalls:
@@ -97,6 +105,7 @@ class AuditedCalls:
             batch=call.batch,
             adapter=call.adapter,
             adapter_digest=call.adapter_digest,
+            runner=call.runner,
             end_user=call.end_user if _keeps(decision) else "",
             listener=principal.listener,
         )

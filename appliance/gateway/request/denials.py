@@ -48,7 +48,7 @@ def _denial(decision: Decision) -> ApplianceError:
             return PermissionDeniedError(decision.message, param="model")
         case Reason.ROUTE_CHANGED:
             return PolicyChangedError(decision.message)
-        case Reason.NETWORK_NOT_ALLOWED | Reason.REGION_NOT_ALLOWED | Reason.OUT_OF_HOURS:
+        case Reason.NETWORK_NOT_ALLOWED | Reason.REGION_NOT_ALLOWED | Reason.EXTERNAL_NOT_ALLOWED | Reason.OUT_OF_HOURS:
             return PermissionDeniedError(decision.message, details=details)
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)

@@ -321,7 +321,13 @@ class Ledger:
 
 
 def first_access(
-    tenant: str, model: str, max_tokens: int | None, choices: int, feature: Feature | None, alias: str = ""
+    tenant: str,
+    model: str,
+    max_tokens: int | None,
+    choices: int,
+    feature: Feature | None,
+    alias: str = "",
+    external: bool = False,
 ) -> AccessRequest:
     """Return what the first decision is about."""
     return AccessRequest(
@@ -332,6 +338,7 @@ def first_access(
         choices=choices,
         feature=feature,
         alias=alias,
+        external=external,
     )
 
 

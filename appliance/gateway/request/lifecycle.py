@@ -134,7 +134,7 @@ class Lifecycle:
         self.model = dependencies.models[request.model]
         self.adapter = self.model.adapters.get(request.adapter, b"")
         """Digest of the adapter with which the model serves it, or nothing."""
-        self.call = _call(request, dependencies.batch, self.adapter)
+        self.call = _call(request, dependencies.batch, self.adapter, self.model.runner)
         self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
         self._names = _names(request)
         self._content = content_of(request)
@@ -179,7 +179,7 @@ class Lifecycle:
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
         tenant, alias = self.principal.tenant, self.call.alias
-        access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias)
+        access = first_access(tenant, self.model.name, max_tokens, choices, feature, alias, self.call.external)
         access = replace(access, batch=bool(self.call.batch), content=self._content, end_user=self.call.end_user)
         access = replace(access, adapter=self.call.adapter, asleep=self.model.sleep_state.asleep)
         if self.call.adapter:
@@ -199,7 +199,7 @@ class Lifecycle:
         decision = reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
-        trace.annotate(policy_namespace=reservation.obligations.namespace.value)
+        trace.annotate(policy_namespace=reservation.obligations.namespace.value, runner=self.call.runner)
         return reservation
 
     async def reserve(
@@ -439,18 +439,18 @@ async def _awaken(life: Lifecycle, until: float) -> None:
         life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 
 
-def _call(request: AnyRequest, batch: str, digest: bytes) -> Call:
-    """Return what the entry of a request has of it; ``digest`` is its adapter's."""
+def _call(request: AnyRequest, batch: str, digest: bytes, runner: str) -> Call:
+    """Return what the entry of a request has of it; ``digest`` is its adapter's, ``runner`` its model's."""
     names = request.model, request.operation.value, request.alias
     end_user = request.end_user if isinstance(request, _OF_USERS) else ""
-    return Call(request.request_id, *names, batch, request.adapter, digest.hex(), end_user)
+    return Call(request.request_id, *names, batch, request.adapter, digest.hex(), end_user, runner)
 
 
 def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
     obligations, batch = reservation.obligations, bool(call.batch)
-    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region)
+    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region, call.external)
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from appliance.common.external_config import EXTERNAL
 from appliance.gateway.generate_request import (
     AnyRequest,
     EmbedRequest,
@@ -20,6 +21,7 @@ from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from policy.adapters import base_of, served_by, split
 from policy.model import ModelState, PolicySet, Route, Tenant
+from policy.outside import may_leave
 from policy.routes import RouteChoice, choose, draw_of, visible_route
 
 _Lists = tuple[tuple[str, ...], tuple[str, ...]]
@@ -97,6 +99,8 @@ class Routing:
         shared = self.models.get(model)
         if shared is not None and (not takes(shared.runner, request) or (adapter and adapter not in shared.adapters)):
             return ModelState.UNREADY
+        if shared is not None and shared.runner == EXTERNAL and not may_leave(tenant):
+            return ModelState.UNREADY
         asleep = ModelState.READY if shared is None or shared.sleep_state.awake else self.asleep(shared, tenant.id)
         if shared is not None and shared.sleep_state.asleep and not tenant.features.wake:
             asleep = ModelState.UNREADY
@@ -112,11 +116,27 @@ class Routing:
         return ModelCard(route.id, created, min(contexts, default=0), runner)
 
 
+def not_passed_on(request: AnyRequest) -> tuple[str, str] | None:
+    """Return what of a request no external model gives, and the field that asks for it; None where there is nothing."""
+    if not isinstance(request, GenerateRequest):
+        return None
+    tools, grammar = request.tools, request.grammar
+    asked = (
+        ("log-probabilities", "logprobs", request.logprobs >= 0),
+        ("log-probabilities of the prompt", "prompt_logprobs", request.prompt_logprobs >= 0),
+        ("structured output", "" if grammar is None else grammar.param, grammar is not None),
+        ("a call of a tool that must be made", "" if tools is None else tools.param, tools is not None and tools.held),
+        ("deterministic answers", "deterministic", request.deterministic),
+        ("typical_p", "typical_p", request.sampling.typical_p < 1.0),
+    )
+    return next(((what, param) for what, param, wanted in asked if wanted), None)
+
+
 def takes(runner: str, request: AnyRequest) -> bool:
     """Return whether a model with this runner does what a request asks for. Every model has a tokenizer, and can be
     attested."""
     if isinstance(request, GenerateRequest):
-        return runner not in ("embed", "classify")
+        return runner not in ("embed", "classify") and (runner != EXTERNAL or not_passed_on(request) is None)
     if isinstance(request, EmbedRequest):
         return runner == "embed"
     if isinstance(request, ScoreRequest):

@@ -15,6 +15,7 @@ from appliance.common.errors import (
     ModelNotFoundError,
     UnavailableError,
 )
+from appliance.common.external_config import EXTERNAL
 from appliance.common.ids import new_request_id
 from appliance.common.kv_shares import account_names, quotas_of
 from appliance.gateway.generate_request import (
@@ -42,7 +43,7 @@ from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
 from appliance.gateway.request.operator_drain import OperatorDrain, check_taking
-from appliance.gateway.request.routing import Routing, takes
+from appliance.gateway.request.routing import Routing, not_passed_on, takes
 from appliance.gateway.request.scoring import ScoringSession
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.shadow import Shadows
@@ -387,6 +388,9 @@ def _check_work(name: str, runner: str, request: AnyRequest) -> None:
     """
     if takes(runner, request):
         return
+    if runner == EXTERNAL and (lacking := not_passed_on(request)) is not None:
+        what, param = lacking
+        raise InvalidRequestError(f"the model {name} is external: {what} cannot be had from it", param=param)
     does = {"embed": "gives embeddings", "classify": "classifies"}.get(runner, "generates text")
     lacks = "it has no labels" if runner == "embed" else "it scores no texts"
     if isinstance(request, GenerateRequest):

@@ -17,6 +17,7 @@ from appliance.common.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from appliance.common.external_config import EXTERNAL
 from appliance.gateway.generate_request import Event, GenerateRequest, Grammar, Operation, Sink, TokenPrompt
 from appliance.gateway.request.assembler import Assembler
 from appliance.gateway.request.follower import Follower, RunProgress
@@ -141,7 +142,9 @@ class Session:
                 "grant it in the policy",
                 param="deterministic",
             )
-        wanted = asked or granted is Determinism.ALWAYS
+        # Where the policy allows external models by name, it takes back what the class promises of them.
+        waived = obligations.external and self.life.model.runner == EXTERNAL
+        wanted = asked or (granted is Determinism.ALWAYS and not waived)
         ready = self.life.pair.engine.capacity
         if wanted and ready is not None and not ready.deterministic:
             remedy = "leave deterministic out, or ask for another model" if asked else "ask for another model"

@@ -27,7 +27,7 @@ from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
 from policy.kept import keeps_files
 from policy.model import PolicySet
-from policy.outside import region_rule
+from policy.outside import may_leave, region_rule
 from policy.routes import leads
 
 
@@ -48,6 +48,8 @@ class Admitted:
     """Whole name of its adapter; empty: without one."""
     region: str = ""
     """Region of the appliance; empty for none."""
+    external: bool = False
+    """Whether the model is computed outside of the appliance."""
 
 
 def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
@@ -102,6 +104,12 @@ def reason_to_end(
     if region_rule(tenant, admitted.model, admitted.region) is not None:
         return PermissionDeniedError(
             f"the model {name} may not be served to this tenant in this region any more; the request was stopped",
+            param="model",
+        )
+    if admitted.external and not may_leave(tenant):
+        return PermissionDeniedError(
+            f"this tenant may not use the model {name}, which is computed outside of this appliance, any more; the "
+            "request was stopped",
             param="model",
         )
     if admitted.batch and not keeps_files(tenant):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from appliance.common.external_config import EXTERNAL
 from appliance.gateway.sandboxes.engine_link import LAST_PLACES, MAX_LIVE_REQUESTS, EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from policy.model import IsolationClass, ModelState
@@ -36,7 +37,7 @@ def model_state(
         return asleep
     # Sandboxes of its own are booted for the first request, which waits for them: a model without them yet is as good
     # as one that has them, or it would never get any.
-    engines = own if isolation_class.own_engine else shared
+    engines = own if isolation_class.own_engine and shared.runner != EXTERNAL else shared
     texts = own if isolation_class.own_text else shared
     if engines is not None and (engines.engine is None or engines.draining or engines.hangs.get("engine")):
         return ModelState.UNREADY

@@ -11,6 +11,9 @@ from appliance.common.errors import (
     ApplianceError,
     ContextLengthError,
     DeadlineExceededError,
+    ExternalModelBusyError,
+    ExternalModelError,
+    ExternalModelLateError,
     IntegrityError,
     InternalError,
     InvalidRequestError,
@@ -199,5 +202,17 @@ _FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
         retry_after_s=RETRY_AFTER_S,
     ),
     FailureCode.INTERNAL: lambda: InternalError("the engine met a defect while serving this request"),
+    FailureCode.ENDPOINT_FAILED: lambda: ExternalModelError(
+        "the cluster that computes this model did not answer, or broke off", retry_after_s=RETRY_AFTER_S
+    ),
+    FailureCode.ENDPOINT_BUSY: lambda: ExternalModelBusyError(
+        "the cluster that computes this model takes no more requests now", retry_after_s=RETRY_AFTER_S
+    ),
+    FailureCode.ENDPOINT_LATE: lambda: ExternalModelLateError(
+        "the cluster that computes this model gave no token for too long"
+    ),
+    FailureCode.ENDPOINT_WRONG: lambda: ExternalModelError(
+        "the cluster that computes this model answered with what is no answer to this request"
+    ),
 }
 """Errors that callers see, by the engine's failure code."""

@@ -16,7 +16,17 @@ import structlog
 
 from appliance.common.control import Control, Release, Want
 from appliance.common.errors import NoPlaceLeftError
-from appliance.common.residency import NOTHING, Key, Need, NoPlaceError, Residency, ResidentLimits, need_of
+from appliance.common.external_config import EXTERNAL
+from appliance.common.residency import (
+    NOTHING,
+    Key,
+    Need,
+    NoPlaceError,
+    Residency,
+    ResidentLimits,
+    need_of,
+    without_engine,
+)
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from policy.model import IsolationClass, PolicySet
 
@@ -77,6 +87,8 @@ class TenantSandboxes:
             NoPlaceLeftError: its class asks for sandboxes of its own, and there may be no more.
         """
         need = need_of(isolation_class)
+        if shared.runner == EXTERNAL:
+            need = without_engine(need)
         if need == NOTHING:
             return SandboxPair(shared, shared)
         key = shared.name, tenant

@@ -121,6 +121,7 @@ POLICY_RELOADS = "athanor.policy.reloads"
 OPERATOR_CALLS = "athanor.operator.calls"
 QUEUED_REQUESTS = "athanor.policy.queued_requests"
 DOWNGRADED_REQUESTS = "athanor.policy.downgraded_requests"
+EXTERNAL_OUTPUTS = "athanor.external.outputs"
 WAITING_REQUESTS = "athanor.policy.waiting_requests"
 DROPPED_SPANS = "athanor.telemetry.dropped_spans"
 CONNECTIONS = "athanor.connections"
@@ -310,6 +311,12 @@ COUNTERS = {
     ),
     DOWNGRADED_REQUESTS: Instrument(
         "{request}", "Requests served with low priority because they exceeded a limit.", frozenset({"rule"})
+    ),
+    EXTERNAL_OUTPUTS: Instrument(
+        "{output}",
+        "Outputs that the endpoint of an external model was asked for: ok, failed, busy, late, wrong (no answer to the "
+        "request), cancelled; and usage_differs, of those whose tokens the endpoint counted otherwise.",
+        frozenset({"model", "outcome"}),
     ),
     INTEGRITY_FAILURES: Instrument(
         "{request}",

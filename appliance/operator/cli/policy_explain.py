@@ -75,6 +75,9 @@ Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot 
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
 
 Asleep = Annotated[Names, typer.Option(metavar="NAME", help="Model that sleeps; may be repeated.")]
+External = Annotated[
+    Names, typer.Option(metavar="NAME", help="Model that is computed outside of the appliance; may be repeated.")
+]
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
@@ -105,6 +108,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     unready: Unready = None,
     busy: Busy = None,
     asleep: Asleep = None,
+    external: External = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
@@ -130,8 +134,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     now = replace(now, kv_tokens_held=kv_tokens_held, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
-    now = replace(now, end_user_output_tokens_left=end_user_output_left, asleep=tuple(asleep or ()))
-    now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
+    now = _with_states(replace(now, end_user_output_tokens_left=end_user_output_left), asleep, external, unready, busy)
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
@@ -149,6 +152,12 @@ def _content(size: int, fields: Sequence[str], roles: Sequence[str]) -> Content:
             if name not in known:
                 fail(exits.USAGE, f"{option} {name}: known are {', '.join(known)}")
     return Content(bytes=size, fields=frozenset(fields), roles=frozenset(roles))
+
+
+def _with_states(load: Load, asleep: Names, external: Names, unready: Names, busy: Names) -> Load:
+    """Return a load of this moment with the states of models."""
+    asleep_, external_, unready_, busy_ = (tuple(names or ()) for names in (asleep, external, unready, busy))
+    return _at_this_moment(replace(load, asleep=asleep_, external=external_, unready=unready_, busy=busy_))
 
 
 def _at_this_moment(load: Load) -> Load:

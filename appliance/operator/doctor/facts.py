@@ -251,6 +251,10 @@ class Model:
     """Whether weights and KV are in a card's memory."""
     int8: bool = False
     null: bool = False
+    external: str = ""
+    """Address of the endpoint that computes it; empty: the appliance does."""
+    endpoint_problem: str = ""
+    """Why the endpoint does not serve it."""
     path: str = ""
     pinned: str = ""
     """The digest that its files must have; empty: any."""

@@ -78,6 +78,14 @@ def _gateway(config: ApplianceConfig) -> Iterator[PathNeed]:
     for name, address in config.listen.addresses():
         if name.startswith("tenants.") and address.startswith("unix:"):
             yield PathNeed(f"socket of {name}", Path(address.removeprefix("unix:")), Use.BIND)
+    for model in config.models:
+        if (one := model.external) is not None:
+            files = (("key", one.api_key_file), ("authorities", one.ca_file))
+            yield from (
+                PathNeed(f"{what} of external model {model.name}", file, Use.READ)
+                for what, file in files
+                if file is not None
+            )
     yield PathNeed("run directory", config.run_dir, Use.ENTER)
     yield PathNeed("control socket", config.run_dir / CONTROL_SOCKET, Use.DEVICE)
 
@@ -121,7 +129,7 @@ def _fetch(config: ApplianceConfig) -> Iterator[PathNeed]:
 def _files(model: ModelConfig) -> tuple[Path, ...]:
     """Files of a model; none where it cannot be served, which its own check tells."""
     try:
-        engine, text = find_files(model.name, model.folder)
+        engine, text = find_files(model.name, model.folder, external=model.external is not None)
     except (ConfigError, OSError):
         return ()
     return tuple(path for _, path in (*engine, *text))

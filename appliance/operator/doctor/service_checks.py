@@ -206,8 +206,16 @@ def check_model(model: Model) -> Finding:
             means="it is not served",
             mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
         )
+    if model.endpoint_problem:
+        return Subject(Area.SERVICE, check).problem(
+            f"{model.external}: {model.endpoint_problem}",
+            means="its requests fail",
+            mend="models: external: url:, model:, api_key_file:, ca_file:    # in athanor.yaml, or the endpoint itself",
+        )
     pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
     pinned += f", signed by {model.signer[:16]}" if model.signer else ""
+    if model.external:
+        return Subject(Area.SERVICE, check).ok(f"computed at {model.external}, outside of this appliance{pinned}")
     kv = f"{size(model.kv_bytes)} of KV" if not model.on_card else "KV on its card"
     adapters = f", {size(model.adapter_bytes)} for adapters" if model.adapter_bytes else ""
     what = f"{size(model.weight_bytes)} of weights, {kv}{adapters}{pinned}"
@@ -220,7 +228,7 @@ def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, runni
     From sizes of files alone, since the host reads no model: what is told is about, or at least. The engine itself
     says what it holds, once it has loaded (``engine holds`` in the log).
     """
-    real = [model for model in models if not model.null and not model.problem]
+    real = [model for model in models if not (model.null or model.external or model.problem)]
     about = {model.name: _about(model) for model in real}
     least = {
         model.name: 0 if model.on_card else _beside_weights(model) + int(model.weight_bytes * LEAST_WEIGHT_SHARE)

@@ -26,6 +26,7 @@ from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account, with_witnesses
 from appliance.operator.doctor.certificate import read_certificate
+from appliance.operator.doctor.endpoint import endpoint_problem
 from appliance.operator.doctor.facts import (
     EXPIRY_DAYS,
     Access,
@@ -394,11 +395,12 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
 
 
 def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model:
-    null = model.runner == "null"
+    null, external = model.runner == "null", model.external is not None
     try:
-        engine, _ = find_files(model.name, model.folder)
+        engine, _ = find_files(model.name, model.folder, external=external)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
-        files = with_signer(read_model(model.name, model.folder), keys) if model.digest or keys else None
+        found = read_model(model.name, model.folder, external=external) if model.digest or keys else None
+        files = None if found is None else with_signer(found, keys)
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
@@ -411,6 +413,8 @@ def _model(model: ModelConfig, keys: tuple[str, ...], *, on_card: bool) -> Model
         on_card=on_card and model.gpu != "off",
         int8=model.weights == "int8",
         null=null,
+        external="" if model.external is None else model.external.url,
+        endpoint_problem="" if model.external is None else endpoint_problem(model.external),
         path=str(model.folder),
         pinned=model.digest,
         digest="" if files is None else files.digest,

@@ -37,6 +37,7 @@ def request(number: int) -> Entry:
         adapter="",
         adapter_digest="",
         listener="",
+        runner="model",
         end_user="",
         batch="",
     )

@@ -48,6 +48,7 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         adapter="",
         adapter_digest="",
         listener="",
+        runner="model",
         end_user="",
         batch="",
     )

@@ -46,6 +46,7 @@ def request(tenant: str, model: str, tokens: int = 10, end_user: str = "") -> En
         adapter="",
         adapter_digest="",
         listener="",
+        runner="model",
         end_user=end_user,
         batch="",
     )
