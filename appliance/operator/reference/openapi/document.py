@@ -234,7 +234,11 @@ def _errors() -> dict[str, Any]:
 
 
 def _request_headers() -> dict[str, Any]:
-    shapes = {"traceparent": ANY_TEXT, "x-request-timeout-ms": whole(1, MAX_TIMEOUT_MS), HEADER: text(1, MAX_SESSION_CHARS)}
+    shapes = {
+        "traceparent": ANY_TEXT,
+        "x-request-timeout-ms": whole(1, MAX_TIMEOUT_MS),
+        HEADER: text(1, MAX_SESSION_CHARS),
+    }
     return {
         name: {"name": name, "in": "header", "description": http.REQUEST_HEADERS[name], "schema": schema}
         for name, schema in shapes.items()
