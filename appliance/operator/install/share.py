@@ -43,6 +43,7 @@ PATTERNS = (
     "docs/*.md",
     "docs/reference/*.md",
     "examples/*",
+    "deploy/*/*",
     "bench/*.md",
     "bench/results/*.md",
     "bench/machines/*.json",
@@ -105,7 +106,7 @@ def _moved(data: bytes, share: PurePosixPath) -> bytes:
 
 
 PLACES = {
-    DOCUMENTS: "documents and examples",
+    DOCUMENTS: "documents, examples and recipes",
     DATA: "dashboards and alert rules",
     PurePosixPath("man"): "manual pages",
     PurePosixPath(): "completions of shells",

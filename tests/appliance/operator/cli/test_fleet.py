@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import tempfile
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.common.config_text import ConfigText
+from appliance.common.listen_config import ListenConfig
 from appliance.common.status import FleetStatus
 from appliance.operator.cli import exits
 from appliance.operator.fleet import HostState, compare
+from appliance.operator.fleet_file import read_fleet
 from tests.appliance import golden
 from tests.appliance.admin_server import STATUS, FakeAppliance, serve_admin
 from tests.appliance.gateway.front.pki import Authority, Pki
@@ -135,6 +139,22 @@ def test_a_list_with_a_mistake_is_refused(run: Run, tmp_path: Path, text: str, s
     path.write_text(text)
     shown = run("fleet", "status", "--hosts", str(path))
     assert (shown.exit_code, said in shown.stderr) == (exits.USAGE, True), shown.stderr
+
+
+def test_the_recipes_files_are_understood(root: Path) -> None:
+    """The list of hosts, and the section that each host has: it gives a notice longer than two failed looks of the
+    routers, whose recipes say how often they look."""
+    fleet = read_fleet(root / "deploy/fleet/fleet.yaml")
+    assert [host.name for host in fleet.hosts] == ["host-a", "host-b"] and fleet.tls is not None
+    written = ConfigText(root / "deploy/fleet/athanor.listen.yaml").values["listen"]
+    listen = ListenConfig.model_validate(written)
+    assert listen.fleet_key is not None and listen.metrics_token is not None
+    for name, pattern in (
+        ("haproxy.cfg", r"inter (\d+)s fall (\d+)"),
+        ("envoy.yaml", r"interval: (\d+)s\n *unhealthy_threshold: (\d+)"),
+    ):
+        (times, *_) = re.findall(pattern, (root / "deploy/fleet" / name).read_text())
+        assert listen.drain_notice_s > int(times[0]) * int(times[1])
 
 
 @contextlib.contextmanager
