@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from appliance.common.cards import CardStatus
 from appliance.common.figures import counted, printable
+from appliance.common.fleet_status import FleetStatus
 
 UNSAFE_KINDS = ("none", "unsafe")
 """Sandbox kinds that begin so are no sandbox: shown loudly wherever they appear."""
@@ -371,18 +372,6 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetStatus:
-    """A host's part in a fleet: what must be equal on all hosts beside the policy, and whether it drains."""
-
-    key: str = ""
-    """Fingerprint of the fleet's key in hex; empty where it has none."""
-    models: dict[str, str] = field(default_factory=dict)
-    """Digest of each configured model's files as the configuration pins it, by name; empty where it is not pinned."""
-    draining: bool = False
-    """Whether it takes no requests, or soon will not: by the operator's word, or because it stops."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApplianceStatus:
     """State of the whole appliance."""
 
@@ -406,7 +395,7 @@ class ApplianceStatus:
     """Alerts of now, the worst first, as on the console."""
     cards: tuple[CardStatus, ...] = ()
     """GPUs that models use."""
-    fleet: FleetStatus = FleetStatus()
+    fleet: FleetStatus = field(default_factory=FleetStatus)
     """Its part in a fleet."""
 
 

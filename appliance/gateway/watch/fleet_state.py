@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from appliance.common.status import FleetStatus
+from appliance.common.fleet_status import FleetStatus
 from appliance.gateway.config_file import ConfigFile
 from appliance.gateway.front.affinity import SessionAffinity
 from appliance.gateway.request.operator_drain import OperatorDrain

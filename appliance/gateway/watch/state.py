@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from appliance.common.clocks import Clocks
+from appliance.common.fleet_status import FleetStatus
 from appliance.common.status import (
     Alert,
     ApplianceLoad,
     ApplianceStatus,
-    FleetStatus,
     Latency,
     ModelView,
     Point,

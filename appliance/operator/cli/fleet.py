@@ -96,6 +96,7 @@ def drain(
     Its readiness turns to 503 at once; for the notice of its configuration (`listen.drain_notice_s`) it still takes
     what routers send. Requests that run go on. The exit status is 1 where some run still after the wait.
     """
+    from appliance.common.figures import counted
     from appliance.operator.fleet import look
 
     fleet, context = _read(hosts)
@@ -111,7 +112,8 @@ def drain(
         fail(exits.REFUSED, f"no other host than {host} takes requests", "--last drains it all the same")
     running = _drained(chosen, context, wait)
     if running:
-        fail(exits.REFUSED, f"{running} requests run still on {host} after {wait:g} s; it takes no more")
+        left = counted(running, "request")
+        fail(exits.REFUSED, f"{left} still on {host} after {wait:g} s; it takes no more")
     output().print(f"{host} takes no more requests, and none runs", markup=False)
 
 

@@ -106,7 +106,7 @@ def _moved(data: bytes, share: PurePosixPath) -> bytes:
 
 
 PLACES = {
-    DOCUMENTS: "documents, examples and recipes",
+    DOCUMENTS: "documents and examples",
     DATA: "dashboards and alert rules",
     PurePosixPath("man"): "manual pages",
     PurePosixPath(): "completions of shells",

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from appliance.common.config_text import ConfigText
+from appliance.common.fleet_status import FleetStatus
 from appliance.common.listen_config import ListenConfig
-from appliance.common.status import FleetStatus
 from appliance.operator.cli import exits
 from appliance.operator.fleet import HostState, compare
 from appliance.operator.fleet_file import read_fleet
@@ -105,7 +105,7 @@ def test_a_drain_waits_until_nothing_runs(run: Run) -> None:
     with two_hosts() as (path, _, other):
         line = "fleet", "drain", "b", "--hosts", str(path)
         shown = run(*line, "--wait", "0")
-        assert (shown.exit_code, other.draining) == (exits.REFUSED, True) and "1 requests run still" in shown.stderr
+        assert (shown.exit_code, other.draining) == (exits.REFUSED, True) and "1 request still on b" in shown.stderr
         other.live = []
         assert run(*line).exit_code == exits.OK
         assert run(*line, "--resume").exit_code == exits.OK and not other.draining
