@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,13 @@ class Hosts:
         entries = [entry for one in self.served for entry in written(one.state / "audit")]
         return sum(entry["kind"] == "request" and entry["outcome"] == "ok" for entry in entries)
 
+    @staticmethod
+    def insecure() -> ssl.SSLContext:
+        """For clients that ask a host past the router, by its number, which its certificate does not name."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
     def wait_ready(self, number: int) -> None:
         """Until one serves."""
         until = time.monotonic() + 60
@@ -88,9 +96,9 @@ class Hosts:
         raise AssertionError("the host did not come back")
 
 
-@pytest.fixture(scope="module")
-def hosts(runsc_path: Path, root: Path, certificates: Certificates) -> Iterator[Hosts]:
-    """With one fleet key and the credentials of the first."""
+@contextlib.contextmanager
+def two_hosts(root: Path, certificates: Certificates) -> Iterator[Hosts]:
+    """Two hosts with one fleet key and the credentials of the first, and nginx in front of them."""
     program("nginx")
     key = certificates.folder / "fleet.key"
     key.write_text("0123456789abcdef" * 4)
@@ -105,6 +113,13 @@ def hosts(runsc_path: Path, root: Path, certificates: Certificates) -> Iterator[
         addresses = [str(served.ready["http"]).rpartition("//")[2] for served in (one, other)]
         with nginx(certificates, router(root, certificates, addresses, port), port):
             yield Hosts((one, other), port)
+
+
+@pytest.fixture(scope="module")
+def hosts(runsc_path: Path, root: Path, certificates: Certificates) -> Iterator[Hosts]:
+    """Two hosts that all tests but that of a stop share: it needs its own."""
+    with two_hosts(root, certificates) as found:
+        yield found
 
 
 def settled(certificates: Certificates, hosts: Hosts) -> dict[str, set[str]]:
@@ -214,3 +229,29 @@ def test_a_picker_reads_each_host(hosts: Hosts) -> None:
                 assert re.search(r"^vllm:num_requests_waiting 0$", answer.text, re.MULTILINE)
                 assert re.search(r"^vllm:cache_config_info\{block_size=\"\d+\"", answer.text, re.MULTILINE)
             assert (client.get("/metrics/picker/none")).status_code == 404
+
+
+def test_a_stop_loses_nothing(runsc_path: Path, root: Path, certificates: Certificates) -> None:
+    """SIGTERM to one of two hosts under load: its readiness is 503 while it still takes requests, for as long as its
+    notice; then its listener closes, and it ends. All 600 answers are whole, streams included."""
+    with two_hosts(root, certificates) as hosts:
+        key, served = hosts.served[0].keys[0], hosts.served[0]
+        url, looks = str(served.ready["http"]), list[tuple[float, int, int]]()
+
+        def stop() -> None:
+            served.process.send_signal(signal.SIGTERM)
+            began, headers = time.monotonic(), {"authorization": f"Bearer {key}"}
+            with contextlib.suppress(httpx.ConnectError):
+                while True:
+                    with httpx.Client(verify=hosts.insecure(), headers=headers, timeout=10) as client:
+                        ready, taken = (client.get(url + path).status_code for path in ("/health/ready", "/v1/models"))
+                    looks.append((time.monotonic() - began, ready, taken))
+                    time.sleep(0.05)
+
+        seen = load(certificates, hosts.port, key, names(2 * REQUESTS), blow=stop)
+        print(f"fleet: stop of one of two hosts: {dict(counted(seen))} of {2 * REQUESTS}; last look {looks[-1]}")
+        assert counted(seen) == {"whole": 2 * REQUESTS}, [one for one in seen if one.outcome != "whole"][:5]
+        told = [one for one in looks if one[1] == 503]
+        assert told and all(taken == 200 for _, _, taken in told)
+        assert told[0][0] < NOTICE_S / 2 and told[-1][0] > NOTICE_S / 2
+        assert served.process.wait(40) == 0
