@@ -72,7 +72,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def null_appliance(
+def null_appliance(  # noqa: PLR0913 - each is one knob of a measurement
     step_us: int,
     profile: Path | None = None,
     *,
@@ -81,12 +81,17 @@ def null_appliance(
     max_num_seqs: int = 256,
     audit: bool = False,
     program: tuple[str, ...] = ("-m", "appliance.operator.cli"),
+    listen: dict[str, Any] | None = None,
+    like: Served | None = None,
 ) -> Iterator[Served]:
     """An appliance with the null engine, for the time of a block; ``max_num_seqs`` requests run in it at once. With
-    ``audit`` it keeps an audit log, and so a usage book; ``program`` is what Python runs as ``athanor``."""
+    ``audit`` it keeps an audit log, and so a usage book; ``program`` is what Python runs as ``athanor``; ``listen``
+    are further keys of that section; the credentials are those of ``like``, where it is given."""
     with tempfile.TemporaryDirectory(prefix="athanor-host-") as folder:
         state = Path(folder)
         keys = prepare_keys(state)
+        for name in ("credentials.json", "pepper") if like is not None else ():
+            (state / name).write_bytes((like.state / name).read_bytes())
         (state / "policy.yaml").write_text(policy)
         http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
         model = {
@@ -98,7 +103,7 @@ def null_appliance(
             "max_num_seqs": max_num_seqs,
         }
         config = {
-            "listen": {"http": http, "grpc": rpc, "admin": admin},
+            "listen": {"http": http, "grpc": rpc, "admin": admin, **(listen or {})},
             "models": [model],
             "policy": "policy.yaml",
             "credentials": "credentials.json",
@@ -121,7 +126,7 @@ def null_appliance(
             line = process.stdout.readline() if ready else b""
             if not line:
                 raise RuntimeError("the appliance did not start:\n" + (state / "log").read_text()[-3000:])
-            yield Served(process, json.loads(line), list(keys.values()), state)
+            yield Served(process, json.loads(line), list(keys.values()) if like is None else like.keys, state)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)

@@ -58,6 +58,7 @@ DOCUMENTS = (
     "docs/batches.md",
     "docs/stored-responses.md",
     "docs/adapters.md",
+    "docs/fleet.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
 """Where a path in a document may begin."""

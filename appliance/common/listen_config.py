@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from appliance.common.addresses import collide, listens_on_loopback, split_address
-from appliance.common.config_section import Section
+from appliance.common.config_section import SECONDS, Section
 from appliance.common.origins import MAX_ORIGINS, check_origin
 
 MAX_OWN_LISTENERS = 32
@@ -119,6 +119,13 @@ class ListenConfig(Section):
     metrics_token: Path | None = Field(default=None, strict=False)
     """File of the token that a scraper of `metrics` must send (`authorization: Bearer TOKEN`): 32 to 512 characters.
     Read at the start. Left out: none is needed."""
+    fleet_key: Path | None = Field(default=None, strict=False)
+    """File of the key that all hosts of a fleet have (docs/fleet.md), 64 hex digits: answers then have the header
+    x-session-affinity, by which a router keeps a session on one host. Read at the start. Left out: there is no such
+    header."""
+    drain_notice_s: Annotated[float, Field(ge=0, le=30), SECONDS] = 0.0
+    """Time between a drain, or a stop, and the first refusal. Readiness is 503 from its beginning, answers end their
+    connections, and requests are taken still: longer than a router's health checks need to see it (docs/fleet.md)."""
     tls: TlsConfig | None = None
     """TLS for the HTTP and the gRPC listener. Without this section both speak plain text."""
     trusted_proxies: tuple[str, ...] = Field(default=(), max_length=64, strict=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from appliance.common.cards import CardStatus
 from appliance.common.figures import counted, printable
+from appliance.common.fleet_status import FleetStatus
 
 UNSAFE_KINDS = ("none", "unsafe")
 """Sandbox kinds that begin so are no sandbox: shown loudly wherever they appear."""
@@ -394,6 +395,8 @@ class ApplianceStatus:
     """Alerts of now, the worst first, as on the console."""
     cards: tuple[CardStatus, ...] = ()
     """GPUs that models use."""
+    fleet: FleetStatus = field(default_factory=FleetStatus)
+    """Its part in a fleet."""
 
 
 SERVING_STATES = ("serving", "starting", "failed", "hung", "draining", "waking", "asleep")

@@ -66,8 +66,10 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
 from appliance.gateway.watch.disks import Disks
+from appliance.gateway.watch.fleet_state import fleet_status
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
+from appliance.gateway.watch.picker_page import picker_page
 from appliance.gateway.watch.state import ApplianceState
 from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.model import PolicySet, Retention
@@ -249,13 +251,16 @@ class Gateway:
             self._stop.set()
 
     async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
-        listen, keys = self._config.listen, self._credentials.status
+        listen, keys, render = self._config.listen, self._credentials.status, self._telemetry.metrics.render
         resolver = self._credentials.resolver(self._service)
-        settings = FrontEndSettings.of(listen, self._certificate)
+        drain = self._service.operator_drain
+        drain.notice_s = listen.drain_notice_s
+        settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
+        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._sleep) as admin,
-            serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
+            serve_metrics(listen, render, gauges.refresh, self._state.readiness, picker_page(self._service)) as metrics,
         ):
             door = front.places, front.handshakes, front.starts, front.stranger_time
             gauges.door = DoorGauges(*door, front.background)
@@ -266,10 +271,7 @@ class Gateway:
                 task.add_done_callback(_log_failure)
                 background.append(task)
             await self._stop.wait()
-            notify.stopping()
-            log.info("draining", seconds=DRAIN_S)
-            self._service.begin_drain()
-            await front.stop(DRAIN_S)
+            await _leave(self._service, front, listen.drain_notice_s)
 
     async def _reload(self) -> ReloadOutcome:
         """Replace policy, keys and what of the configuration can change in a process that runs, or keep all of them."""
@@ -421,6 +423,19 @@ def _look_at_idle(sleep: SleepControl, freezer: Freezer, sandboxes: Sandboxes) -
 
 def _count_thaw(telemetry: OtelTelemetry, model: str) -> None:
     telemetry.count(names.SANDBOX_THAWS, model=model)
+
+
+async def _leave(service: GatewayService, front: FrontEnds, notice_s: float) -> None:
+    """Stop serving: say so first, for as long as routers need to see it, then take no connection and drain."""
+    notify.stopping()
+    service.operator_drain.leaving = True
+    front.refresh()
+    if notice_s:
+        log.info("about to drain: readiness says so, requests are taken", seconds=notice_s)
+        await asyncio.sleep(notice_s)
+    log.info("draining", seconds=DRAIN_S)
+    service.begin_drain()
+    await front.stop(DRAIN_S)
 
 
 async def _accept(front: FrontEnds, models: dict[str, ModelSandboxes]) -> None:

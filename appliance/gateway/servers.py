@@ -24,6 +24,7 @@ from appliance.common.addresses import split_address
 from appliance.common.errors import StartError
 from appliance.common.held_sockets import HeldSockets
 from appliance.common.listen_config import ListenConfig, TlsConfig
+from appliance.gateway.front.affinity import open_affinity
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies
@@ -102,11 +103,15 @@ class FrontEndSettings:
     )
     """Gives a listening socket of HTTP by name and address: makes one by the third argument, or takes one that was
     kept, where connections then wait for ``FrontEnds.accept``."""
+    leaving: Callable[[], bool] = lambda: False
+    """Whether connections shall end with their next answers because a drain has begun."""
     settle: Callable[[], None] = lambda: None
     """Called once all sockets are bound."""
 
     @classmethod
-    def of(cls, listen: ListenConfig, certificate: CertificateDates) -> FrontEndSettings:
+    def of(
+        cls, listen: ListenConfig, certificate: CertificateDates, leaving: Callable[[], bool] = lambda: False
+    ) -> FrontEndSettings:
         """Return the settings for the configured addresses and certificates; HTTP's socket is kept over restarts."""
         http_host, http_port = split_address(listen.http)
         grpc_host, grpc_port = split_address(listen.grpc)
@@ -122,7 +127,10 @@ class FrontEndSettings:
             own=own_addresses(listen),
             listen=kept.listen,
             settle=kept.settle,
-            http=HttpSettings(cross_origin=CrossOrigin(frozenset(listen.cors_origins))),
+            leaving=leaving,
+            http=HttpSettings(
+                cross_origin=CrossOrigin(frozenset(listen.cors_origins)), affinity=open_affinity(listen.fleet_key)
+            ),
         )
 
 
@@ -348,6 +356,7 @@ class FrontEnds:
             shared.refresh()
         for listener in self._listeners.values():
             listener.look()
+            listener.announce(ending=self._settings.leaving())
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._ready() else kinds.NOT_SERVING
         for name in ("", SERVICE, USAGE_SERVICE, HEALTH):
@@ -373,7 +382,9 @@ async def serve_front_ends(
     demands = settings.tls is not None and settings.tls.http_clients == "required"
     of_http = replace(settings.http, demands_certificate=demands)
     http = HttpFrontEnd(service, resolver, of_http, ready, settings.proxies, stored)
-    rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies)
+    rpcs = GrpcFrontEnd(
+        service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies, settings.http.affinity
+    )
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()
     try:

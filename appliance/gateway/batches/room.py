@@ -46,7 +46,7 @@ class Room:
         """Return whether a line of a tenant may begin now, beside so many that run; ``model`` is the model or route of
         its batch's last line, empty while none is known. None may while the operator drains; of a tenant that is
         gone all may: each ends with an error."""
-        if self.drain.draining:
+        if self.drain.begun:
             return False
         known = self.ledger.policy.tenants.get(tenant)
         if known is None:

@@ -150,6 +150,16 @@ class Listener:
         for connection in self._opened.connections:
             connection.end_after_answer()
 
+    def announce(self, *, ending: bool) -> None:
+        """Let each connection end with its next answer while others are accepted, or no longer. Idempotent; nothing
+        after ``end_accepting``."""
+        if self._closed:
+            return
+        self._opened.ending = ending
+        if ending:
+            for connection in self._opened.connections:
+                connection.end_after_answer()
+
     async def linger(self, longest_s: float) -> float:
         """Wait while connections are open, or in their handshakes, at most so long; gives the seconds."""
         clock = asyncio.get_running_loop().time

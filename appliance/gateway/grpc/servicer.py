@@ -31,6 +31,7 @@ from appliance.common.errors import (
 )
 from appliance.common.ids import new_request_id
 from appliance.common.scopes import Scope
+from appliance.gateway.front.affinity import HEADER, SessionAffinity
 from appliance.gateway.front.auth import Auth, Resolver, require
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.connections import Connections, network_of
@@ -99,6 +100,7 @@ class _Call:
         self.address = proxies.client_of(wire.address, named)
         """The caller's address, also behind a trusted proxy."""
         self.authorization = [value for name, value in wire.metadata if name == "authorization"]
+        self.sessions = [value for name, value in wire.metadata if name == HEADER]
         self.facts = CallContext(
             route=method,
             front_end="grpc",
@@ -148,8 +150,9 @@ class GrpcFrontEnd:
         padding: Padding | None = None,
         max_calls: int = MAX_CALLS,
         proxies: TrustedProxies | None = None,
+        affinity: SessionAffinity | None = None,
     ) -> None:
-        self._proxies = proxies or TrustedProxies()
+        self._proxies, self._affinity = proxies or TrustedProxies(), affinity
         self.health = WatchedHealth()
         self._service = service
         self._resolver = resolver
@@ -273,12 +276,13 @@ class GrpcFrontEnd:
     @asynccontextmanager
     async def _session(self, call: _Call, request_id: str) -> AsyncIterator[Cut]:
         """Begin a session, for which a drain waits, and which it may cut."""
+        affinity = () if self._affinity is None else self._affinity.rows(_principal(call).credential, call.sessions)
         cut = Cut()
         self._live.add(cut)
         self._idle.clear()
         try:
             call.request_id = request_id
-            await call.wire.send_initial_metadata((("x-request-id", request_id),))
+            await call.wire.send_initial_metadata((("x-request-id", request_id), *affinity))
             yield cut
         finally:
             self._live.discard(cut)

@@ -24,6 +24,7 @@ from appliance.common.errors import (
 from appliance.common.ids import new_request_id
 from appliance.common.scopes import Scope
 from appliance.common.version import VERSION
+from appliance.gateway.front.affinity import HEADER
 from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, require
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
@@ -178,6 +179,8 @@ class HttpFrontEnd:
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding
             _claim(exchange, exchange.principal.tenant)
+            if (affinity := self._settings.affinity) is not None:
+                exchange.everywhere += affinity.rows(exchange.principal.credential, exchange.head.values(HEADER))
             if scope is not None:
                 require(exchange.principal, scope)
         if route is not None:

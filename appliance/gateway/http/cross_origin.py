@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.gateway.front.affinity import HEADER
 from appliance.gateway.http.head import RequestHead
 from appliance.gateway.http.header_fields import Headers
 
@@ -19,7 +20,7 @@ takes away is asked about again soon. Its answers are kept from the page at once
 METHODS = ("GET", "POST", "DELETE")
 """Those of the routes; HEAD needs no leave."""
 
-REQUEST_HEADERS = ("authorization", "x-api-key", "content-type", "traceparent", "x-request-timeout-ms", "*")
+REQUEST_HEADERS = ("authorization", "x-api-key", "content-type", "traceparent", "x-request-timeout-ms", HEADER, "*")
 """Headers that a page may send. The star is for what clients add of their own and nothing here reads
 (``x-stainless-os``, ``anthropic-version``); it does not stand for ``authorization``."""
 
@@ -31,6 +32,7 @@ ANSWER_HEADERS = (
     "retry-after-ms",
     "x-should-retry",
     "x-athanor-ignored",
+    HEADER,
 )
 """Headers of answers that a page may read, besides those that every page may."""
 

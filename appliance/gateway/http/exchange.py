@@ -55,9 +55,10 @@ class Exchange:
         """Deadline after which the caller has no use for the answer, in seconds of ``time.monotonic``."""
         self.computed = False
         """Whether an engine has worked for the answer; the moment of the answer then shows how long."""
+        self.everywhere = everywhere or []
+        """Headers that any answer to this request has."""
         self.paced: PacedEvents | None = None
         """The padded stream, once begun."""
-        self._everywhere = everywhere or []
         self._hurry = asyncio.Event()
         self._look: asyncio.TimerHandle | None = None
         self._begun = time.monotonic()
@@ -214,5 +215,5 @@ class Exchange:
     def _rows(self, rows: header_fields.Headers, request_id: str) -> header_fields.Headers:
         """The headers of every answer behind these, padded where the tenant's answers are."""
         took_ms = int((time.monotonic() - self._begun) * 1_000)
-        rows = [*rows, *self._everywhere, ("x-request-id", request_id), ("openai-processing-ms", str(took_ms))]
+        rows = [*rows, *self.everywhere, ("x-request-id", request_id), ("openai-processing-ms", str(took_ms))]
         return rows if self.padding is None else self.padding.head(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from appliance.gateway.front.affinity import SessionAffinity
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.http.cross_origin import CrossOrigin
@@ -38,5 +39,7 @@ class HttpSettings:
     """Names (with port, as sent) that the Host header must be one of; empty: any. Guards against DNS rebinding."""
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     """Pages of other origins that may call."""
+    affinity: SessionAffinity | None = None
+    """Makes the tags of sessions; None where the appliance is in no fleet. gRPC takes it from here too."""
     demands_certificate: bool = False
     """Whether callers without a client certificate are refused, but for health."""

@@ -1,10 +1,12 @@
 """Routes of a scrape: metrics and readiness, which change nothing. The admin listener has them among others; the
 metrics listener has no others.
 
-=================  =============================================================
-GET  /metrics      Prometheus text, or OpenMetrics with exemplars where asked for
-GET  /health/ready 200 when a request can be served, else 503 with the reason
-=================  =============================================================
+============================  =============================================================
+GET  /metrics                 Prometheus text, or OpenMetrics with exemplars where asked for
+GET  /metrics/picker          gauges for an endpoint picker, of all models (the metrics listener alone)
+GET  /metrics/picker/MODEL    those of one model; 404 for no such model
+GET  /health/ready            200 when a request can be served, else 503 with the reason
+============================  =============================================================
 
 Beside them the metrics listener serves pages that say nothing about the machine, to anybody.
 """
@@ -41,6 +43,12 @@ SCHEME = b"bearer "
 VARIES = {"vary": "accept"}
 """Header of an answer in one of two forms."""
 
+PLAIN = "text/plain; version=0.0.4"
+"""Media type of Prometheus' text format."""
+
+MAX_NAME_CHARS = 128
+"""Characters of a model's name."""
+
 OPENMETRICS = "application/openmetrics-text"
 """Media type of the form that has exemplars; Prometheus asks for it and takes text too."""
 
@@ -53,7 +61,15 @@ Scrape = tuple[str, bytes]
 Render = Callable[[bool], Scrape]
 """Renders a scrape, in OpenMetrics if told so."""
 
+Picker = Callable[[str], str | None]
+"""Renders the gauges for an endpoint picker of a model, or of all where the name is empty; None for no such model."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def no_picker(_model: str) -> str | None:
+    """Return no gauges: there are no models."""
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +81,8 @@ class ScrapeParts:
     refresh: Callable[[], None]
     """Sets gauges and counters as of now."""
     ready: Callable[[], Readiness]
+    """Quick."""
+    picker: Picker = no_picker
     """Quick."""
 
 
@@ -98,6 +116,18 @@ def ready_endpoint(ready: Callable[[], Readiness]) -> Endpoint:
     return answer
 
 
+def picker_endpoint(picker: Picker) -> Endpoint:
+    """Return what answers ``GET /metrics/picker`` and ``GET /metrics/picker/MODEL``."""
+
+    async def answer(request: Request) -> Response:
+        body = picker(str(request.path_params.get("model", ""))[:MAX_NAME_CHARS])
+        if body is None:
+            return problem(404, "no such model")
+        return Response(body, media_type=PLAIN)
+
+    return answer
+
+
 def scrape_app(parts: ScrapeParts, pages: Sequence[Route] = (), *, token: bytes = b"", loopback: bool) -> ASGIApp:
     """Return the ASGI application of the metrics listener.
 
@@ -114,7 +144,14 @@ def scrape_app(parts: ScrapeParts, pages: Sequence[Route] = (), *, token: bytes 
         content_type, body = await recent[asks_for_openmetrics(request)].get()
         return Response(body, media_type=content_type, headers=VARIES)
 
-    routes = [Route("/metrics", metrics), Route("/health/ready", ready_endpoint(parts.ready)), *pages]
+    picker = picker_endpoint(parts.picker)
+    routes = [
+        Route("/metrics", metrics),
+        Route("/metrics/picker", picker),
+        Route("/metrics/picker/{model:path}", picker),
+        Route("/health/ready", ready_endpoint(parts.ready)),
+        *pages,
+    ]
     app: ASGIApp = Starlette(routes=routes)
     if token:
         app = _BearerOnly(app, token, frozenset(page.path for page in pages))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from appliance.common.errors import CancelledError
 from appliance.common.live_requests import MAX_LISTED, DrainStatus, LiveRequest, LiveRequests
 from appliance.gateway.request.lifecycle import Lifecycle
@@ -32,7 +34,7 @@ class LiveWork:
     def drain(self, draining: bool | None = None) -> DrainStatus:
         """Begin or end a drain, or leave it; gives its state."""
         if draining is not None:
-            self._service.operator_drain.draining = draining
+            self._service.operator_drain.set(draining, time.monotonic())
         return DrainStatus(draining=self._service.operator_drain.draining, running=len(self._service.live))
 
 

@@ -13,7 +13,7 @@ from appliance.common.errors import StartError, reason_of
 from appliance.common.listen_config import ListenConfig
 from appliance.common.status import Readiness
 from appliance.gateway.console.runbooks import runbooks_route
-from appliance.gateway.telemetry.scrape import Render, ScrapeParts, scrape_app
+from appliance.gateway.telemetry.scrape import Picker, Render, ScrapeParts, no_picker, scrape_app
 from appliance.gateway.watch.operator_server import ServerLimits, bind, serving
 
 LIMITS = ServerLimits(connections=16, answer_s=10.0)
@@ -25,7 +25,11 @@ TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{32,512}")
 
 @contextlib.asynccontextmanager
 async def serve_metrics(
-    listen: ListenConfig, render: Render, refresh: Callable[[], None], ready: Callable[[], Readiness]
+    listen: ListenConfig,
+    render: Render,
+    refresh: Callable[[], None],
+    ready: Callable[[], Readiness],
+    picker: Picker = no_picker,
 ) -> AsyncIterator[dict[str, str]]:
     """Serve metrics while the block runs, where the configuration names an address; gives it under ``metrics``, as a
     URL or ``unix:PATH``, or nothing.
@@ -38,7 +42,7 @@ async def serve_metrics(
         return
     token = b"" if listen.metrics_token is None else read_token(listen.metrics_token)
     loopback = listens_on_loopback(listen.metrics)
-    parts = ScrapeParts(metrics=render, refresh=refresh, ready=ready)
+    parts = ScrapeParts(metrics=render, refresh=refresh, ready=ready, picker=picker)
     app = scrape_app(parts, [runbooks_route()], token=token, loopback=loopback)
     async with serving(app, bind(listen.metrics, "metrics", LIMITS.connections), LIMITS) as shown:
         yield {"metrics": shown}

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from appliance.common.clocks import Clocks
+from appliance.common.fleet_status import FleetStatus
 from appliance.common.status import (
     Alert,
     ApplianceLoad,
@@ -60,6 +61,8 @@ class ApplianceState:
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
         self.work = LiveWork(service)
         """Requests that run, for the operator."""
+        self.fleet: Callable[[], FleetStatus] = FleetStatus
+        """This host's part in a fleet; the process puts it in place once its listeners are known."""
         self.cards = WatchedCards()
         """What the supervisor tells of GPUs."""
         self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
@@ -93,7 +96,7 @@ class ApplianceState:
         missing = self._missing()
         if self._service.operator_drain.draining:
             return Readiness(ready=False, reason="drained by the operator")
-        if any(model.draining for model in models.values()):
+        if self._service.operator_drain.leaving or any(model.draining for model in models.values()):
             return Readiness(ready=False, reason="draining")
         if missing:
             return Readiness(ready=False, reason=f"sandboxes of {', '.join(missing)} are not up")
@@ -132,6 +135,7 @@ class ApplianceState:
             latency=latency(self._traces.ended(WINDOW_S)),
             alerts=self.alerts(),
             cards=self.cards.cards,
+            fleet=self.fleet(),
         )
 
     def look(self, question: Question, page: str) -> Look:

@@ -16,6 +16,7 @@ from appliance.operator.cli.terminal import fail
 
 if TYPE_CHECKING:
     import http.client
+    import ssl
 
 T = TypeVar("T")
 
@@ -87,13 +88,15 @@ def ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S)
         fail(exits.UNREACHABLE, message, hint)
 
 
-def try_ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S) -> Answer:
-    """Ask, for a command that goes on without an answer.
+def try_ask(
+    admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S, tls: ssl.SSLContext | None = None
+) -> Answer:
+    """Ask, for a command that goes on without an answer. With ``tls`` an address may be ``https://HOST:PORT``.
 
     Raises:
         UnreachableError: with a message and a hint.
     """
-    status, body = _exchange(admin, path, method, timeout_s)
+    status, body = _exchange(admin, path, method, timeout_s, tls)
     try:
         return Answer(status, json.loads(body))
     except ValueError:
@@ -112,10 +115,12 @@ def try_text(admin: str, path: str, timeout_s: float = ANSWER_S) -> str:
     return body.decode("utf-8", "replace")
 
 
-def _exchange(admin: str, path: str, method: str, timeout_s: float) -> tuple[int, bytes]:
+def _exchange(
+    admin: str, path: str, method: str, timeout_s: float, tls: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
     import http.client
 
-    connection = _connection(admin, timeout_s)
+    connection = _connection(admin, timeout_s, tls)
     try:
         connection.request(method, path, headers={"accept": "application/json"})
         response = connection.getresponse()
@@ -145,7 +150,7 @@ def _stranger(admin: str) -> UnreachableError:
     )
 
 
-def _connection(admin: str, timeout_s: float) -> http.client.HTTPConnection:
+def _connection(admin: str, timeout_s: float, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
     import http.client
 
     from appliance.operator.cli.admin_connection import UnixConnection
@@ -157,6 +162,8 @@ def _connection(admin: str, timeout_s: float) -> http.client.HTTPConnection:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
+    if tls is not None and parts.scheme == "https" and host is not None and parts.path in ("", "/"):
+        return http.client.HTTPSConnection(host, port or 443, timeout=timeout_s, context=tls)
     if parts.scheme != "http" or host is None or parts.path not in ("", "/"):
         fail(exits.USAGE, f"{admin} is no admin address", "http://HOST:PORT or unix:PATH")
     return http.client.HTTPConnection(host, port or 80, timeout=timeout_s)

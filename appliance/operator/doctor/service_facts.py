@@ -315,9 +315,10 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
     yield _mode(config.credentials, "key table", secret=True)
     if pepper is not None:
         yield _mode(pepper, "pepper", secret=True)
-    token = config.listen.metrics_token
-    if token is not None and not str(token).startswith(SERVICE_CREDENTIALS):
-        yield _mode(token, "token of the metrics listener", secret=True)
+    listen = config.listen
+    for file, purpose in ((listen.metrics_token, "token of the metrics listener"), (listen.fleet_key, "fleet's key")):
+        if file is not None and not str(file).startswith(SERVICE_CREDENTIALS):
+            yield _mode(file, purpose, secret=True)
     if config.listen.tls is not None:
         yield _mode(config.listen.tls.key, "private key", secret=True)
     folders = [(model.folder, f"model {model.name}") for model in config.models]

@@ -43,6 +43,7 @@ PATTERNS = (
     "docs/*.md",
     "docs/reference/*.md",
     "examples/*",
+    "deploy/*/*",
     "bench/*.md",
     "bench/results/*.md",
     "bench/machines/*.json",

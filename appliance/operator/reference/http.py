@@ -9,6 +9,7 @@ from __future__ import annotations
 from appliance.common.audit.attestation import MAX_NONCE, MIN_NONCE
 from appliance.common.batches.values import ENDPOINTS, FILE_KEEP_S, LEAST_KEEP_S, MAX_FILE_BYTES, MAX_METADATA, WINDOWS
 from appliance.gateway.front import request_builder as limits
+from appliance.gateway.front.affinity import HEADER, MAX_SESSION_CHARS
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.front.end_user import MAX_END_USER_CHARS
 from appliance.gateway.front.score_builder import MAX_DOCUMENTS
@@ -82,8 +83,12 @@ ADMIN_ROUTES = {
     "GET /runbooks": "What each alert means and what to do, for everybody, without a token.",
 }
 
-METRICS_ROUTES = ("GET /metrics", "GET /health/ready", "GET /runbooks")
-"""Those of them that the metrics listener has as well."""
+METRICS_ROUTES = {
+    **{route: ADMIN_ROUTES[route] for route in ("GET /metrics", "GET /health/ready", "GET /runbooks")},
+    "GET /metrics/picker": "Gauges for an endpoint picker, of all models together (fleet.md).",
+    "GET /metrics/picker/{model}": "Those of one model.",
+}
+"""Those of the metrics listener: some of the admin listener's, and its own."""
 
 SAMPLING: tuple[Field, ...] = tuple(
     (
@@ -311,6 +316,8 @@ REQUEST_HEADERS = {
     "last-event-id": "Number of the last event that the caller has, in place of `starting_after`.",
     "traceparent": "W3C trace context; makes the request part of the caller's trace.",
     "x-request-timeout-ms": f"Milliseconds, 1 to {MAX_TIMEOUT_MS}, after which the answer is given up with 504.",
+    HEADER: f"Name of the caller's session, 1 to {MAX_SESSION_CHARS} visible characters, or the tag that an answer had "
+    "(fleet.md).",
 }
 
 RESPONSE_HEADERS = {
@@ -320,6 +327,7 @@ RESPONSE_HEADERS = {
     "x-ratelimit-remaining-requests, -tokens": "What is left of them now.",
     "x-ratelimit-reset-requests, -tokens": "Time until all of it is back, such as `600ms` or `6m0s`.",
     "x-athanor-ignored": "Names of fields that had a value and no effect.",
+    HEADER: "Tag of the session, where the appliance is one of a fleet: to be sent with its next request.",
     "x-athanor-padding": "Filling that hides an answer's length, for tenants whose class asks for it.",
     "x-accel-buffering": "`no` on a stream, so that proxies pass chunks on at once.",
     "retry-after, retry-after-ms": "Seconds, or milliseconds, after which trying again helps; on errors.",
@@ -374,7 +382,7 @@ def render() -> str:
             "Metrics listener",
             "On `listen.metrics`, where there is one; every other route is 404, every other method 405. With "
             "`listen.metrics_token` a request carries `authorization: Bearer TOKEN`, else it is 401.\n",
-            table(("route", "meaning"), [[code(route), ADMIN_ROUTES[route]] for route in METRICS_ROUTES]),
+            table(("route", "meaning"), [[code(route), meaning] for route, meaning in METRICS_ROUTES.items()]),
         ),
     )
 

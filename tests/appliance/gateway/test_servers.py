@@ -146,6 +146,35 @@ async def _walk_through_a_drain(grace_s: float) -> None:
                 writer.close()
 
 
+async def test_a_notice_ends_connections_and_takes_requests():
+    """While a drain is announced, requests are taken at old and new connections, each answer of HTTP ends its
+    connection, gRPC's clients are told to open no more calls there (and their next call comes over another
+    connection), and what runs goes on. Control: before and after the notice connections are kept."""
+    begun = [False]
+    async with serving(leaving=lambda: begun[0]) as running:
+        request = post("/v1/chat/completions", BODY, running.authorization).replace(b"connection: close\r\n", b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.front_ends.http_port)
+        channel = grpc.aio.insecure_channel(running.target)
+        listed = InferenceServiceStub(channel).ListModels
+        proof = tuple(running.authorization.items())
+        for announced in (False, True, False):
+            begun[0] = announced
+            running.front_ends.refresh()
+            for _ in range(2):
+                if reader.at_eof():
+                    writer.close()
+                    reader, writer = await asyncio.open_connection("127.0.0.1", running.front_ends.http_port)
+                writer.write(request)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+                assert b"200 OK" in head and (b"connection: close" in head) is announced
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+                if announced:
+                    assert await asyncio.wait_for(reader.read(), 10) == b""
+                await asyncio.wait_for(listed(pb.ListModelsRequest(), metadata=proof), 10)
+        writer.close()
+        await channel.close()
+
+
 async def test_a_drain_ends_what_does_not_finish():
     """After the grace both kinds of clients get a typed, retryable error, and every session is closed."""
     async with serving() as running:

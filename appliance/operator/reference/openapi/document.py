@@ -12,6 +12,7 @@ from appliance.common.batches.values import FILE_KEEP_S, LEAST_KEEP_S, PURPOSE
 from appliance.common.errors import ApplianceError
 from appliance.common.scopes import Scope
 from appliance.common.version import VERSION
+from appliance.gateway.front.affinity import HEADER, MAX_SESSION_CHARS
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.front.end_user import MAX_END_USER_CHARS
 from appliance.gateway.http import messages_request, responses_request, unsupported
@@ -167,7 +168,7 @@ def _parameters(name: str, path: str) -> list[dict[str, Any]]:
         for field, schema in _QUERIES.get(name, {}).items()
     ]
     if name.startswith("POST ") and path in BODIES and path != "/v1/batches":
-        found += [{"$ref": f"#/components/parameters/{one}"} for one in ("traceparent", "x-request-timeout-ms")]
+        found += [{"$ref": f"#/components/parameters/{one}"} for one in ("traceparent", "x-request-timeout-ms", HEADER)]
     return found
 
 
@@ -233,7 +234,11 @@ def _errors() -> dict[str, Any]:
 
 
 def _request_headers() -> dict[str, Any]:
-    shapes = {"traceparent": ANY_TEXT, "x-request-timeout-ms": whole(1, MAX_TIMEOUT_MS)}
+    shapes = {
+        "traceparent": ANY_TEXT,
+        "x-request-timeout-ms": whole(1, MAX_TIMEOUT_MS),
+        HEADER: text(1, MAX_SESSION_CHARS),
+    }
     return {
         name: {"name": name, "in": "header", "description": http.REQUEST_HEADERS[name], "schema": schema}
         for name, schema in shapes.items()

@@ -291,9 +291,10 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(tls: TlsConfig | None = None, **http: object) -> AsyncIterator[Running]:
-    """Serve with these settings, of HTTP but for ``grpc_stall_s``, ``proxies`` and ``own``, on free ports."""
+    """Serve on free ports with these settings: HTTP's, ``grpc_stall_s``, ``proxies``, ``own`` and ``leaving``."""
     others = {"grpc_stall_s": http.pop("grpc_stall_s", STALL_S), "proxies": http.pop("proxies", TrustedProxies())}
     others["own"] = http.pop("own", ())
+    others["leaving"] = http.pop("leaving", lambda: False)
     service = ScriptedService()
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from array import array
 from collections.abc import Callable
@@ -31,12 +32,14 @@ from appliance.gateway.generate_request import (
     Principal,
     TextPrompt,
 )
-from appliance.gateway.request.audit_feed import AuditFeed
+from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls
+from appliance.gateway.request.operator_drain import OperatorDrain, check_taking
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.text_link import TextLink
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from appliance.gateway.watch.live_work import LiveWork
+from appliance.gateway.watch.picker_page import ADAPTERS, KV_USAGE, QUEUED, RUNNING, picker_page
 from isolation.ipc.engine import Abort, RequestFailure, StepOutput, Submit
 from isolation.ipc.messages import FailureCode, Finish
 from isolation.ipc.sampling import Sampling
@@ -202,6 +205,42 @@ async def test_the_operator_sees_and_ends_a_request(service: GatewayService, sta
             await anext(events)
     assert (await hear(engine, Abort)).request == submit.request
     assert work.requests().requests == ()
+
+
+async def test_a_picker_sees_where_requests_are(service: GatewayService, stage: Stage, text_pair: Pair) -> None:
+    """A request waits until an engine computes it, runs then, and is gone at its end; a model that is not served has no
+    page. The share of KV is that of the engine's last step."""
+    show, engine = picker_page(service), stage.boot()
+    running = service.generate(ALPHA, request("hello", max_tokens=2), CALL)
+    first = asyncio.ensure_future(anext(running))
+    job = await hear(text_pair, Encode)
+    assert show("n") is None and show("m") == show("")
+    assert f"\n{QUEUED} 1\n" in str(show("m")) and f"\n{RUNNING} 0\n" in str(show("m"))
+    text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+    submit = await hear(engine, Submit)
+    say(engine, submit.request, 5, started=True)
+    await first
+    assert f"\n{QUEUED} 0\n" in str(show("m")) and f"\n{RUNNING} 1\n" in str(show("m"))
+    assert f"\n{KV_USAGE} " in str(show("m")) and ADAPTERS not in str(show("m"))
+    say(engine, submit.request, 6, finish=Finish.LENGTH)
+    assert [event async for event in running]
+    assert f"\n{RUNNING} 0\n" in str(show("m"))
+
+
+def test_a_drain_takes_requests_until_its_notice_is_over() -> None:
+    """Readiness changes at once and refusals begin after the notice, which a second order does not prolong. Control:
+    without a notice they begin at once."""
+    drain, audited = OperatorDrain(notice_s=1_000.0), AuditedCalls(NoAuditFeed(), {})
+    drain.set(True, time.monotonic() - 10.0)
+    before = drain.refuses_at
+    drain.set(True, time.monotonic())
+    assert drain.begun and drain.refuses_at == before
+    check_taking(drain, audited)
+    drain.set(False, 0.0)
+    drain.notice_s = 0.0
+    drain.set(True, time.monotonic())
+    with pytest.raises(UnavailableError):
+        check_taking(drain, audited)
 
 
 async def test_a_drain_refuses_new_requests_and_lets_others_run(

@@ -35,7 +35,8 @@ from tests.appliance.gateway.console.pictures import FakeGateway
 from tests.appliance.gateway.telemetry import samples
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "RELOAD")
-SERVED = {(method, path) for method in ("GET", "HEAD") for path in ("/metrics", "/health/ready", "/runbooks")}
+PAGES = ("/metrics", "/metrics/picker", "/health/ready", "/runbooks")
+SERVED = {(method, path) for method in ("GET", "HEAD") for path in PAGES}
 TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE_S = 30.0
 """How long a test waits for what comes at once."""
@@ -48,7 +49,7 @@ async def listening(fake: FakeAppliance, **words: object) -> AsyncIterator[str]:
     """A metrics listener in front of this appliance; gives its URL."""
     listen = ListenConfig.model_validate({"metrics": "127.0.0.1:0", **words})
     parts = fake.parts()
-    async with serve_metrics(listen, parts.metrics, parts.refresh, parts.ready) as shown:
+    async with serve_metrics(listen, parts.metrics, parts.refresh, parts.ready, picker) as shown:
         yield shown["metrics"]
 
 
@@ -60,6 +61,11 @@ async def listening_admin(fake: FakeAppliance) -> AsyncIterator[tuple[str, list[
     routes = [route for route in cast(Starlette, app._app).routes if isinstance(route, Route)]
     async with serving(app, bind("127.0.0.1:0", "admin", 8), ADMIN_LIMITS) as url:
         yield url, routes
+
+
+def picker(model: str) -> str | None:
+    """The page of a picker for one model, ``m``, and for all."""
+    return f"queue_of_{model or 'all'} 1\n" if model in ("", "m") else None
 
 
 async def fetch(method: str, url: str, **options: object) -> httpx.Response:
@@ -77,7 +83,7 @@ async def test_nothing_of_the_admin_listener_is_there_but_metrics() -> None:
         wanted = samples.answered().summary.request_id
         paths = {route.path.replace("{wanted}", wanted): route for route in routes}
         assert len(paths) >= 9
-        for path in (*paths, "/nothing", "/metrics/", "//metrics", "/metrics/../reload"):
+        for path in (*paths, "/metrics/picker", "/nothing", "/metrics/", "//metrics", "/metrics/../reload"):
             for method in METHODS:
                 answer = await fetch(method, metrics + path)
                 served = answer.status_code not in (404, 405, 307)
@@ -102,6 +108,16 @@ async def test_readiness_is_that_of_the_appliance() -> None:
         fake.not_ready = "no engine is ready"
         answer = await fetch("GET", url + "/health/ready")
         assert (answer.status_code, answer.json()["reason"]) == (503, "no engine is ready")
+
+
+async def test_a_picker_asks_for_all_models_or_one() -> None:
+    """In Prometheus' text format; a model that is not served is 404. With a token the pages need it too."""
+    fake = FakeAppliance()
+    async with listening(fake) as url:
+        every = await fetch("GET", url + "/metrics/picker")
+        assert (every.text, every.headers["content-type"].split(";")[0]) == ("queue_of_all 1\n", "text/plain")
+        assert (await fetch("GET", url + "/metrics/picker/m")).text == "queue_of_m 1\n"
+        assert (await fetch("GET", url + "/metrics/picker/n")).status_code == 404
 
 
 async def test_without_an_address_there_is_no_listener() -> None:

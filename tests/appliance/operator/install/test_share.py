@@ -31,7 +31,7 @@ LEFT_OUT = ("docs/monitoring/*.py",)
 def wanted(root: Path) -> dict[str, bytes]:
     """What a package has to bring, by where it belongs: every document, example, dashboard and rule of a repository."""
     found = {f"{DOC}/{name}": (root / name).read_bytes() for name in ("README.md", "ARCHITECTURE.md", "SECURITY.md")}
-    for folder in ("docs", "examples", "bench"):
+    for folder in ("docs", "examples", "deploy", "bench"):
         for path in (root / folder).rglob("*"):
             name = path.relative_to(root)
             skipped = "__pycache__" in name.parts or any(name.match(pattern) for pattern in LEFT_OUT)
@@ -62,7 +62,7 @@ def test_nothing_of_the_repository_is_missing(root: Path, files: share.Files, tm
     assert b'id="athanordown"' in files[PurePosixPath(DOC, "runbooks.html")]
     for name in ("README.md", "ARCHITECTURE.md", "SECURITY.md", "CHANGELOG.md", "LICENSE"):
         shutil.copy(root / name, tmp_path)
-    for folder in ("docs", "examples", "bench"):
+    for folder in ("docs", "examples", "deploy", "bench"):
         shutil.copytree(root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
     (tmp_path / "docs/deeper").mkdir()
     (tmp_path / "docs/deeper/new.md").write_text("# New\n")

@@ -1,0 +1,17 @@
+"""A host as a member of a fleet (docs/fleet.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """A host's part in a fleet: what must be equal on all hosts beside the policy, and whether it drains."""
+
+    key: str = ""
+    """Fingerprint of the fleet's key in hex; empty where it has none."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Digest of each configured model's files as the configuration pins it, by name; empty where it is not pinned."""
+    draining: bool = False
+    """Whether it takes no requests, or soon will not: by the operator's word, or because it stops."""

@@ -1,0 +1,119 @@
+"""The recipes of ``deploy/fleet``, checked by the routers that they are for; and nginx with its recipe in front of two
+servers that only answer, the control of ``test_fleet``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.routers import (
+    NGINX,
+    REQUESTS,
+    Certificates,
+    by_session,
+    counted,
+    free_port,
+    load,
+    names,
+    nginx,
+    program,
+    recipe,
+    router,
+)
+
+MOCK = """
+import asyncio, ssl, sys
+async def answer(reader, writer):
+    try:
+        while head := await reader.readuntil(b"\\r\\n\\r\\n"):
+            length = int(head.lower().partition(b"content-length:")[2].split()[0])
+            await reader.readexactly(length)
+            await asyncio.sleep(0.05)
+            writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+async def main():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[2], sys.argv[3])
+    async with await asyncio.start_server(answer, "127.0.0.1", int(sys.argv[1]), ssl=context) as server:
+        await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def certificates() -> Iterator[Certificates]:
+    """In a short folder."""
+    with tempfile.TemporaryDirectory(prefix="athanor-fleet-") as folder:
+        yield Certificates.create(Path(folder))
+
+
+@contextlib.contextmanager
+def answering(certificates: Certificates, ports: list[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Servers that only answer, one at each port."""
+    tls = [str(certificates.folder / "host.pem"), str(certificates.folder / "host.key")]
+    servers = [subprocess.Popen([sys.executable, "-c", MOCK, str(one), *tls]) for one in ports]
+    try:
+        for one in ports:
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", one)):
+                    break
+                time.sleep(0.02)
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait(20)
+
+
+@pytest.mark.full
+@pytest.mark.clock
+def test_nginx_before_servers_that_only_answer(root: Path, certificates: Certificates) -> None:
+    """The control: of 300 requests none fails when one of two such servers is killed. That is what nginx can do."""
+    program("nginx")
+    ports, port = [free_port(), free_port()], free_port()
+    text = router(root, certificates, [f"127.0.0.1:{one}" for one in ports], port)
+    with answering(certificates, ports) as servers, nginx(certificates, text, port):
+        seen = load(certificates, port, "x", names(REQUESTS), blow=servers[0].kill, streams=False)
+    print(f"fleet: the same with servers that only answer: {dict(counted(seen))} of {REQUESTS}")
+    assert counted(seen) == {"whole": REQUESTS}
+    assert len(set.union(*by_session(seen).values())) >= 2
+
+
+CHECKS = {
+    "nginx.conf": ("nginx", ["-t", "-e", "stderr", "-p", "{folder}", "-c", "{file}"]),
+    "admin.nginx.conf": ("nginx", ["-t", "-e", "stderr", "-p", "{folder}", "-c", "{file}"]),
+    "haproxy.cfg": ("haproxy", ["-c", "-f", "{file}"]),
+    "envoy.yaml": ("envoy", ["--mode", "validate", "-c", "{file}"]),
+}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("name", CHECKS)
+def test_routers_take_the_recipes(
+    root: Path, certificates: Certificates, tmp_path: Path, name: str, *, broken: bool
+) -> None:
+    """By each router's own check, where it is installed. Control: with a misspelt word it refuses."""
+    (found, options), text = CHECKS[name], certificates.adapted(recipe(root, name))
+    if name == "haproxy.cfg":
+        text = text.replace(f"crt {certificates.folder / 'host.pem'}", f"crt {certificates.folder / 'both.pem'}")
+    if broken:
+        text = re.sub(r"\b(proxy_set_header Host|hash-type|lb_policy)\b", "hsah", text, count=1)
+    if found == "nginx":
+        text = NGINX.format(folder=tmp_path, text=text)
+    path = tmp_path / name
+    path.write_text(text)
+    line = [program(found), *(one.format(folder=tmp_path, file=path) for one in options)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert (done.returncode != 0) is broken, done.stderr[-2_000:]
