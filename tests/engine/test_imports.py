@@ -31,6 +31,7 @@ JSON_READERS = {
     "convert/__main__.py",
     "convert/compress.py",
     "convert/output.py",
+    "convert/quantise.py",
     "backends/cuda/runtime/launch_digest.py",
     "backends/cuda/kernels/cache.py",
     "backends/cuda/kernels/folder.py",
