@@ -89,7 +89,7 @@ def compress(source: Path, folder: Path, *, form: str, progress: Progress) -> Co
 
 
 def behind(done: int, size: int, total: int, progress: Progress) -> Progress:
-    """Return progress in a file of ``size`` bytes behind ``done`` of other files; a child's numbers are a share of it."""
+    """Return progress in a file of ``size`` bytes behind ``done`` of other files, from a child's share of it."""
 
     def tell(part: int, whole: int) -> None:
         progress(done + size * min(part, whole) // max(whole, 1), total)

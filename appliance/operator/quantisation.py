@@ -1,8 +1,8 @@
 """Quantises a model folder: ``athanor model convert DIR DIR --quantise int8 | int4``.
 
-Each weight file, ``config.json`` and the index go through a child each (``engine.convert.quantise``), locked down before
-it reads the first byte; the other files that sandboxes get are copied as they are. The result appears under its name at
-once or not at all. Equal sources give equal results.
+Each weight file, ``config.json`` and the index go through a child each (``engine.convert.quantise``), locked down
+before it reads the first byte; the other files that sandboxes get are copied as they are. The result appears under its
+name at once or not at all. Equal sources give equal results.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def quantise(source: Path, folder: Path, *, form: str, progress: Progress) -> Qu
 def _parsed(value: Any, folder: Path, form: str) -> QuantisedFolder:
     try:
         classes = tuple(
-            QuantisedClass(str(name)[:32], *(int(one) for one in values[:3]), error=float(values[3]))
-            for name, values in list(value["classes"].items())[:MAX_CLASSES]
+            QuantisedClass(str(name)[:32], int(tensors), int(before), int(after), float(error))
+            for name, (tensors, before, after, error) in list(value["classes"].items())[:MAX_CLASSES]
         )
         numbers = {name: int(value[name]) for name in ("tensors", "packed", "before", "after")}
         return QuantisedFolder(folder, form, 1, **numbers, classes=classes)
@@ -113,8 +113,8 @@ def _sum(reports: list[QuantisedFolder]) -> QuantisedFolder:
     classes: dict[str, QuantisedClass] = {}
     for one in (one for report in reports for one in report.classes):
         had = classes.get(one.name, QuantisedClass(one.name, 0, 0, 0, 0.0))
-        sums = (had.tensors + one.tensors, had.before + one.before, had.after + one.after)
-        classes[one.name] = QuantisedClass(one.name, *sums, error=max(had.error, one.error))
+        tensors, before, after = had.tensors + one.tensors, had.before + one.before, had.after + one.after
+        classes[one.name] = QuantisedClass(one.name, tensors, before, after, max(had.error, one.error))
     return QuantisedFolder(
         reports[0].folder,
         reports[0].form,

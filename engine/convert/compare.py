@@ -1,8 +1,9 @@
 """Comparison program: ``python -m engine.convert.compare FOLDER OTHER TEXT TOKENS DTYPE THREADS FREE``.
 
-Measures what a model folder (``OTHER``: quantised, converted, compressed) costs beside the one that it was made from, on
-a text: perplexity of both, Kullback and Leibler's divergence, and how often both would choose the same token. One model
-is in memory at a time; of the first the log-probabilities are kept. FREE is the memory in bytes that a model may take.
+Measures what a model folder (``OTHER``: quantised, converted, compressed) costs beside the one that it was made from,
+on a text: perplexity of both, Kullback and Leibler's divergence, and how often both would choose the same token. One
+model is in memory at a time; of the first the log-probabilities are kept. FREE is the memory in bytes that the weights
+of a model may take.
 
 The folders are untrusted: the program locks itself down before it reads the first byte. Loading a model opens files, so
 it may open files for reading, unlike converters; it can write to its standard output, and can change, send or start
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - nothing but files can be read later
 import json
-import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator
@@ -35,6 +35,8 @@ from engine.sandbox.lockdown import leave, lock_down
 from engine.text.tokenizer import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, Tokenizer
 
 CPU = torch.device("cpu")
+
+MIB = 1 << 20
 
 WINDOW = 512
 """Tokens that are computed together, from the text's beginning on; a token sees those of its window before it."""
@@ -148,13 +150,13 @@ def compare(folder: Path, other: Path, text: Path, *, tokens: int, dtype: str, f
         say(f"progress {done} {total}")
 
     kept = list(distributions(model, ids, window, tell))
-    model = None  # one model is in memory at a time
+    del model  # one is in memory at a time
     model = _loaded(other, dtype, free)
     if model.config.vocab_size != vocabulary or min(WINDOW, model.config.max_positions) != window:
         raise ModelLoadError("the models have vocabularies or contexts of different sizes, so they cannot be compared")
     sums, divergences = Sums(), []
     found = distributions(model, ids, window, tell)
-    for base, changed, part in zip(kept, found, ids.split(window), strict=True):
+    for base, changed, part in zip(kept, found, torch.split(ids, window), strict=True):
         divergences.append(measure(base, changed, part, sums))
     every = torch.cat(divergences)
     return {
@@ -171,7 +173,7 @@ def compare(folder: Path, other: Path, text: Path, *, tokens: int, dtype: str, f
 def distributions(model: Decoder, ids: Tensor, window: int, done: Callable[[int], None]) -> Iterator[Tensor]:
     """Yield log-probabilities behind each token, float32 ``(tokens, vocabulary)`` for each window."""
     layers = model.config.kv_layers
-    for part in ids.split(window):
+    for part in torch.split(ids, window):
         places = torch.arange(len(part))
         masks = {reach: _mask(reach, len(part)) for reach in {layer.reach for layer in layers}}
         attend = WholeWindow(tuple(one.reach for one in layers), tuple(one.value_dim for one in layers), masks)
@@ -208,7 +210,7 @@ def _loaded(folder: Path, dtype: str, free: int) -> Decoder:
         needed = weight_bytes(describe_model(config), DTYPE_NAMES[dtype])
         if needed > free:
             raise ModelLoadError(
-                f"its weights take {needed >> 20:,} MiB in {dtype}, and {free >> 20:,} MiB of memory are free"
+                f"its weights take {needed / MIB:,.1f} MiB in {dtype}, and {free / MIB:,.1f} MiB of memory are free"
             )
         return load_model(str(folder), config, dtype=dtype, device=CPU)
     except ModelLoadError as error:

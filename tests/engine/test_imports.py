@@ -29,6 +29,7 @@ JSON_READERS = {
     "model/checkpoint/config.py",
     "model/checkpoint/safetensors.py",
     "convert/__main__.py",
+    "convert/compare.py",
     "convert/compress.py",
     "convert/output.py",
     "convert/quantise.py",
