@@ -36,7 +36,7 @@ class Comparison:
     """Two models on one text."""
 
     folder: Path
-    """Of the model that the other one was made from."""
+    """Folder of the model that the other one was made from."""
     other: Path
     tokens: int
     """Tokens that were scored."""
@@ -47,7 +47,7 @@ class Comparison:
     divergence: float
     """Mean of Kullback and Leibler's divergence of a token's distribution from the first model's, in nats."""
     divergence_p99: float
-    """Of a hundred tokens one diverges further."""
+    """One token in a hundred diverges further."""
     agreement: float
     """Share of tokens after which both have the same likeliest next one."""
 

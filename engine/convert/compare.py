@@ -62,7 +62,7 @@ class WholeWindow:
     """Attention of one window to itself, in every layer."""
 
     reaches: tuple[Reach, ...]
-    """Of the layers, by their places."""
+    """How far back each layer looks, by its place."""
     value_dims: tuple[int, ...]
     masks: dict[Reach, Tensor]
     fixed_shapes: bool = False
@@ -78,12 +78,12 @@ class WholeWindow:
 
 
 @dataclass(slots=True)
-class Sums:
+class TextSums:
     """What both models gave, summed over the scored tokens."""
 
     tokens: int = 0
     nats: float = 0.0
-    """Of the first model."""
+    """Surprise of the first model."""
     other_nats: float = 0.0
     same: int = 0
     """Tokens at which both have the same likeliest next one."""
@@ -154,7 +154,7 @@ def compare(folder: Path, other: Path, text: Path, *, tokens: int, dtype: str, f
     model = _loaded(other, dtype, free)
     if model.config.vocab_size != vocabulary or min(WINDOW, model.config.max_positions) != window:
         raise ModelLoadError("the models have vocabularies or contexts of different sizes, so they cannot be compared")
-    sums, divergences = Sums(), []
+    sums, divergences = TextSums(), []
     found = distributions(model, ids, window, tell)
     for base, changed, part in zip(kept, found, torch.split(ids, window), strict=True):
         divergences.append(measure(base, changed, part, sums))
@@ -181,7 +181,7 @@ def distributions(model: Decoder, ids: Tensor, window: int, done: Callable[[int]
         done(len(part))
 
 
-def measure(base: Tensor, changed: Tensor, ids: Tensor, sums: Sums) -> Tensor:
+def measure(base: Tensor, changed: Tensor, ids: Tensor, sums: TextSums) -> Tensor:
     """Add one window to the sums; gives each scored token's divergence in nats, float64. The last distribution of a
     window is of a token that is not in it, and is left out."""
     found = []

@@ -65,7 +65,7 @@ _ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PackedForm:
     """How numbers are packed."""
 
     bits: int
@@ -88,7 +88,7 @@ class Form:
         return -(-inputs * self.bits // 32)
 
 
-FORMS = {"int8": Form(8, 0, "F32"), "int4": Form(4, GROUP, "BF16")}
+FORMS = {"int8": PackedForm(8, 0, "F32"), "int4": PackedForm(4, GROUP, "BF16")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def quantise(source: SafetensorsFile, output: int, form: Form) -> dict[str, object]:
+def quantise(source: SafetensorsFile, output: int, form: PackedForm) -> dict[str, object]:
     """Write a file's tensors into an open output file, its matrices packed.
 
     Args:
@@ -195,7 +195,7 @@ def quantise(source: SafetensorsFile, output: int, form: Form) -> dict[str, obje
     }
 
 
-def parts_of(source: SafetensorsFile, name: str, entry: TensorEntry, form: Form) -> tuple[Part, ...]:
+def parts_of(source: SafetensorsFile, name: str, entry: TensorEntry, form: PackedForm) -> tuple[Part, ...]:
     """Return the tensors that a tensor becomes: itself, or packed numbers, shape and scales.
 
     Raises:
@@ -216,7 +216,7 @@ def parts_of(source: SafetensorsFile, name: str, entry: TensorEntry, form: Form)
     )
 
 
-def pack(rows: NDArray[np.float32], form: Form) -> tuple[NDArray[np.uint32], NDArray[np.float32], float]:
+def pack(rows: NDArray[np.float32], form: PackedForm) -> tuple[NDArray[np.uint32], NDArray[np.float32], float]:
     """Round rows of a matrix. Pure.
 
     Returns:
@@ -269,7 +269,7 @@ def _upper(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((words + (((words >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
 
 
-def _words(numbers: NDArray[np.float32], form: Form) -> NDArray[np.uint32]:
+def _words(numbers: NDArray[np.float32], form: PackedForm) -> NDArray[np.uint32]:
     """Pack numbers into words, the first in the lowest bits, offset so that none is negative; the last word of a row is
     filled up with zeros."""
     count, inputs = numbers.shape
@@ -295,7 +295,7 @@ def _write_header(output: int, parts: list[Part]) -> None:
     write_all(output, len(text).to_bytes(8, "little") + text)
 
 
-def _write_packed(source: SafetensorsFile, name: str, output: int, form: Form, sums: Class) -> None:
+def _write_packed(source: SafetensorsFile, name: str, output: int, form: PackedForm, sums: Class) -> None:
     outputs, inputs = source.tensors[name].shape
     scales = []
     for rows in _rows(source, name):
@@ -353,7 +353,7 @@ def rewrite_json(fd: int, output: int, name: str, form: str) -> dict[str, object
     return {}
 
 
-def _config(value: dict[str, object], form: Form) -> dict[str, object]:
+def _config(value: dict[str, object], form: PackedForm) -> dict[str, object]:
     inner = value.get("text_config")
     for one in (value, inner if isinstance(inner, dict) else {}):
         if one.get("quantization_config", one.get("compression_config")) is not None:

@@ -50,7 +50,7 @@ def _show(found: Comparison, output_format: Format) -> None:
         return
     from rich.table import Table
 
-    from appliance.common.figures import printable
+    from appliance.common.figures import counted, printable
 
     table = Table("model", "perplexity", box=None, pad_edge=False)
     table.add_row(printable(str(found.folder)), f"{found.perplexity:,.3f}")
@@ -59,7 +59,7 @@ def _show(found: Comparison, output_format: Format) -> None:
     lines = (
         f"divergence  {found.divergence:.4f} nats a token; of a hundred tokens one above {found.divergence_p99:.4f}",
         f"agreement   {100 * found.agreement:.1f} % of tokens have the same likeliest successor",
-        f"text        {found.tokens:,} tokens scored, in windows of {found.window}",
+        f"text        {counted(found.tokens, 'token')} scored, in windows of {found.window}",
     )
     for line in lines:
         output().print(line, soft_wrap=True, markup=False, highlight=False)

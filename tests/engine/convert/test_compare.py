@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from appliance.common.catalog import embedded_model
 from engine.config import EngineConfig
-from engine.convert.compare import Sums, compare, distributions, measure
+from engine.convert.compare import TextSums, compare, distributions, measure
 from engine.core.offline import generate
 from engine.errors import ModelLoadError
 from engine.model.checkpoint.registry import load_model_config
@@ -88,7 +88,7 @@ def test_sums_are_those_of_the_definitions() -> None:
     """Divergence, nats and agreement of two distributions that are known by hand; an excluded token adds nothing."""
     base = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]]).log()
     other = torch.tensor([[0.25, 0.25, 0.5], [0.25, 0.25, 0.5], [0.0, 0.0, 1.0]]).log()
-    sums = Sums()
+    sums = TextSums()
     found = measure(base, other, torch.tensor([2, 0, 1]), sums)
     assert found.tolist() == pytest.approx([math.log(2), 0.0])
     assert (sums.tokens, sums.same) == (2, 1)
