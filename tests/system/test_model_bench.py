@@ -44,7 +44,7 @@ def account(appliance: Appliance) -> Iterator[None]:
 @pytest.mark.usefixtures("account")
 def test_a_model_is_measured_beside_a_tenant(appliance: Appliance) -> None:
     """All levels succeed while a tenant streams, whose answer ends as it would alone; rates, times, load and memory are
-    told, each rate beside the bound by the machine's card. The key is gone afterwards, and the usage is the account's."""
+    told, each rate beside the bound by the machine's card. The key is gone afterwards; the usage is the account's."""
     (appliance.state / "machine-card.json").write_text('{"memory_read_gb_s_all_cores": 10.0}')
     answers: list[str] = []
 

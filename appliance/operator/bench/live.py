@@ -40,7 +40,7 @@ Scrape = Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LiveLevel:
     """Figures of one number of streams."""
 
     streams: int
@@ -77,7 +77,7 @@ async def measure(
     *,
     levels: Sequence[int] = LEVELS,
     seed: int = 0,
-) -> list[Level]:
+) -> list[LiveLevel]:
     """Measure all levels, one after the other.
 
     Raises:
@@ -105,8 +105,8 @@ async def measure(
     return found
 
 
-def _level(streams: int, one: metrics.Figures, bound: float | None) -> Level:
-    return Level(
+def _level(streams: int, one: metrics.Figures, bound: float | None) -> LiveLevel:
+    return LiveLevel(
         streams,
         one.requests,
         one.failures,

@@ -18,7 +18,7 @@ from appliance.operator.cli.terminal import Format, errors, fail, output, print_
 
 if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig
-    from appliance.operator.bench.live import EngineMemory, Level
+    from appliance.operator.bench.live import EngineMemory, LiveLevel
 
 BENCH_EXAMPLES = """
 athanor tenant add bench --models "*" --credential key:bench-live | once: the account that is measured under
@@ -143,7 +143,7 @@ def _in_force(admin: str, digest: str) -> None:
 
 def _measured(
     url: str, key: str, facts: dict[str, Any], admin: str, lengths: tuple[int, int]
-) -> tuple[list[Level], EngineMemory]:
+) -> tuple[list[LiveLevel], EngineMemory]:
     import asyncio
 
     from appliance.operator.bench import live
@@ -161,7 +161,7 @@ def _measured(
         except UnreachableError:
             return ""
 
-    async def measure() -> list[Level]:
+    async def measure() -> list[LiveLevel]:
         client = Client(url, model, (key,), tier=live.LOW)
         watcher = asyncio.create_task(live.watch(memory, model, scrape))
         try:
@@ -184,7 +184,7 @@ def _say(text: str) -> None:
     errors().print(text, style="dim", soft_wrap=True)
 
 
-def _show(facts: dict[str, Any], levels: list[Level], memory: EngineMemory, output_format: Format) -> None:
+def _show(facts: dict[str, Any], levels: list[LiveLevel], memory: EngineMemory, output_format: Format) -> None:
     rows = [{**asdict(one), "share_of_bound": one.share} for one in levels]
     seen = {"memory_peak_bytes": memory.most, "memory_limit_bytes": memory.limit, "load_s": memory.loaded_s}
     if print_data({**facts, "tenant": TENANT, "levels": rows, **seen}, output_format):

@@ -299,7 +299,7 @@ def _speed_words(most: float | None) -> str:
     if most is None:
         return f"speed   not known: {HOW}"
     return (
-        f"speed   at most about {most:,.1f} tokens a second for one stream, by the memory's speed; athanor model bench"
+        f"speed   at most about {most:,.1f}/s for one stream, by the speed of the memory; athanor model bench"
     )
 
 

@@ -25,8 +25,8 @@ athanor_sandbox_last_away_seconds{athanor_role="engine",gen_ai_request_model="ll
 
 
 def test_a_scrape_tells_the_engine_s_memory() -> None:
-    """The largest value seen of the model's engine, not of its text sandbox or of another model; an empty scrape changes
-    nothing."""
+    """The largest value seen of the model's engine, not of its text sandbox or of another model; an empty scrape
+    changes nothing."""
     memory = live.EngineMemory()
     live.look(memory, "llama", SCRAPE)
     live.look(memory, "llama", SCRAPE.replace("3.0e+08", "2.0e+08"))
