@@ -321,14 +321,15 @@ def _rows(source: SafetensorsFile, name: str) -> Iterator[NDArray[np.float32]]:
     for first in range(0, outputs, step):
         slab = bytearray(min(step, outputs - first) * row)
         source.read_stretch(name, first * row, memoryview(slab))
-        yield _DECODE[entry.dtype](slab).reshape(-1, inputs)
+        yield DECODE[entry.dtype](slab).reshape(-1, inputs)
 
 
-_DECODE: dict[str, Callable[[bytearray], NDArray[np.float32]]] = {
+DECODE: dict[str, Callable[[bytearray], NDArray[np.float32]]] = {
     "F32": lambda data: np.frombuffer(data, "<f4"),
     "F16": lambda data: np.frombuffer(data, "<f2").astype(np.float32),
     "BF16": lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32),
 }
+"""Bytes of each dtype as numbers."""
 
 
 def _slabs(source: SafetensorsFile, name: str) -> Iterator[bytearray]:
@@ -347,7 +348,7 @@ def rewrite_json(fd: int, output: int, name: str, form: str) -> dict[str, object
         ModelLoadError: it is no JSON object of its form, or the model is packed already.
         OSError: the output cannot be written.
     """
-    value = _json_object(fd, name)
+    value = json_object(fd, name)
     changed = _config(value, FORMS[form]) if name == CONFIG else _index(value)
     write_all(output, json.dumps(changed, indent=2).encode() + b"\n")
     return {}
@@ -392,21 +393,35 @@ def _index(value: dict[str, object]) -> dict[str, object]:
     return {"metadata": {}, "weight_map": changed}
 
 
-def _json_object(fd: int, name: str) -> dict[str, object]:
-    size = os.fstat(fd).st_size
-    if size > MAX_JSON_BYTES:
-        raise ModelLoadError(f"{name} has {size} bytes; at most {MAX_JSON_BYTES} are allowed")
-    data = bytearray(size)
-    done = 0
-    while done < size and (count := os.preadv(fd, [memoryview(data)[done:]], done)):
-        done += count
+def json_object(fd: int, name: str) -> dict[str, object]:
+    """Read an open file with one JSON object.
+
+    Raises:
+        ModelLoadError: it is too large, or no JSON object.
+    """
     try:
-        value = json.loads(bytes(data[:done]).decode("utf-8"))
+        value = json.loads(read_bytes(fd, name, MAX_JSON_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{name} is not well-formed JSON") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{name} is not a JSON object")
     return value
+
+
+def read_bytes(fd: int, name: str, most: int) -> bytes:
+    """Read an open file of a bounded size.
+
+    Raises:
+        ModelLoadError: it is larger.
+    """
+    size = os.fstat(fd).st_size
+    if size > most:
+        raise ModelLoadError(f"{name} has {size} bytes; at most {most} are allowed")
+    data = bytearray(size)
+    done = 0
+    while done < size and (count := os.preadv(fd, [memoryview(data)[done:]], done)):
+        done += count
+    return bytes(data[:done])
 
 
 if __name__ == "__main__":
