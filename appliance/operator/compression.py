@@ -76,11 +76,11 @@ def compress(source: Path, folder: Path, *, form: str, progress: Progress) -> Co
     compiled = kernels.installed()
     with new_folder(folder) as made:
         for name, path in others:
-            _copy(path, made / (POOLING_FILE[0] if name == POOLING_FILE[1] else name))
+            copy_part(name, path, made)
         reports, done = [], 0
         for name, path in weights:
             arguments, size = [str(path), str(made / name), form, str(compiled or "")], path.stat().st_size
-            reports.append(_parsed(run_converter(PROGRAM, arguments, _behind(done, size, total, progress)), folder))
+            reports.append(_parsed(run_converter(PROGRAM, arguments, behind(done, size, total, progress)), folder))
             done += size
         result = _sum(reports)
         if form == CODED and not result.coded:
@@ -88,8 +88,8 @@ def compress(source: Path, folder: Path, *, form: str, progress: Progress) -> Co
     return result
 
 
-def _behind(done: int, size: int, total: int, progress: Progress) -> Progress:
-    """Progress in a file of ``size`` bytes behind ``done`` of other files; the child's numbers are a share of it."""
+def behind(done: int, size: int, total: int, progress: Progress) -> Progress:
+    """Return progress in a file of ``size`` bytes behind ``done`` of other files, from a child's share of it."""
 
     def tell(part: int, whole: int) -> None:
         progress(done + size * min(part, whole) // max(whole, 1), total)
@@ -97,7 +97,9 @@ def _behind(done: int, size: int, total: int, progress: Progress) -> Progress:
     return tell
 
 
-def _copy(path: Path, target: Path) -> None:
+def copy_part(name: str, path: Path, folder: Path) -> None:
+    """Copy a file that a sandbox gets under this name into a model folder, and wait until it is on the drive."""
+    target = folder / (POOLING_FILE[0] if name == POOLING_FILE[1] else name)
     target.parent.mkdir(exist_ok=True)
     shutil.copyfile(path, target)
     target.chmod(0o644)

@@ -108,12 +108,13 @@ def _encode(rows: NDArray[np.float32], dtype: str, file: str, name: str) -> memo
         # The lower half decides the rounding; carries into the exponent are right, and past the largest is infinity.
         words = rows.view(np.uint32)
         data = ((words + (((words >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
-    if dtype != "float32" and not _all_finite(data):
+    if dtype != "float32" and not all_finite(data):
         raise ModelLoadError(f"{file}: tensor {show_name(name)} holds a number that is too large for {dtype}")
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
 
 
-def _all_finite(data: NDArray[np.generic]) -> bool:
+def all_finite(data: NDArray[np.generic]) -> bool:
+    """Return whether all numbers of a float16 array, or of bits of bfloat16, are finite."""
     if data.dtype == np.float16:
         return bool(np.isfinite(data.view(np.float16)).all())
     return bool(((data.view(np.uint16) & np.uint16(0x7F80)) != 0x7F80).all())

@@ -23,7 +23,12 @@ PROGRESS_BYTES = 1 << 26
 def limit_resources() -> None:
     """Limit memory and processor time of this process, and forbid core dumps."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    limit_processor(CPU_SECONDS)
+
+
+def limit_processor(seconds: int) -> None:
+    """Limit processor time of this process, and forbid core dumps."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

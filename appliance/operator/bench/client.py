@@ -30,7 +30,10 @@ OK = 200
 class Client:
     """Sends planned requests to one server; keeps connections between them."""
 
-    def __init__(self, url: str, model: str, api_keys: Sequence[str], *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, url: str, model: str, api_keys: Sequence[str], *, timeout_s: float = 120.0, tier: str = ""
+    ) -> None:
+        """``tier``: the service tier that each request asks for; empty for none."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise TargetError(f"{url!r} is no address of a server; write http://HOST:PORT")
@@ -40,6 +43,7 @@ class Client:
         self._model = model
         self._keys = tuple(api_keys) or ("",)
         self._timeout_s = timeout_s
+        self._more = {"service_tier": tier} if tier else {}
         path = parts.path.rstrip("/").removesuffix("/v1")
         self._head = f"POST {path}/v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
         self._idle: list[ClientConnection] = []
@@ -55,6 +59,7 @@ class Client:
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                **self._more,
             },
             separators=(",", ":"),
         ).encode()

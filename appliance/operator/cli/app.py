@@ -32,7 +32,9 @@ from appliance.operator.cli import (
     key_list,
     logs,
     model,
+    model_bench,
     model_cache,
+    model_compare,
     model_serving,
     model_sleep,
     model_verify,
@@ -211,7 +213,9 @@ _add("Commands", "add", model_serving.add, model_serving.ADD_EXAMPLES, _model)
 _add("Commands", "stop", model_serving.stop, model_serving.STOP_EXAMPLES, _model)
 _add("Commands", "sleep", model_sleep.sleep, model_sleep.SLEEP_EXAMPLES, _model)
 _add("Commands", "wake", model_sleep.wake, model_sleep.WAKE_EXAMPLES, _model)
+_add("Commands", "bench", model_bench.bench, model_bench.BENCH_EXAMPLES, _model)
 _add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
+_add("Commands", "compare", model_compare.compare, model_compare.COMPARE_EXAMPLES, _model)
 _add("Commands", "digest", model.digest, model.DIGEST_EXAMPLES, _model)
 _add("Commands", "manifest", model_cache.manifest, model_cache.MANIFEST_EXAMPLES, _model)
 _add("Commands", "pull", model_cache.pull, model_cache.PULL_EXAMPLES, _model)

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from appliance.operator.compression import CompressedFolder
     from appliance.operator.conversion import Converted
     from appliance.operator.conversion_child import Progress
+    from appliance.operator.quantisation import QuantisedFolder
 
 CONVERT_EXAMPLES = """
 athanor model convert llama.gguf models/llama | then name the folder under `models:` in athanor.yaml
 athanor model convert llama.gguf models/llama --dtype float32 | every number as the file means it
 athanor model convert models/llama models/llama-small --compress | the weights in two thirds of their bytes
 athanor model convert models/llama-small models/llama --expand | and back, every bit as it was
+athanor model convert models/llama models/llama-int4 --quantise int4 | matrices in 4 bits, at a loss: model compare
 """
-
 
 DIGEST_EXAMPLES = """
 athanor model digest models/llama | the line for its entry under `models:` in athanor.yaml
@@ -86,26 +87,35 @@ def convert(
         bool, typer.Option("--compress", help="Compress a folder's bfloat16 weights without loss.")
     ] = False,
     expand: Annotated[bool, typer.Option("--expand", help="Undo --compress.")] = False,
+    quantise: Annotated[
+        str | None,
+        typer.Option("--quantise", metavar="int8|int4", help="Round a folder's matrices to 8 or 4 bits a weight."),
+    ] = None,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Convert a GGUF file into a model folder, or compress a model folder.
+    """Convert a GGUF file into a model folder, or compress or quantise a model folder.
 
     Packed weights of a GGUF file are unpacked: a file of 4 bits a weight becomes about four times as
     large. A compressed folder is served like the one it was made from: all that was written is read
-    again, and every bit compared.
+    again, and every bit compared. What quantising costs in answers, athanor model compare measures.
     """
     from appliance.common.errors import ConfigError
     from appliance.operator.conversion import convert as work
 
-    if compress or expand:
-        if compress and expand:
-            raise ConfigError("--compress and --expand exclude each other; leave one out")
+    if compress or expand or quantise is not None:
+        if compress + expand + (quantise is not None) > 1:
+            raise ConfigError("--compress, --expand and --quantise exclude each other; leave one")
         if not source.is_dir() or dtype != "auto":
-            raise ConfigError("--compress and --expand take a model folder and no --dtype; convert a GGUF file first")
-        _rewrite(source, folder, compress, output_format)
+            raise ConfigError(
+                "--compress, --expand and --quantise take a model folder and no --dtype; convert a GGUF file first"
+            )
+        if quantise is not None:
+            _quantise(source, folder, quantise, output_format)
+        else:
+            _rewrite(source, folder, compress, output_format)
         return
     if source.is_dir():
-        raise ConfigError(f"{source} is a folder; add --compress or --expand, or name a GGUF file")
+        raise ConfigError(f"{source} is a folder; add --compress, --expand or --quantise, or name a GGUF file")
     with ExitStack() as stack:
         done = work(source, folder, dtype=dtype, progress=_progress(stack))
     _show(done, output_format)
@@ -118,6 +128,14 @@ def _rewrite(source: Path, folder: Path, compress: bool, output_format: Format) 
         form = compression.CODED if compress else compression.PLAIN
         done = compression.compress(source, folder, form=form, progress=_progress(stack))
     _show_sizes(done, output_format)
+
+
+def _quantise(source: Path, folder: Path, form: str, output_format: Format) -> None:
+    from appliance.operator import quantisation
+
+    with ExitStack() as stack:
+        done = quantisation.quantise(source, folder, form=form, progress=_progress(stack))
+    _show_quantised(done, output_format)
 
 
 def _progress(stack: ExitStack) -> Progress:
@@ -171,3 +189,21 @@ def _show_sizes(done: CompressedFolder, output_format: Format) -> None:
     words = f"{done.folder}: {tensors}, {size(done.before)} in {size(done.after)} ({ratio:.3f}), every bit compared"
     output().print(printable(words), soft_wrap=True, markup=False)
     errors().print(printable(f"computed with {done.codec}"), markup=False)
+
+
+def _show_quantised(done: QuantisedFolder, output_format: Format) -> None:
+    ratio = done.after / max(done.before, 1)
+    if print_data({**asdict(done), "folder": str(done.folder), "ratio": round(ratio, 4)}, output_format):
+        return
+    from rich.table import Table
+
+    from appliance.common.figures import printable, size
+
+    table = Table("tensors", "number", "plain", "here", "ratio", "error", box=None, pad_edge=False)
+    for one in done.classes:
+        parts = (str(one.tensors), size(one.before), size(one.after), f"{one.after / max(one.before, 1):.3f}")
+        table.add_row(printable(one.name), *parts, f"{100 * one.error:.2f} %" if one.error else "none")
+    output().print(table)
+    tensors = f"{done.packed} of {counted(done.tensors, 'tensor')} in {done.form}"
+    words = f"{done.folder}: {tensors}, {size(done.before)} in {size(done.after)} ({ratio:.3f})"
+    output().print(printable(words), soft_wrap=True, markup=False)

@@ -261,11 +261,14 @@ def _tell(
 ) -> None:
     from appliance.common.figures import printable, size
     from appliance.common.model_memory import machine_memory
+    from appliance.operator.speed import MACHINE_CARD, most_tokens_per_s, read_speed
 
     memory, limit = machine_memory(), loaded.sandbox.memory_bytes
     parts = {"weights_bytes": need.weights, "kv_bytes": need.kv, "about_bytes": need.about}
     facts = {"name": model.name, "folder": str(model.folder), "digest": model.digest, **parts}
     facts |= {"free_bytes": memory.available, "sandbox_bytes": limit, "file": str(file)}
+    most = None if card is not None else most_tokens_per_s(need.weights, read_speed(file.parent.parent / MACHINE_CARD))
+    facts |= {"most_tokens_per_s": most}
     if card is not None:
         facts |= {"card": card.card, "card_plan": card.plan}
     if print_data(facts, output_format):
@@ -274,6 +277,7 @@ def _tell(
         f"folder  {model.folder}",
         f"memory  {need.words()}",
         _kv_words(need.kv, card),
+        *([] if card is not None else [_speed_words(most)]),
         f"free    {size(memory.available)} of {size(memory.total)}; an engine's sandbox may have {size(limit)}",
         f"file    {file}",
     ]
@@ -287,6 +291,16 @@ def _kv_words(kv: int, card: CardFacts | None) -> str:
     if card is not None:
         return f"GPU     {card.card_words}: {card.plan or 'its memory or the shape of the model is not known'}"
     return f"KV      {size(kv)}; for how many tokens the engine tells once it serves, since the host opens no model"
+
+
+def _speed_words(most: float | None) -> str:
+    from appliance.operator.speed import HOW
+
+    if most is None:
+        return f"speed   not known: {HOW}"
+    return (
+        f"speed   at most about {most:,.1f}/s for one stream, by the speed of the memory; athanor model bench"
+    )
 
 
 @dataclass(slots=True)
