@@ -28,6 +28,7 @@ from tests.system.routers import (
     AT_ONCE,
     REQUESTS,
     SESSIONS,
+    TOKENS,
     Certificates,
     by_session,
     counted,
@@ -73,10 +74,17 @@ class Hosts:
         (found,) = (pid for pid, room in rooms(one.process.pid, one.sandboxes()).items() if room == "gateway")
         return found
 
-    def billed(self) -> int:
-        """Requests in both audit logs that were answered to their end."""
-        entries = [entry for one in self.served for entry in written(one.state / "audit")]
-        return sum(entry["kind"] == "request" and entry["outcome"] == "ok" for entry in entries)
+    def billed(self) -> tuple[int, int]:
+        """Requests in both audit logs, and the output tokens that they are charged; entries are written together, so
+        the logs are read until they stay as they are for a second."""
+        before: list[int] = [-1]
+        while True:
+            entries = [entry for one in self.served for entry in written(one.state / "audit")]
+            charged = [entry["output_tokens"] for entry in entries if entry["kind"] == "request"]
+            if charged == before:
+                return len(charged), sum(charged)
+            before = charged
+            time.sleep(1.0)
 
     @staticmethod
     def insecure() -> ssl.SSLContext:
@@ -159,17 +167,22 @@ def test_a_session_stays_on_one_host(hosts: Hosts, certificates: Certificates) -
 
 def test_killing_a_host_under_load_fails_no_request(hosts: Hosts, certificates: Certificates) -> None:
     """kill -9 of one gateway while 12 requests run: of 300, none fails before its first byte; what was being
-    streamed is cut. Once the host is back, every session is on its host again."""
+    streamed is cut. Both hosts together charge no more requests and tokens than were asked for. Once the host is back,
+    every session is on its host again."""
     before = settled(certificates, hosts)
     pid, known = hosts.gateway(0), hosts.billed()
     seen = load(
         certificates, hosts.port, hosts.served[0].keys[0], names(REQUESTS), blow=lambda: os.kill(pid, signal.SIGKILL)
     )
-    told, billed = counted(seen), hosts.billed() - known
-    print(f"fleet: kill -9 of one of two hosts: {dict(told)} of {REQUESTS}, {billed} billed")
+    hosts.wait_ready(0)
+    told = counted(seen)
+    requests, tokens = (now - before for now, before in zip(hosts.billed(), known, strict=True))
+    print(
+        f"fleet: kill -9 of one of two hosts: {dict(told)} of {REQUESTS}; {requests} requests, {tokens} tokens charged"
+    )
     assert told["failed"] == 0, [one for one in seen if one.outcome == "failed"][:5]
     assert told["cut"] <= AT_ONCE and sum(told.values()) == REQUESTS
-    hosts.wait_ready(0)
+    assert requests <= REQUESTS and tokens <= REQUESTS * TOKENS
     returned(certificates, hosts)
     assert settled(certificates, hosts) == before
 
