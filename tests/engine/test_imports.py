@@ -33,6 +33,7 @@ JSON_READERS = {
     "convert/compress.py",
     "convert/output.py",
     "convert/quantise.py",
+    "convert/to_gguf.py",
     "backends/cuda/runtime/launch_digest.py",
     "backends/cuda/kernels/cache.py",
     "backends/cuda/kernels/folder.py",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from appliance.operator.compression import CompressedFolder
     from appliance.operator.conversion import Converted
     from appliance.operator.conversion_child import Progress
+    from appliance.operator.gguf_export import GgufMade
     from appliance.operator.quantisation import QuantisedFolder
 
 CONVERT_EXAMPLES = """
@@ -27,6 +28,7 @@ athanor model convert llama.gguf models/llama --dtype float32 | every number as 
 athanor model convert models/llama models/llama-small --compress | the weights in two thirds of their bytes
 athanor model convert models/llama-small models/llama --expand | and back, every bit as it was
 athanor model convert models/llama models/llama-int4 --quantise int4 | matrices in 4 bits, at a loss: model compare
+athanor model convert models/llama llama.gguf --to-gguf --dtype q8_0 | for llama.cpp
 """
 
 DIGEST_EXAMPLES = """
@@ -70,17 +72,20 @@ def _print_digest(found: str, folder: Path, names: list[str], output_format: For
         output().print(f"digest: {found}", soft_wrap=True, markup=False, highlight=False)
 
 
-def convert(
+def convert(  # noqa: PLR0913 - a parameter is an option
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="A GGUF file, or a model folder; it is read inside a wall.")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the result; made, or empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the result; made, or empty. A file for --to-gguf.")
+    ],
     dtype: Annotated[
         str,
         typer.Option(
             "--dtype",
             metavar="NAME",
-            help="For a GGUF file: auto, float32, bfloat16 or float16. auto: as in it, bfloat16 where it is packed.",
+            help="From and to GGUF: auto, float32, bfloat16 or float16; to it also q8_0. auto: as it is, bfloat16 "
+            "where a GGUF file is packed.",
         ),
     ] = "auto",
     compress: Annotated[
@@ -91,9 +96,10 @@ def convert(
         str | None,
         typer.Option("--quantise", metavar="int8|int4", help="Round a folder's matrices to 8 or 4 bits a weight."),
     ] = None,
+    to_gguf: Annotated[bool, typer.Option("--to-gguf", help="Write a folder as a GGUF file.")] = False,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Convert a GGUF file into a model folder, or compress or quantise a model folder.
+    """Convert a GGUF file into a model folder and back, compress or quantise one.
 
     Packed weights of a GGUF file are unpacked: a file of 4 bits a weight becomes about four times as
     large. A compressed folder is served like the one it was made from: all that was written is read
@@ -102,9 +108,12 @@ def convert(
     from appliance.common.errors import ConfigError
     from appliance.operator.conversion import convert as work
 
+    if compress + expand + to_gguf + (quantise is not None) > 1:
+        raise ConfigError("--compress, --expand, --quantise and --to-gguf exclude each other; leave one")
+    if to_gguf:
+        _export(source, folder, dtype, output_format)
+        return
     if compress or expand or quantise is not None:
-        if compress + expand + (quantise is not None) > 1:
-            raise ConfigError("--compress, --expand and --quantise exclude each other; leave one")
         if not source.is_dir() or dtype != "auto":
             raise ConfigError(
                 "--compress, --expand and --quantise take a model folder and no --dtype; convert a GGUF file first"
@@ -115,7 +124,9 @@ def convert(
             _rewrite(source, folder, compress, output_format)
         return
     if source.is_dir():
-        raise ConfigError(f"{source} is a folder; add --compress, --expand or --quantise, or name a GGUF file")
+        raise ConfigError(
+            f"{source} is a folder; add --compress, --expand, --quantise or --to-gguf, or name a GGUF file"
+        )
     with ExitStack() as stack:
         done = work(source, folder, dtype=dtype, progress=_progress(stack))
     _show(done, output_format)
@@ -136,6 +147,17 @@ def _quantise(source: Path, folder: Path, form: str, output_format: Format) -> N
     with ExitStack() as stack:
         done = quantisation.quantise(source, folder, form=form, progress=_progress(stack))
     _show_quantised(done, output_format)
+
+
+def _export(source: Path, file: Path, dtype: str, output_format: Format) -> None:
+    from appliance.common.errors import ConfigError
+    from appliance.operator import gguf_export
+
+    if not source.is_dir():
+        raise ConfigError("--to-gguf takes a model folder")
+    with ExitStack() as stack:
+        done = gguf_export.export(source, file, dtype=dtype, progress=_progress(stack))
+    _show_exported(done, output_format)
 
 
 def _progress(stack: ExitStack) -> Progress:
@@ -207,3 +229,12 @@ def _show_quantised(done: QuantisedFolder, output_format: Format) -> None:
     tensors = f"{done.packed} of {counted(done.tensors, 'tensor')} in {done.form}"
     words = f"{done.folder}: {tensors}, {size(done.before)} in {size(done.after)} ({ratio:.3f})"
     output().print(printable(words), soft_wrap=True, markup=False)
+
+
+def _show_exported(done: GgufMade, output_format: Format) -> None:
+    if print_data({**asdict(done), "file": str(done.file)}, output_format):
+        return
+    from appliance.common.figures import printable, size
+
+    words = f"{done.file}: {done.architecture}, {counted(done.tensors, 'tensor')} of {', '.join(done.types)}"
+    output().print(printable(f"{words} ({size(done.weight_bytes)})"), soft_wrap=True, markup=False)

@@ -298,9 +298,7 @@ def _speed_words(most: float | None) -> str:
 
     if most is None:
         return f"speed   not known: {HOW}"
-    return (
-        f"speed   at most about {most:,.1f}/s for one stream, by the speed of the memory; athanor model bench"
-    )
+    return f"speed   at most about {most:,.1f}/s for one stream, by the speed of the memory; athanor model bench"
 
 
 @dataclass(slots=True)

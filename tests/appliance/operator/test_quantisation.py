@@ -77,6 +77,22 @@ def test_refusals(run: Run, tmp_path: Path) -> None:  # noqa: F811
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_gguf_file_of_a_folder(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    """The file is told and converts back to a folder with the same tensors; one that is there is not replaced, and what
+    is no folder is refused; nothing else is left."""
+    made = tmp_path / "made" / "mini.gguf"
+    result = run("model", "convert", str(embedded_model()), str(made), "--to-gguf", columns=160)
+    assert result.exit_code == 0, result.output
+    assert "mini.gguf: llama, 47 tensors of BF16, F32 (8.3 MiB)" in result.stdout
+    again = run("model", "convert", str(embedded_model()), str(made), "--to-gguf", columns=160)
+    assert (again.exit_code, "exists; name another file" in again.stderr) == (1, True)
+    other = run("model", "convert", str(made), str(tmp_path / "x.gguf"), "--to-gguf", columns=160)
+    assert (other.exit_code, "takes a model folder" in other.stderr) == (1, True)
+    assert run("model", "convert", str(made), str(tmp_path / "back")).exit_code == 0
+    assert (tmp_path / "back" / "tokenizer.json").exists()
+    assert [one.name for one in made.parent.iterdir()] == ["mini.gguf"]
+
+
 @pytest.mark.parametrize("said", ["{}", "7", '{"classes": {"a": [1, 2, 3]}}', '{"classes": 4, "tokens": "x"}'])
 def test_programs_that_misbehave_are_held_to_their_words(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
