@@ -309,3 +309,13 @@ def test_a_trial_is_twice_as_long_each_time_and_is_forgotten() -> None:
     assert trials.out(now + MEMORY_S)[0].endswith(
         "lost 1 time in a day: it gets an engine once it has answered for 1 min"
     )
+
+
+def test_a_loss_in_other_words_is_one_loss() -> None:
+    """The driver's event comes before NVML's word, which has another text: the audit log has one loss, and one more
+    once the card was back in between."""
+    audited: list[Entry] = []
+    placement = CardPlacement(record=audited.append)
+    for gone in ({0: "it has fallen off the bus (Xid 79)"}, {0: "it has fallen off the bus"}, {}, {0: "again"}):
+        placement.look(gone, [] if gone else [0])
+    assert [one.fields["event"] for one in audited] == ["lost", "back", "lost"]
