@@ -48,6 +48,8 @@ class CardPlacement:
         self._trials = CardTrials()
         self._known: dict[int, str] = {}
         """Cards that got no engine at the last look, as it was told."""
+        self._events: dict[int, str] = {}
+        """What was recorded last, by card: a loss that NVML tells in other words than the driver is the same loss."""
         self.turn = asyncio.Lock()
         """Held while an engine is placed: the next one has to see what it got."""
         self.moved: Counter[str] = Counter()
@@ -73,7 +75,10 @@ class CardPlacement:
             if (why := out.get(card, "")) == self._known.get(card, ""):
                 continue
             (log.error if card in gone else log.warning if why else log.info)(why or f"card {card} gets engines again")
-            self._note("lost" if card in gone else "back" if why else "trusted", card, cause=why)
+            event = "lost" if card in gone else "back" if why else "trusted"
+            if event != self._events.get(card):
+                self._events[card] = event
+                self._note(event, card, cause=why)
         self._known = out
 
     def unknown(self) -> None:
