@@ -32,6 +32,11 @@ SCORED_ROWS = 64
 RESERVE_PART = 16
 """A sixteenth of a card at most is for the reserve, unless that is less than ``RESERVE_BYTES``."""
 
+PALETTE_GROUP = 128
+PALETTE_ITEM = 2
+"""Inputs of a matrix that has a palette are a multiple of the first, and its numbers have as many bytes as the second;
+as ``engine.backends.cuda.kernels.palette`` has them."""
+
 MOST_ROWS = 256
 """Sequences of one step at the most, unless max_num_seqs says so: beyond, a step gets slower for all."""
 
@@ -142,13 +147,25 @@ def card_share(model: ModelConfig) -> int:
 
 
 def card_weights(model: ModelConfig, shape: ModelShape | None, stored: int) -> int:
-    """Bytes of the weights on a card, of so many in files: a type that is given may be wider than the stored one, and
-    maps of layers may be in 8 bits."""
+    """Bytes of the weights on a card, of so many in files: a type that is given may be wider than the stored one, maps
+    of layers may be in 8 bits, and palettes lie beside them."""
     if shape is None:
         return stored
     if model.weights == "fp8":
         return scaled_bytes(shape)
-    return stored if model.dtype == "auto" else stored * ITEM_BYTES[model.dtype] // ITEM_BYTES[shape.dtype]
+    held = stored if model.dtype == "auto" else stored * ITEM_BYTES[model.dtype] // ITEM_BYTES[shape.dtype]
+    return held + (palette_bytes(model, shape) if model.gpu_palette else 0)
+
+
+def palette_bytes(model: ModelConfig, shape: ModelShape) -> int:
+    """Bytes of the palettes of all gated MLPs: three of a matrix's four, and where each line's escapes begin. Escapes
+    are not counted: a trained matrix has few. An engine may find that some pay for no number of rows, and give them
+    back."""
+    if shape.experts or shape.item(model.dtype) != PALETTE_ITEM:
+        return 0
+    maps = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    found = (lines * inputs * 3 // 2 + 4 * (lines + 1) + 2 for lines, inputs in maps if inputs % PALETTE_GROUP == 0)
+    return shape.layers * sum(found)
 
 
 def scaled_bytes(shape: ModelShape) -> int:

@@ -17,6 +17,8 @@ def check_entry(values: Mapping[str, Any]) -> None:
     _check_external(values)
     if values["weights"] == "fp8" and (values["runner"] != "model" or not _on_device(values)):
         raise ValueError("weights: fp8 are for runner: model on a GPU: give the model a gpu, or take weights: int8")
+    if values["weights"] == "fp8" and values["gpu_palette"]:
+        raise ValueError("gpu_palette lays matrices in bfloat16 beside, and weights: fp8 has none: one of the two")
     if values["step_us"] and values["runner"] != "null":
         raise ValueError("step_us is for the null runner: a model takes the time it takes")
     if values["runner"] != "embed" and (values["pooling"] != "auto" or values["truncates"]):

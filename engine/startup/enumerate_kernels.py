@@ -46,6 +46,9 @@ memory."""
 MANY_TOKENS = 64
 """Tokens of a step that no kernel for few rows computes."""
 
+MOST_TOKENS = 65_536
+"""Tokens of the largest step that can be asked for: from some number on experts are multiplied in another way."""
+
 
 def rehearse(config: EngineConfig, description: ModelConfig, dtype: torch.dtype, operations: Operations) -> None:
     """Start every form of launch once.
@@ -76,7 +79,7 @@ def _start_all(runner: DeviceRunner) -> None:
     What the runner is made of is taken by itself: a plan needs tokens that come back, and none do."""
     loop, prefill, storage, host = runner._loop, runner._prefill, runner.storage, runner._rows
     rows = runner.limits.max_num_seqs
-    host.known[:] = [np.zeros(MANY_TOKENS, dtype=np.int64)] * rows
+    host.known[:] = [np.zeros(MOST_TOKENS, dtype=np.int64)] * rows
     with torch.inference_mode():
         for bucket in buckets(rows):
             loop.step(bucket)
@@ -86,9 +89,10 @@ def _start_all(runner: DeviceRunner) -> None:
                 # Of every chunk its second token is scored, or there is none; who asks for that, asks for reports here.
                 host.asked.fill(scored - 1)
                 prefill.run([Chunk(row, 0, 1 + scored, last, 1, scored) for row in range(count)])
-        # Few tokens and many are computed by different kernels.
+        # Few tokens, many and very many are computed by different kernels.
         host.asked.fill(-1)
-        prefill.run([Chunk(0, 0, MANY_TOKENS, True, 1, 0)])
+        for count in (MANY_TOKENS, MOST_TOKENS):
+            prefill.run([Chunk(0, 0, count, True, 1, 0)])
         storage.zero(torch.zeros(1, dtype=torch.int64, device=storage.device))
 
 

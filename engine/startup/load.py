@@ -206,3 +206,7 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigurationError(f"dtype must be auto or one of: {', '.join(DTYPE_NAMES)}")
     if config.quantization not in QUANTIZATIONS:
         raise ConfigurationError(f"quantization must be one of: {', '.join(QUANTIZATIONS)}")
+    if config.palette and config.quantization != "none":
+        raise ConfigurationError(
+            f"palettes are of matrices as they are stored, and quantization is {config.quantization}"
+        )

@@ -92,9 +92,7 @@ def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
         # Before KV takes what is left of the card.
         digest = launch_configuration(model.config, model.dtype, config.block_size, rows)
         operations = make_operations(model, config.gpu_kernels, digest)
-        said = operations.take_palettes(model)
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        said = _palettes(config, model, operations)
     config = with_card_kv(config, model)
     layout = layout_for(config, model.config, dtype_name(model.dtype), model.parallel)
     layout = without_spares(layout, rows)
@@ -102,6 +100,27 @@ def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
     runner = make_device_runner(config, model, layout, limits, operations)
     runner.note = said
     return runner
+
+
+def _palettes(config: EngineConfig, model: Decoder, operations: Operations) -> str:
+    """Take palettes, within this engine's share of its card. Says what was chosen.
+
+    Raises:
+        ConfigurationError: there is no room for them.
+    """
+    on_card = model.device.type == "cuda"
+    if on_card and config.gpu_share:
+        cap_share(model.device, read_card(model.device), config.gpu_share)
+    try:
+        said = operations.take_palettes(model)
+    except torch.OutOfMemoryError as error:
+        raise ConfigurationError(
+            "the GPU has no room for palettes beside the weights: leave gpu_palette out, raise gpu_share, or put fewer "
+            "models on the card"
+        ) from error
+    if on_card:
+        torch.cuda.empty_cache()
+    return said
 
 
 def with_card_kv(config: EngineConfig, model: Decoder) -> EngineConfig:

@@ -24,6 +24,7 @@ from engine.core.kv import layout as kv_layout
 from engine.errors import ConfigurationError
 from engine.model.checkpoint.registry import build_model, describe_model, load_model_config
 from engine.model.checkpoint.weights import weight_bytes
+from engine.model.layers.blocks import GatedMlp
 from tests.appliance.common.cards import CARD_80, LLAMA_8B, WEIGHTS_8B, model
 
 SHAPE = parse_shape(LLAMA_8B)
@@ -64,6 +65,27 @@ def told(found: CardPlan, entry: ModelConfig, **more: object) -> EngineConfig:
     return EngineConfig(
         model_dir="", model_digest="", kv_bytes=entry.kv_bytes, block_size=entry.block_size, **found.settings(), **more
     )
+
+
+def test_palettes_are_planned_as_the_engine_lays_them(tmp_path: Path) -> None:
+    """Planes and lists of every matrix that the engine lays a palette beside, in an 8B model, escapes apart: KV is less
+    by so much. None of experts, of float32, or where inputs fill no group."""
+    for intermediate in (14_336, 14_304):
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "intermediate_size": intermediate}))
+        shape = read_shape(tmp_path)
+        assert shape is not None
+        decoder, _ = build_model(load_model_config(str(tmp_path)), torch.bfloat16, torch.device("meta"))
+        blocks = [part.block for layer in decoder.layers for part in layer.sublayers]
+        maps = [(one.gate_up, one.down.linear) for one in blocks if isinstance(one, GatedMlp)]
+        matrices = [one.loaded for pair in maps for one in pair if one.loaded.shape[1] % card_plan.PALETTE_GROUP == 0]
+        assert len(matrices) == (64 if intermediate == 14_336 else 32)
+        wanted = sum(one.nbytes * 3 // 4 + 4 * (len(one) + 1) + 2 for one in matrices)
+        assert card_plan.card_weights(model(gpu_palette=True), shape, WEIGHTS_8B) == WEIGHTS_8B + wanted
+        assert card_plan.palette_bytes(model(dtype="float32"), shape) == 0
+        assert card_plan.palette_bytes(model(), replace(shape, experts=2)) == 0
+    laid, plain = plan(gpu_palette=True), plan()
+    assert sum(part for _, part in laid.parts) == laid.allowed == plain.allowed
+    assert 7 * GIB < plain.kv - laid.kv < 9 * GIB
 
 
 def test_an_8b_model_on_80_gb_is_planned_and_adds_up() -> None:

@@ -251,6 +251,8 @@ def test_a_share_is_of_a_gpu(tmp_path: Path) -> None:
     for wrong in ("weights: fp8", "gpu: auto, backend: plain, weights: fp8", "gpu: auto, runner: embed, weights: fp8"):
         with pytest.raises(ConfigError, match="weights: fp8 are for runner: model on a GPU"):
             load_config(write(tmp_path, GOOD.replace("dtype: float32", wrong)))
+    with pytest.raises(ConfigError, match="gpu_palette lays matrices in bfloat16 beside"):
+        load_config(write(tmp_path, GOOD.replace("dtype: float32", f"{held}, gpu_palette: true")))
     for wrong in ("gpu_share: 45", "gpu: [0], gpu_share: 96"):
         with pytest.raises(ConfigError, match="gpu_share"):
             load_config(write(tmp_path, GOOD.replace("dtype: float32", wrong)))

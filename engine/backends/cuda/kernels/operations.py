@@ -235,9 +235,11 @@ class KernelOperations:
         wide = grouped.ExpertMap(maps.gate_up, maps.gate_up_bias)
         before, after = ("before", "no") if maps.weigh_inputs else ("no", "after")
         grouped.multiply(x, wide, routed, dealt, inner, tile=tile, weigh=before)
+        # Given back before parts are taken: a step that torch multiplies needs as much then as one with fewer tokens.
+        inner = self.gate(inner, maps.activation)
         parts = x.new_empty(rows * top, x.shape[1], dtype=torch.float32)
         narrow = grouped.ExpertMap(maps.down, maps.down_bias)
-        grouped.multiply(self.gate(inner, maps.activation), narrow, routed, dealt, parts, tile=tile, weigh=after)
+        grouped.multiply(inner, narrow, routed, dealt, parts, tile=tile, weigh=after)
         out = torch.empty_like(x)
         grouped.add_up(parts, routed, out)
         return out

@@ -3,7 +3,8 @@ tests.engine.backends.cuda.kernels.forms_probe FAMILY/CASE[;...] COUNTS DTYPE``.
 
 A child of test_forms, since there the kernels belong to the interpreter. For each model the rehearsal's forms are
 noted, then those of steps of real sizes and of an engine's warm-up; COUNTS is numbers of tokens, as ``1,9`` or
-``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits. ``control`` in place of a case launches a
+``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits; with ``torch`` there its experts are wider,
+and torch multiplies those of larger steps. ``control`` in place of a case launches a
 kernel that has an argument that is not marked. One line of JSON for each model.
 """
 
@@ -23,7 +24,8 @@ from triton import language as tl
 
 from engine.backends.common.loading import layout_for, limits_for
 from engine.backends.cuda.kernels.ahead import LaunchForm, absent_operations, meeting_forms
-from engine.backends.cuda.kernels.operations import kernel_operations
+from engine.backends.cuda.kernels.operations import KernelOperations, kernel_operations
+from engine.backends.cuda.kernels.tile_sizes import ExpertRow
 from engine.backends.cuda.load import make_device_runner, without_spares
 from engine.backends.cuda.runtime.launches import buckets
 from engine.backends.cuda.runtime.runner import DeviceRunner
@@ -52,6 +54,10 @@ LANES = (1, 3, 16, 17, 64, 99)
 """Decoding rows that join prompts: few enough for the kernels of few rows, and more."""
 
 BLOCK_SIZE = 16
+TORCH_INNER, TORCH_TOKENS = 64, 150
+"""Width of the experts that torch multiplies, and tokens of the least step that it does it for: more than those of the
+rehearsal's other prompts, and no more than warm-up's."""
+
 CONTEXT = 100
 """Longest context: not the one that is rehearsed with, so tables have another width."""
 
@@ -100,9 +106,20 @@ def _chunk(row: int, length: int, last: int, draw: random.Random) -> Chunk:
     return Chunk(row, start, length, ends, start + 1, draw.randrange(length))
 
 
-def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype, quantization: str) -> dict[str, object]:
+def give_torch_experts(operations: KernelOperations, description: ModelConfig) -> None:
+    """Have torch multiply the experts of larger steps, as the table has it for wide ones."""
+    shape = description.extra.experts, description.hidden_size, description.intermediate_size
+    row = ExpertRow(*shape, TORCH_TOKENS, "none")
+    operations._chosen = replace(operations._chosen, by_torch=(row,))
+
+
+def missing(
+    description: ModelConfig, counts: list[int], dtype: torch.dtype, quantization: str, *, by_torch: bool = False
+) -> dict[str, object]:
     """Forms of a model's steps that its rehearsal has not."""
     operations = absent_operations(description, ARCHITECTURE)
+    if by_torch:
+        give_torch_experts(operations, description)
     rehearsed: set[tuple[str, str]] = set()
     met: set[tuple[str, str]] = set()
     launches = rehearsed
@@ -134,7 +151,7 @@ def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype, qua
     kept = torch.empty, torch.empty_like, torch.Tensor.new_empty
     with meeting_forms(ARCHITECTURE, meet):
         start_with_zeros()
-        warm(served, within, dtype)
+        warm(served, within, dtype, by_torch=by_torch)
     torch.empty, torch.empty_like, torch.Tensor.new_empty = kept
     unknown = (met | warmed) - rehearsed
     return {
@@ -143,10 +160,11 @@ def missing(description: ModelConfig, counts: list[int], dtype: torch.dtype, qua
         "missing": sorted({kernel for kernel, _ in unknown}),
         "keys": [key[:2_000] for _, key in sorted(unknown)[:3]],
         "cold": sorted({kernel for kernel, _ in rehearsed - warmed}),
+        "kernels": sorted({kernel for kernel, _ in rehearsed}),
     }
 
 
-def warm(served: EngineConfig, description: ModelConfig, dtype: torch.dtype) -> None:
+def warm(served: EngineConfig, description: ModelConfig, dtype: torch.dtype, *, by_torch: bool) -> None:
     """An engine's warm-up, with memory that has addresses: on the processor, and full of zeros, for nothing is
     computed by a kernel."""
     small = replace(served, kv_bytes=1 << 26, max_num_batched_tokens=2 * ROWS)
@@ -157,6 +175,8 @@ def warm(served: EngineConfig, description: ModelConfig, dtype: torch.dtype) -> 
     layer = description.kv_layers[0]
     heads, width = (description.num_heads, layer.heads), max(layer.key_dim, layer.value_dim)
     found = kernel_operations(heads, width, description.vocab_size, torch.device("cpu"), ARCHITECTURE)
+    if by_torch:
+        give_torch_experts(found, description)
     runner = make_device_runner(small, model, layout, limits, found, eager=True)
     runner._loop.ring.zero_()  # as if every row had got a token
     pool = BlockPool(layout.num_blocks)
@@ -190,10 +210,14 @@ def main(cases: str, counts: str, dtype: torch.dtype) -> None:
         if one == "control":
             print(json.dumps({"case": one, **control()}), flush=True)
             continue
-        family, _, case = one.removeprefix("fp8 ").partition("/")
+        by_torch = one.startswith("torch ")
+        family, _, case = one.removeprefix("fp8 ").removeprefix("torch ").partition("/")
         try:
             held = "fp8" if one.startswith("fp8 ") else "none"
-            found = missing(described(family, case), numbers(counts), dtype, held)
+            description = described(family, case)
+            if by_torch:
+                description = replace(description, intermediate_size=TORCH_INNER)
+            found = missing(description, numbers(counts), dtype, held, by_torch=by_torch)
         except ConfigurationError as error:
             found = {"refused": str(error)}
         print(json.dumps({"case": one, **found}), flush=True)

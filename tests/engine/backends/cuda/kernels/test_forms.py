@@ -17,6 +17,7 @@ SAMPLE = (
     "fp8 llama/gqa 4",
     "gemma3/five to one",
     "mixtral/gqa 2",
+    "torch mixtral/gqa 2",
     "qwen2_moe/odd experts, a dense layer",
     "gpt_oss/odd experts, tight clamps",
     "deepseek/odd widths, two shared",
@@ -60,7 +61,13 @@ def test_a_sample_of_steps_has_no_form_of_its_own(root: Path) -> None:
     assert control == {"case": "control", "marked": 1, "unmarked": 3}
     assert [one["case"] for one in found] == list(SAMPLE)
     for one in found:
+        if str(one["case"]).startswith("torch "):
+            # Warm-up's steps are shorter; the largest step, which an engine runs before it serves, loads these.
+            assert one["cold"] == ["_add_up", "_gather", "_places"], one
+            one["cold"] = []
         check(one)
+    with_torch = {str(one["case"]) for one in found if "_gather" in one["kernels"]}  # type: ignore[operator]
+    assert with_torch == {"torch mixtral/gqa 2"}
 
 
 @pytest.mark.full
