@@ -73,7 +73,7 @@ def test_kv_bytes_take_what_they_need() -> None:
     table, placed = table.place("e", entry(kv_bytes=4 * GIB), (0,))
     assert placed.use == CardUse("e", 0, 26)
     assert placed.plan is not None and placed.plan.share == 0
-    assert place(machine(1), entry("a", kv_bytes=40 * GIB), entry("b", gpu_share=23)) == [0, 0]
+    assert place(machine(1), entry("a", kv_bytes=40 * GIB), entry("b", gpu_share=22)) == [0, 0]
 
 
 def test_an_engine_that_starts_again_finds_its_own_card() -> None:
