@@ -302,7 +302,7 @@ def test_a_trial_is_twice_as_long_each_time_and_is_forgotten() -> None:
         assert trials.out(now) == {0: "card 0 is lost"}
         trials.look({}, (0,), now)
         assert 0 in trials.out(now + wanted - 1)
-        trials.unknown(0.0)
+        trials.unknown(now + wanted - 1)
         assert 0 in trials.out(now + wanted)
         trials.look({}, (0,), now + 10)
         assert 0 in trials.out(now + wanted)
