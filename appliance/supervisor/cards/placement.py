@@ -83,7 +83,7 @@ class CardPlacement:
 
     def unknown(self) -> None:
         """Note that cards cannot be read for now."""
-        self._trials.unknown()
+        self._trials.unknown(self._clock())
 
     async def place(self, plan: BootPlan, take: Callable[[BootPlan], None]) -> None:
         """Have ``take`` called with a new plan, if the plan's card gets no engine, or got none at the last call.

@@ -58,10 +58,11 @@ class CardTrials:
             elif not self._left_s(known, now) and now - known.times[-1] >= MEMORY_S:
                 del self._cards[card]
 
-    def unknown(self) -> None:
-        """Note that nothing is known of any card for now: trials begin anew."""
+    def unknown(self, now: float) -> None:
+        """Note that nothing is known of any card for now: trials that are not over begin anew."""
         for losses in self._cards.values():
-            losses.answers_since = None
+            if self._left_s(losses, now):
+                losses.answers_since = None
 
     def out(self, now: float) -> dict[int, str]:
         """Return why each card that gets no engine gets none."""

@@ -302,7 +302,7 @@ def test_a_trial_is_twice_as_long_each_time_and_is_forgotten() -> None:
         assert trials.out(now) == {0: "card 0 is lost"}
         trials.look({}, (0,), now)
         assert 0 in trials.out(now + wanted - 1)
-        trials.unknown()
+        trials.unknown(now + wanted - 1)
         assert 0 in trials.out(now + wanted)
         trials.look({}, (0,), now + 10)
         assert 0 in trials.out(now + wanted)
@@ -324,3 +324,16 @@ def test_a_loss_in_other_words_is_one_loss() -> None:
     for gone in ({0: "it has fallen off the bus (Xid 79)"}, {0: "it has fallen off the bus"}, {}, {0: "again"}):
         placement.look(gone, [] if gone else [0])
     assert [one.fields["event"] for one in audited] == ["lost", "back", "lost"]
+
+
+def test_a_trial_that_is_over_stays_over() -> None:
+    """Silence of NVML begins a trial anew that is under way, and none that is over."""
+    trials = CardTrials()
+    trials.look({0: "lost"}, [], 0.0)
+    trials.look({}, [0], 1.0)
+    trials.unknown(2.0)
+    trials.look({}, [0], 3.0)
+    assert trials.out(2.0 + FIRST_TRIAL_S)
+    assert not trials.out(3.0 + FIRST_TRIAL_S)
+    trials.unknown(4.0 + FIRST_TRIAL_S)
+    assert not trials.out(4.0 + FIRST_TRIAL_S)
