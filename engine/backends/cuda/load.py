@@ -11,6 +11,7 @@ import torch
 
 from engine.backends.common.loading import Loaded, LoadSource, dtype_name, layout_for, limits_for
 from engine.backends.cuda.runtime.budget import cap_share, check_room, kv_bytes_of, read_card, reserve_bytes, step_shape
+from engine.backends.cuda.runtime.device_memory import return_freed
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
 from engine.backends.cuda.runtime.mixing import Mixing
 from engine.backends.cuda.runtime.model import DeviceModel, obstacle
@@ -119,7 +120,7 @@ def _palettes(config: EngineConfig, model: Decoder, operations: Operations) -> s
             "models on the card"
         ) from error
     if on_card:
-        torch.cuda.empty_cache()
+        return_freed()
     return said
 
 

@@ -197,3 +197,8 @@ def _plan(limits: SchedulerLimits, lengths: list[int], num_blocks: int, *, exact
         plan.prefills.append(Chunk(row, 0, length, True, 1 if scored else 0, scored))
         plan.masks[row] = everything
     return plan
+
+
+def return_freed() -> None:
+    """Give memory that nothing uses back to the driver, before the card's room for keys and values is asked for."""
+    torch.cuda.empty_cache()
