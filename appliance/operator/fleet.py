@@ -56,7 +56,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class FleetDifference:
     """The hosts beside each other."""
 
     differences: tuple[Difference, ...]
@@ -85,7 +85,7 @@ def look_at(host: FleetHost, context: ssl.SSLContext | None) -> HostState:
         return HostState(name=host.name, admin=host.admin, problem=f"the answer is not understood: {error}")
 
 
-def compare(states: Sequence[HostState]) -> Comparison:
+def compare(states: Sequence[HostState]) -> FleetDifference:
     """Compare versions, policies, fleet keys and models of the hosts that answered. Pure."""
     told = {state.name: state.status for state in states if state.status is not None}
     names = sorted({name for status in told.values() for name in status.fleet.models})
@@ -95,7 +95,7 @@ def compare(states: Sequence[HostState]) -> Comparison:
         "fleet key": {host: status.fleet.key or ABSENT for host, status in told.items()},
         **{f"model {name}": {host: _pinned(status, name) for host, status in told.items()} for name in names},
     }
-    return Comparison(
+    return FleetDifference(
         differences=tuple(_differing(rows)),
         unknown=tuple(name for name in names if set(rows[f"model {name}"].values()) == {NOT_PINNED}),
         silent=tuple(state.name for state in states if state.status is None),

@@ -16,6 +16,7 @@ ALLOWED = {
     "sandbox/allowed_calls_gpu.py": {"ctypes"},
     "sandbox/attach.py": {"socket"},
     "sandbox/lockdown.py": {"ctypes"},
+    "sandbox/shared_pipe.py": {"ctypes"},
     "startup/load.py": {"ctypes"},
     "backends/native/abi.py": {"ctypes"},
     "backends/native/adapting.py": {"ctypes"},
@@ -23,7 +24,7 @@ ALLOWED = {
     "backends/native/program.py": {"ctypes"},
     "backends/native/trial.py": {"ctypes"},
 }
-"""Modules that may use one of them: to attach to the host, to open kernels, to lock down, to trim the heap."""
+"""Modules that may use one of them: to attach to the host, to open kernels, to lock down, to map memory, to trim the heap."""
 JSON_READERS = {
     "config.py",
     "model/checkpoint/config.py",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from appliance.common.figures import printable
 from appliance.operator.cli.tables import number, table
-from appliance.operator.fleet import Comparison, HostState
+from appliance.operator.fleet import FleetDifference, HostState
 
 DIGEST_CHARACTERS = 12
 """Characters of a digest that are shown."""
@@ -35,7 +35,7 @@ def fleet_view(states: Iterable[HostState]) -> RenderableType:
     return Group(shown, *problems)
 
 
-def difference_lines(found: Comparison) -> Iterator[str]:
+def difference_lines(found: FleetDifference) -> Iterator[str]:
     """What differs, a line for each thing and one for each of its values."""
     for one in found.differences:
         yield f"{printable(one.what)} differs"
