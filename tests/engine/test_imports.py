@@ -24,7 +24,7 @@ ALLOWED = {
     "backends/native/program.py": {"ctypes"},
     "backends/native/trial.py": {"ctypes"},
 }
-"""Modules that may use one of them: to attach to the host, to open kernels, to lock down, to map memory, to trim the heap."""
+"""Modules that may use one of them: to attach to the host, open kernels, lock down, map memory, trim the heap."""
 JSON_READERS = {
     "config.py",
     "model/checkpoint/config.py",
