@@ -5,7 +5,7 @@ an accelerator are, and `--finish FILE WEIGHTS --out DIR` writes the model from 
 
 Trains the tokenizer and the network from the help desk's corpus beside this file (desk/ over desk/reference/ over
 corpus/), writes a Hugging Face model directory with MODEL.json into DIR and prints what was measured. It takes about
-ninety minutes on one core; a second run on one machine gives the same weights. The network so far is written into
+three hours on one core; a second run on one machine gives the same weights. The network so far is written into
 DIR/unfinished every 200 steps.
 
 `--evaluate` trains nothing: it asks the model in DIR the hundred questions of questions.yaml and prints the judge's
