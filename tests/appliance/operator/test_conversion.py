@@ -56,7 +56,7 @@ def test_json_is_for_other_programs(run: Run, source: Path, tmp_path: Path) -> N
         "tensors": 47,
         "types": ["F32", "Q8_0"],
         "dtype": "float16",
-        "weight_bytes": 2 * 4_328_192,
+        "weight_bytes": 2 * 7_721_088,
         "chat_template": True,
     }
     assert result.stderr == ""
@@ -66,7 +66,7 @@ def test_progress_is_told_in_bytes(source: Path, tmp_path: Path, monkeypatch: py
     """The last word about progress is that everything was written; a person at a terminal sees a bar."""
     told: list[tuple[int, int]] = []
     convert(source, tmp_path / "made", dtype="auto", progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (2 * 4_328_192, 2 * 4_328_192)
+    assert told[-1] == (2 * 7_721_088, 2 * 7_721_088)
     screen = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
     monkeypatch.setattr(model_command, "errors", lambda: screen)
     model_command.convert(source, tmp_path / "again", "auto", output_format=model_command.Format.TABLE)

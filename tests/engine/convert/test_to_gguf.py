@@ -80,7 +80,7 @@ def test_the_format_s_own_library_reads_it(tmp_path: Path) -> None:
         expected = Kind.F32 if data.ndim == 1 else Kind.Q8_0
         assert found.tensor_type == expected
         assert found.shape.tolist() == list(reversed(data.shape))
-        rows = np.ascontiguousarray(their_rows(name, data, 8, 2))
+        rows = np.ascontiguousarray(their_rows(name, data, 12, 2))
         assert found.data.tobytes() == gguf.quants.quantize(rows, expected).tobytes()
     values = {key: field.contents() for key, field in reader.fields.items()}
     assert (values["general.architecture"], values["llama.block_count"]) == ("llama", 5)

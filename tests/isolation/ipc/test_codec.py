@@ -156,7 +156,7 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
         (frame(Kind.OUTPUT_READ, struct.pack("<BIIBII", 0, 0, 1, 1, 0, 1) + b"\xff"), "not UTF-8"),
         (frame(Kind.OUTPUT_READ, struct.pack("<BII", 0, 1 << 21, 0)), "reasoning_tokens"),
         (frame(Kind.FAILED, b""), "missing"),
-        (frame(Kind.FAILED, b"\x0a"), "not a valid FailureCode"),
+        (frame(Kind.FAILED, b"\xc8"), "not a valid FailureCode"),
         (frame(Kind.FAILED, b"\x01\xff"), "not UTF-8"),
         (frame(Kind.FAILED, b"\x01" + bytes(m.MAX_REASON_BYTES + 1)), "above the limit"),
         (frame(Kind.TEXT_READY, struct.pack("<IBBBBBII", 1, 2, 0, 0, 0, 0, 0, 0)), "neither 0 nor 1"),

@@ -53,7 +53,7 @@ class Matrix:
     """One matrix of a model, and what is computed with it."""
 
     weight: Tensor
-    gate: Gate | None
+    activation: Gate | None
     gain: Tensor | None
     bias: Tensor | None = None
     offset: bool = False
@@ -62,17 +62,17 @@ class Matrix:
     @property
     def adds(self) -> bool:
         """Whether the result is added to the residual stream: that of a gate is not."""
-        return self.gate is None
+        return self.activation is None
 
     @property
     def outputs(self) -> int:
         """Numbers of a row of the result."""
-        return len(self.weight) // (1 if self.gate is None else 2)
+        return len(self.weight) // (1 if self.activation is None else 2)
 
     @property
     def shape(self) -> tuple[int, int, bool]:
         """Outputs, inputs, and whether there is a gate: what decides which way is the fastest."""
-        return self.outputs, self.weight.shape[1], self.gate is not None
+        return self.outputs, self.weight.shape[1], self.activation is not None
 
 
 def ways(rows: int) -> tuple[Cut, ...]:
@@ -100,7 +100,7 @@ def multiply(
 def numbers_needed(cut: Cut | FewRows, matrix: Matrix) -> int:
     """Sums that a product needs room for."""
     shape = cut if isinstance(cut, FewRows) else cut.parts_of
-    return gemv.numbers_needed(shape, matrix.outputs, matrix.weight.shape[1], gate=matrix.gate is not None)
+    return gemv.numbers_needed(shape, matrix.outputs, matrix.weight.shape[1], gate=matrix.activation is not None)
 
 
 Measure = Callable[[Callable[[], None]], float]
@@ -191,7 +191,7 @@ class PaletteChoice:
         def run_plain(some: Sequence[Matrix]) -> None:
             for one in some:
                 given = Map(one.weight, one.bias, one.gain, EPS)
-                gemv.few_rows(x, given, plain, scratch, self.few, gate=one.gate, offset=one.offset, adds=one.adds)
+                gemv.few_rows(x, given, plain, scratch, self.few, gate=one.activation, offset=one.offset, adds=one.adds)
 
         run_plain(own[:1])
         wanted, best, chosen = plain.clone(), float("inf"), None
@@ -201,7 +201,7 @@ class PaletteChoice:
             def run(some: Sequence[Matrix], cut: Cut = cut) -> None:
                 for one in some:
                     given = PaletteMap(self.palettes[one.weight.data_ptr()], one.bias, one.gain, EPS)
-                    multiply(x, given, out, scratch, cut, gate=one.gate, offset=one.offset, adds=one.adds)
+                    multiply(x, given, out, scratch, cut, gate=one.activation, offset=one.offset, adds=one.adds)
 
             out.zero_()
             run(own[:1])
@@ -243,7 +243,7 @@ def launch_all(matrices: Sequence[Matrix], scratch: Scratch) -> None:
                 Palette.empty(len(one.weight), one.weight.shape[1], 1, one.weight.device), one.bias, one.gain, EPS
             )
             for cut in ways(rows):
-                multiply(x, given, out, scratch, cut, gate=one.gate, offset=one.offset, adds=one.adds)
+                multiply(x, given, out, scratch, cut, gate=one.activation, offset=one.offset, adds=one.adds)
 
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:
