@@ -275,7 +275,7 @@ async def test_deaths_in_a_row_end_restoring(
     keeper = Keeper(plan, None, lambda *_: True, None, warm)  # type: ignore[arg-type]
     for failures in range(4):
         keeper.life = Life(State.BOOTING, failures=failures)
-        keeper._boot()
+        keeper._boot(threading.Event())
     assert begun == ["saved", "saved", "saved", "cold"]
 
 
