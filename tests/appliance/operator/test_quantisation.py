@@ -23,7 +23,7 @@ def test_a_folder_that_can_be_served_and_what_it_costs(run: Run, tmp_path: Path)
     folder, small = tmp_path / "models" / "mini", tmp_path / "models" / "small"
     result = run("model", "convert", str(embedded_model()), str(folder), "--quantise", "int8", columns=120)
     assert result.exit_code == 0, result.output
-    assert "35 of 47 tensors in int8, 8.3 MiB in 5.2 MiB (0.627)" in result.stdout
+    assert "35 of 47 tensors in int8, 15 MiB in 8.9 MiB (0.606)" in result.stdout
     assert "0.76 %" in result.stdout
     assert {name for name, _ in read_model("mini", folder).engine} == {"config.json", "generation_config.json", WEIGHTS}
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["format"] == "pack-quantized"
@@ -83,7 +83,7 @@ def test_a_gguf_file_of_a_folder(run: Run, tmp_path: Path) -> None:  # noqa: F81
     made = tmp_path / "made" / "mini.gguf"
     result = run("model", "convert", str(embedded_model()), str(made), "--to-gguf", columns=160)
     assert result.exit_code == 0, result.output
-    assert "mini.gguf: llama, 47 tensors of BF16, F32 (8.3 MiB)" in result.stdout
+    assert "mini.gguf: llama, 47 tensors of BF16, F32 (15 MiB)" in result.stdout
     again = run("model", "convert", str(embedded_model()), str(made), "--to-gguf", columns=160)
     assert (again.exit_code, "exists; name another file" in again.stderr) == (1, True)
     other = run("model", "convert", str(made), str(tmp_path / "x.gguf"), "--to-gguf", columns=160)
