@@ -216,10 +216,10 @@ def test_a_schema_beside_tools_that_cannot_be_used_is_named(tooled: Appliance) -
 def test_reasoning_is_told_from_the_answer(tooled: Appliance) -> None:
     """A model whose prompt begins inside its reasoning, and that never ends it: all of it is reasoning, each token is
     counted as such, and the content is empty. Control: another model has none."""
-    answer = ask(tooled, "thinking", tools=[], max_tokens=20, seed=2)
+    answer = ask(tooled, "thinking", tools=[], max_tokens=40, seed=3)
     message = answer.choices[0].message
     assert not message.content and message.model_extra["reasoning_content"]
-    assert answer.usage.completion_tokens_details.reasoning_tokens == answer.usage.completion_tokens == 20
+    assert answer.usage.completion_tokens_details.reasoning_tokens == answer.usage.completion_tokens == 40
     other = ask(tooled, "hermes", tools=[], max_tokens=40, seed=2)
     assert other.choices[0].message.model_extra == {} and other.usage.completion_tokens_details is None
 
