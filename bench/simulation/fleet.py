@@ -1,4 +1,4 @@
-"""The simulated fleet: hosts, a router in front of them, arrivals, deaths, and prefill apart from decode; event by event.
+"""The simulated fleet, event by event: hosts, a router before them, arrivals, deaths, and prefill apart from decode.
 
 Events are ordered by their time and then by the order in which they were made, and everything drawn comes from seeds:
 one configuration gives the same run, bit by bit. What is modelled and what is not stands in ``docs/fleet.md``.
@@ -82,6 +82,8 @@ class Plan:
     until: float
     """Simulated seconds after which nothing more is done; what is live then is counted as such."""
     deaths: int = 0
+    dying: tuple[int, ...] = ()
+    """Hosts that die; none: as many as ``deaths`` says, drawn."""
     death_at: float = 0.0
     prefill_hosts: int = 0
     """Hosts that prefill only, the first ones; 0: all hosts do both."""
@@ -114,10 +116,7 @@ class Fleet:
     """A run; ``run`` does it, and the figures are in ``tally``, ``fates`` and ``losses``."""
 
     def __init__(
-        self,
-        plan: Plan,
-        rules: Rules,
-        ended: Callable[[Record, float], Arrival | None] = lambda _record, _now: None,
+        self, plan: Plan, rules: Rules, ended: Callable[[Record, float], Arrival | None] = lambda _record, _now: None
     ) -> None:
         """``ended`` is called when a request has ended, and gives the request that comes for it, if there is one."""
         self.plan, self.rules = plan, rules
@@ -149,7 +148,7 @@ class Fleet:
         for one in arrivals[:first]:
             self._warm(one)
         plan, heap = self.plan, self._heap
-        if plan.deaths:
+        if plan.deaths or plan.dying:
             self._push(plan.death_at, Kind.DEATH, None)
         gc.collect()
         gc.freeze()
@@ -355,7 +354,8 @@ class Fleet:
 
     def _die(self, now: float) -> None:
         """Some hosts die at once, connections and all, as processes do that are killed."""
-        chosen = sorted(self._rng.sample(range(self.plan.hosts), self.plan.deaths))
+        plan = self.plan
+        chosen = plan.dying or sorted(self._rng.sample(range(plan.hosts), plan.deaths))
         losses = self.losses
         for number in chosen:
             host = self.hosts[number]
@@ -371,6 +371,7 @@ class Fleet:
                 self._lose(record, now)
             elif record.helper in self.dead:
                 losses.alone += 1
+                record.moved = []
                 self._release(record, self.hosts[record.helper])
                 self._push(now + FALLBACK_S, Kind.ALONE, record)
 

@@ -1,5 +1,5 @@
-"""One host of the simulated fleet: the appliance's ledger and policy, and an engine with its scheduler, fair service, KV
-pool and prefix cache; a simulated card in place of a backend, and no sockets, processes or text."""
+"""One host of the simulated fleet: the appliance's ledger and policy, and an engine with its scheduler, fair service,
+KV pool and prefix cache; a simulated card in place of a backend, and no sockets, processes or text."""
 
 from __future__ import annotations
 
@@ -232,6 +232,9 @@ class SimulatedHost:
                 firsts.append(record)
             else:
                 self._tally.gap(now, now - record.last_at, 1)
+                if record.moved:
+                    self._tally.hand_over(now, now - record.last_at)
+                    record.moved = []
                 record.last_at = -1.0
         if any(finishes):
             over = [number for number, finish in zip(numbers, finishes, strict=True) if finish]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Figures = Mapping[str, Any]
 
@@ -16,9 +18,9 @@ NOTE = "SIMULATION: real scheduler, KV pool, prefix cache, fair service, ledger 
 """First line of everything that is shown."""
 
 
-def seconds(value: float) -> str:
-    """Return a time as people read it."""
-    if value != value:
+def seconds(value: float | None) -> str:
+    """Return a time as people read it; a dash for none."""
+    if value is None or math.isnan(value):
         return "-"
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms" if value >= 0.01 else f"{value * 1e3:.1f} ms"
 
@@ -28,31 +30,34 @@ def share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-COLUMNS: Sequence[tuple[str, Callable[[Figures], str]]] = (
-    ("TTFT p50", lambda one: seconds(one["ttft_s"]["p50"])),
-    ("p90", lambda one: seconds(one["ttft_s"]["p90"])),
-    ("p99", lambda one: seconds(one["ttft_s"]["p99"])),
-    ("ITL p50", lambda one: seconds(one["itl_s"]["p50"])),
-    ("p90", lambda one: seconds(one["itl_s"]["p90"])),
-    ("p99", lambda one: seconds(one["itl_s"]["p99"])),
-    ("cached", lambda one: share(one["cached_share"])),
-    ("bound", lambda one: share(one["cached_bound"])),
-    ("cards at work, least to most", lambda one: at_work(one)),
-    ("tokens/s", lambda one: f"{one['output_tokens_per_s']:,.0f}"),
-    ("ended", lambda one: f"{one['requests']['done']:,}"),
-    ("cpu s", lambda one: f"{one['processor_s']:.0f}"),
+Columns = Sequence[tuple[str, Callable[[Figures], str]]]
+
+LATENCY: Columns = (
+    ("TTFT P50", lambda one: seconds(one["ttft_s"]["p50"])),
+    ("P90", lambda one: seconds(one["ttft_s"]["p90"])),
+    ("P99", lambda one: seconds(one["ttft_s"]["p99"])),
+    ("ITL P50", lambda one: seconds(one["itl_s"]["p50"])),
+    ("P90", lambda one: seconds(one["itl_s"]["p90"])),
+    ("P99", lambda one: seconds(one["itl_s"]["p99"])),
 )
-"""Columns of the table of all runs."""
+WORK: Columns = (
+    ("CACHED", lambda one: share(one["cached_share"])),
+    ("BOUND", lambda one: share(one["cached_bound"])),
+    ("TOKENS/S", lambda one: f"{one['output_tokens_per_s']:,.0f}"),
+    ("ENDED", lambda one: f"{one['requests']['done']:,}"),
+    ("HOSTS", lambda one: f"{one['hosts']:,}"),
+    ("CARDS AT WORK", lambda one: at_work(one)),
+    ("CPU S", lambda one: f"{one['processor_s']:.0f}"),
+)
+"""Columns of the two tables of all runs."""
 
 
 def at_work(found: Figures) -> str:
-    """Return how much of the window cards computed."""
+    """Return how much of the window cards computed; of prefill hosts first, where there are any."""
     used = found["utilisation"]
-    text = f"{used['mean']:.2f} ({used['least']:.2f} to {used['most']:.2f})"
     if "prefill_utilisation" not in found:
-        return text
-    prefill = found["prefill_utilisation"]
-    return f"{prefill['mean']:.2f} prefill, {used['mean']:.2f} decode (to {prefill['most']:.2f}, {used['most']:.2f})"
+        return f"{used['mean']:.2f}"
+    return f"{found['prefill_utilisation']['mean']:.2f} and {used['mean']:.2f}"
 
 
 def show(console: Console, document: Figures) -> None:
@@ -64,12 +69,13 @@ def show(console: Console, document: Figures) -> None:
         f"second and host, trace {', '.join(document['traces'].values())}; card {settings['card']} "
         f"({settings['source']}); {settings['window_s']:g} s behind {settings['ramp_s']:g} s"
     )
-    table = Table("run", box=None, header_style="bold")
-    for title, _ in COLUMNS:
-        table.add_column(title, justify="right")
-    for name, found in document["runs"].items():
-        table.add_row(name, *[cell(found) for _, cell in COLUMNS])
-    console.print(table)
+    for name, columns in (("LATENCY", LATENCY), ("WORK", WORK)):
+        table = Table(Text(name), box=None, header_style="bold", pad_edge=False)
+        for title, _ in columns:
+            table.add_column(title, justify="right", no_wrap=True)
+        for run, found in document["runs"].items():
+            table.add_row(Text(run), *[cell(found) for _, cell in columns])
+        console.print("", table)
     for title, rows in details(document["runs"]).items():
         console.print(f"\n[bold]{title}[/bold]")
         for row in rows:
@@ -95,7 +101,11 @@ def details(runs: Mapping[str, Figures]) -> dict[str, list[str]]:
                 f"{name}: {limit['admitted']:,} of {limit['sent']:,} admitted, {limit['allowed']:.0f} allowed a host"
             )
         if "moved_gb" in one:
-            found.setdefault("KV that moved", []).append(f"{name}: {one['moved_gb']:,.0f} GB")
+            gap = one["hand_over_s"]
+            found.setdefault("Prefill apart from decode", []).append(
+                f"{name}: {one['moved_gb']:,.0f} GB of KV moved; from the first token to the second p50 "
+                f"{seconds(gap['p50'])}, p99 {seconds(gap['p99'])}"
+            )
     return found
 
 
@@ -132,4 +142,13 @@ def write(path: Path, document: Figures) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps(known(document), indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def known(value: Any) -> Any:
+    """Return the same with null for numbers that there are none of."""
+    if isinstance(value, Mapping):
+        return {key: known(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [known(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

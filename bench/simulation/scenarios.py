@@ -1,7 +1,7 @@
 """What is simulated: each scenario is one or several runs of a fleet that differ in one thing, and their figures.
 
-Traffic, policy and tenants are made once for all runs of a command. Scenarios whose hosts do not depend on each other (a ring
-gives each host its own part) run on a tenth of the hosts and tenants where the name of the run says so.
+Traffic, policy and tenants are made once for all runs of a command. Scenarios whose hosts do not depend on each other
+(a ring gives each host its own part) run on a tenth of hosts and tenants where the name of the run says so.
 """
 
 from __future__ import annotations
@@ -75,15 +75,14 @@ class World:
     """Traces, traffic and rules of a command, each made once."""
 
     def __init__(self) -> None:
-        self._arrivals: dict[object, list[Arrival]] = {}
+        self._arrivals: dict[Settings, list[Arrival]] = {}
         self._rules: dict[object, Rules] = {}
         self.traces: dict[str, str] = {}
         """What each trace really is, by its name."""
 
     def arrivals(self, settings: Settings) -> list[Arrival]:
         """Return the requests of a run."""
-        key = (settings.hosts, settings.tenants, settings.requests_per_s, settings.until_s, settings.trace)
-        if key not in self._arrivals:
+        if settings not in self._arrivals:
             # One at a time: those of a thousand hosts take half a gigabyte.
             self._arrivals.clear()
             found, self.traces[settings.trace] = traffic.load(settings.trace, settings.folder)
@@ -95,8 +94,8 @@ class World:
                 seed=settings.seed,
                 longest=min(131_072, settings.times.kv_tokens),
             )
-            self._arrivals[key] = traffic.arrivals(found, shape)
-        return self._arrivals[key]
+            self._arrivals[settings] = traffic.arrivals(found, shape)
+        return self._arrivals[settings]
 
     def rules(self, tenants: int, extra: str = "") -> Rules:
         """Return the policy of so many tenants, and of some more whose lines are given."""
@@ -111,7 +110,9 @@ def rules_of(tenants: int, extra: str = "") -> Rules:
         f"{{requests_per_minute: 60000, tokens_per_minute: 100000000, concurrency: {CONCURRENCY}, "
         f"max_context_tokens: 131072, max_output_tokens: 65536}}"
     )
-    lines = [f'  t{number:05}: {{credentials: ["key:k{number:05}"], models: ["{MODEL}"]}}\n' for number in range(tenants)]
+    lines = [
+        f'  t{number:05}: {{credentials: ["key:k{number:05}"], models: ["{MODEL}"]}}\n' for number in range(tenants)
+    ]
     text = f"version: 1\ndefaults: {{limits: {limits}}}\ntenants:\n{''.join(lines)}{extra}"
     policy = load_policy([Source("policy.yaml", text)])
     names = tuple(f"t{number:05}" for number in range(tenants))
@@ -157,6 +158,7 @@ def figures_of(fleet: Fleet, seconds: float, arrivals: list[Arrival]) -> Figures
         found["prefill_hosts"] = plan.prefill_hosts
         found["prefill_utilisation"] = spread(tally.utilisation(prefill), least=True)
         found["moved_gb"] = fleet.moved_bytes / 1e9
+        found["hand_over_s"] = spread(tally.hand_overs)
     if plan.deaths:
         found["losses"] = asdict(fleet.losses)
     return found
@@ -194,7 +196,9 @@ def simulate(world: World, settings: Settings, **changes: Any) -> tuple[Fleet, F
     """Run a fleet under the trace's traffic."""
     arrivals = world.arrivals(settings)
     more, rules = changes.pop("more", None), changes.pop("rules", None) or world.rules(settings.tenants)
-    return run(settings, arrivals if more is None else sorted(arrivals + more, key=lambda one: one.at), rules, **changes)
+    return run(
+        settings, arrivals if more is None else sorted(arrivals + more, key=lambda one: one.at), rules, **changes
+    )
 
 
 def run(settings: Settings, arrivals: list[Arrival], rules: Rules, **changes: Any) -> tuple[Fleet, Figures]:
@@ -301,9 +305,7 @@ def flood(settings: Settings) -> list[Arrival]:
     made, at = [], 0.0
     while (at := at + rng.expovariate(NOISY_RATE * settings.hosts)) < settings.until_s:
         number = FRESH + len(made)
-        made.append(
-            Arrival(at, settings.tenants, number, 0, NOISY_PROMPT, NOISY_OUTPUT, (number,), NOISY_PROMPT)
-        )
+        made.append(Arrival(at, settings.tenants, number, 0, NOISY_PROMPT, NOISY_OUTPUT, (number,), NOISY_PROMPT))
     return made
 
 

@@ -87,7 +87,7 @@ class StepTimes:
 
 H200 = StepTimes(
     name="h200-bf16",
-    source="measured: docs/gpu.md, 'What a card has shown' (2026-11-26), rows of fp8's control, one pass and 256 streams",
+    source="measured on one H200, 2026-11-26: docs/gpu.md, rows of fp8's control, one pass and 256 streams",
     fixed_s=4.314e-3,
     row_s=1.176e-5,
     context_s=3.372e-8,

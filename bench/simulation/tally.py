@@ -33,6 +33,8 @@ class Tally:
         self.gaps: Counter[int] = Counter()
         self.ttfts: list[tuple[float, float]] = []
         """When each first token came, and how long it took."""
+        self.hand_overs: list[float] = []
+        """Seconds from the first token, of a prefill host, to the second, of a decode host."""
         self.tenants: defaultdict[int, TenantFigures] = defaultdict(TenantFigures)
         self.prompt_tokens = 0
         """Prompt tokens of the requests that began inside the window."""
@@ -53,6 +55,11 @@ class Tally:
         if self.begin <= now < self.until:
             self.gaps[int(seconds / GAP_S)] += count
             self.output_tokens += count
+
+    def hand_over(self, now: float, seconds: float) -> None:
+        """Note the gap in which a request changed hosts; it counts as any other gap besides."""
+        if self.begin <= now < self.until:
+            self.hand_overs.append(seconds)
 
     def busy(self, host: int, begin: float, seconds: float) -> None:
         """Count the part of a step's time that lies inside the window."""

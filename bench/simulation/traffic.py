@@ -1,4 +1,4 @@
-"""Requests of a fleet, from a published trace: many copies of it at once, each from another moment, spread over tenants.
+"""Requests of a fleet from a published trace: many copies at once, each from another moment, spread over tenants.
 
 A trace has a few requests a second; a fleet has thousands. So the trace is laid over itself as often as the rate asks,
 each copy beginning at a random second of it and played at its own speed, so that the pauses between the turns of a
@@ -130,9 +130,7 @@ def arrivals(trace: Sequence[TraceRequest], shape: Shape) -> list[Arrival]:
             blocks = tuple([base + block for block in ids])
             owner = min(tenant, shape.tenants - 1)
             made.append(
-                Arrival(
-                    at, owner, copy * number_of + session, turn, one.prompt_tokens, one.output_tokens, blocks, size
-                )
+                Arrival(at, owner, copy * number_of + session, turn, one.prompt_tokens, one.output_tokens, blocks, size)
             )
     made.sort(key=lambda arrival: (arrival.at, arrival.session))
     return made
