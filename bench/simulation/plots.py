@@ -33,7 +33,7 @@ def draw(document: Figures, folder: Path) -> list[Path]:
     if shown := [name for name in (*MIXED, *[name for name in runs if name.startswith("split, ")]) if name in runs]:
         wanted.append(("routing", lambda: routing({name: runs[name] for name in shown}, line)))
     if "deaths" in runs:
-        wanted.append(("deaths", lambda: deaths(runs["deaths"], settings, line)))
+        wanted.append(("deaths", lambda: deaths(runs["deaths"], line)))
     if noise := {name: one["tenants"] for name, one in runs.items() if "tenants" in one}:
         wanted.append(("noisy", lambda: noisy(noise, line)))
     written = []
@@ -92,7 +92,7 @@ def ranges(axis: Axes, found: Sequence[Figures]) -> None:
     axis.grid(visible=True, axis="x")
 
 
-def deaths(found: Figures, settings: Figures, line: str) -> Figure:
+def deaths(found: Figures, line: str) -> Figure:
     """Second by second, before and behind the death of some hosts."""
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
@@ -106,7 +106,7 @@ def deaths(found: Figures, settings: Figures, line: str) -> Figure:
     upper.yaxis.set_minor_formatter(NullFormatter())
     lower.plot(at, [100 * row["cached_share"] for row in rows], color=GREEN, linewidth=2, marker="o", markersize=4)
     lower.set_ylim(bottom=0)
-    moment = settings["ramp_s"] + settings["window_s"] / 2
+    moment = found["death_at"]
     for axis, text in ((upper, "Time to first token"), (lower, "Prompt tokens found in the cache, %")):
         axis.axvline(moment, color=RED, linewidth=0.9, linestyle=(0, (4, 3)))
         axis.set_title(text, loc="left", fontsize=10, color=INK)

@@ -70,7 +70,7 @@ def show(console: Console, document: Figures) -> None:
         f"({settings['source']}); {settings['window_s']:g} s behind {settings['ramp_s']:g} s"
     )
     for name, columns in (("LATENCY", LATENCY), ("WORK", WORK)):
-        table = Table(Text(name), box=None, header_style="bold", pad_edge=False)
+        table = Table(name, box=None, header_style="bold", pad_edge=False)
         for title, _ in columns:
             table.add_column(title, justify="right", no_wrap=True)
         for run, found in document["runs"].items():

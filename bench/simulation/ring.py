@@ -1,9 +1,9 @@
 """Which host gets a request: the rules of the routers of ``deploy/fleet``, and those of an endpoint picker.
 
 A ring has 160 points a host, as nginx's ``hash ... consistent`` has; a host that is gone is passed over, so its
-sessions alone move. A picker (Gateway API inference extension) takes the host with the highest score: the sum of how far it is
-from the longest queue and of its free KV, each between 0 and 1, and three times whether it served the session last;
-equal ones by lot. It reads each host's gauges every 50 ms, and knows nothing of what it has sent meanwhile.
+sessions alone move. A picker (Gateway API inference extension) takes the host with the highest score, equal ones by
+lot: the sum of how far it is from the longest queue and of its free KV, each between 0 and 1, and three times whether
+it served the session last. It reads each host's gauges every 50 ms, and knows nothing of what it has sent meanwhile.
 """
 
 from __future__ import annotations

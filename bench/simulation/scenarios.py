@@ -49,9 +49,9 @@ class Settings:
     tenants: int = 10_000
     requests_per_s: float = 1.0
     """Requests a second and host."""
-    ramp_s: float = 6.0
+    ramp_s: float = 5.0
     """Simulated seconds that are left out, while the first requests begin."""
-    window_s: float = 8.0
+    window_s: float = 6.0
     before_s: float = 60.0
     """Seconds of traffic before the simulation, which the caches are warmed with."""
     trace: str = "mooncake"
@@ -232,11 +232,11 @@ AZURE_PACE = 9.0
 
 
 def deaths(world: World, settings: Settings) -> Iterator[tuple[str, Figures]]:
-    """Kill some hosts at once in the middle of the window; sessions of the others stay where they are."""
-    at = settings.ramp_s + settings.window_s / 2
+    """Kill some hosts at once, a third into the window; sessions of the others stay where they are."""
+    at = settings.ramp_s + settings.window_s / 3
     dead = max(1, round(settings.hosts * settings.dead_share))
     fleet, found = simulate(world, settings, deaths=dead, death_at=at)
-    found["by_second"] = by_second(fleet)
+    found["by_second"], found["death_at"] = by_second(fleet), at
     live = [record for record in fleet.records if record.sent_at < at]
     found["live_at_death"] = sum(record.fate is not Fate.REFUSED and record.ended_at >= at for record in live)
     yield "deaths", found
