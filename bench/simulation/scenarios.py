@@ -49,9 +49,9 @@ class Settings:
     tenants: int = 10_000
     requests_per_s: float = 1.0
     """Requests a second and host."""
-    ramp_s: float = 5.0
+    ramp_s: float = 3.0
     """Simulated seconds that are left out, while the first requests begin."""
-    window_s: float = 6.0
+    window_s: float = 4.0
     before_s: float = 60.0
     """Seconds of traffic before the simulation, which the caches are warmed with."""
     trace: str = "mooncake"
