@@ -1,7 +1,7 @@
 """Simulate a fleet: ``python -m bench.simulation [SCENARIO ...]``; see ``docs/fleet.md`` and ``bench/README.md``.
 
-Scenarios run one after the other in one process; ``--json`` and ``--plots`` are written after each, so that a command
-that is stopped leaves what it had. Exit status 0.
+Scenarios run one after the other in one process; ``--json`` is written after each, so that a command that is stopped
+leaves what it had. Exit status 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def main() -> int:
             document["runs"][title] = found
             document["traces"] = world.traces
             console.print(f"{title}: {found['processor_s']:.0f} s of processor time", style="dim")
-            save(document, asked.json, asked.plots)
+            if asked.json is not None:
+                write(asked.json, document)
+    if asked.plots is not None:
+        from bench.simulation.plots import draw  # matplotlib is an extra
+
+        draw(document, asked.plots)
     show(console, document)
     return 0
 
@@ -48,16 +53,6 @@ def begun(settings: Settings, earlier: Path | None) -> dict[str, Any]:
     told |= {"card": settings.times.name, "source": settings.times.source}
     runs = json.loads(earlier.read_text())["runs"] if earlier is not None else {}
     return {"what": NOTE, "settings": told, "runs": runs, "traces": {}}
-
-
-def save(document: dict[str, Any], figures: Path | None, plots: Path | None) -> None:
-    """Write what there is so far."""
-    if figures is not None:
-        write(figures, document)
-    if plots is not None:
-        from bench.simulation.plots import draw
-
-        draw(document, plots)
 
 
 def arguments() -> argparse.Namespace:

@@ -96,7 +96,7 @@ def deaths(found: Figures, line: str) -> Figure:
     """Second by second, before and behind the death of some hosts."""
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    rows = [row for row in found["by_second"] if row["second"] >= 1]
+    rows = [row for row in found["by_second"] if row["ttft_s"]["count"]]
     at = [row["second"] + 0.5 for row in rows]
     for part, color in (("p50", BLUE), ("p99", ORANGE)):
         upper.plot(at, [row["ttft_s"][part] for row in rows], color=color, linewidth=2, marker="o", markersize=4)
