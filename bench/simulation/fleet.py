@@ -179,9 +179,7 @@ class Fleet:
         record = Record(0, arrival, sent_at=now)
         self.records.append(record)
         if self.tally.within(now):
-            figures = self.tally.tenants[arrival.tenant]
-            figures.requests += 1
-            figures.asked += arrival.prompt_tokens + arrival.output
+            self.tally.tenants[arrival.tenant].requests += 1
         self._send(record, now)
 
     def _happen(self, now: float, kind: Kind, what: object) -> None:
@@ -345,10 +343,7 @@ class Fleet:
         assert record.fate is Fate.LIVE or record.fate is fate, "a request ends once"
         record.fate, record.ended_at = fate, now
         if self.tally.within(now):
-            figures = self.tally.tenants[record.arrival.tenant]
-            figures.refused += fate is Fate.REFUSED
-            if fate is Fate.DONE:
-                figures.got += record.arrival.prompt_tokens + record.arrival.output
+            self.tally.tenants[record.arrival.tenant].refused += fate is Fate.REFUSED
         if (following := self._ended(record, now)) is not None:
             self._push(following.at, Kind.ARRIVE, following)
 

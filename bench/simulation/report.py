@@ -128,8 +128,7 @@ def losses(one: Figures) -> list[str]:
 def noise(found: Figures) -> str:
     """Return the line about a noisy tenant."""
     others, own = found["others_ttft_s"], found["noisy_ttft_s"]
-    text = f"others' TTFT p50 {seconds(others['p50'])}, p99 {seconds(others['p99'])}, {found['others_refused']} refused"
-    text += f", Jain of served shares {found['others_jain_of_served_share']:.3f}"
+    text = f"others' TTFT p50 {seconds(others['p50'])}, p90 {seconds(others['p90'])}, {found['others_refused']} refused"
     if own is None:
         return text
     text += f"; its own p50 {seconds(own['p50'])}, "

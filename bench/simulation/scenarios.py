@@ -314,11 +314,9 @@ def apart(fleet: Fleet, noisy_tenant: int) -> Figures:
     tenants = dict(fleet.tally.tenants)
     noise = tenants.pop(noisy_tenant, None)
     ttfts = [took for one in tenants.values() for took in one.ttfts]
-    served = [min(1.0, one.got / one.asked) for one in tenants.values() if one.requests >= 10]
     return {
         "others_ttft_s": spread(ttfts),
         "others_refused": sum(one.refused for one in tenants.values()),
-        "others_jain_of_served_share": jain(served),
         "noisy_ttft_s": spread(list(noise.ttfts)) if noise else None,
         "noisy_refused": noise.refused if noise else 0,
         "noisy_requests": noise.requests if noise else 0,

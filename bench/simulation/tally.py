@@ -16,10 +16,6 @@ GAP_S = 1e-4
 class TenantFigures:
     """What one tenant asked for and got, of the requests that came inside the window."""
 
-    asked: int = 0
-    """Tokens of prompts and outputs."""
-    got: int = 0
-    """Tokens of the requests that ended inside it."""
     refused: int = 0
     requests: int = 0
     ttfts: array[float] = field(default_factory=lambda: array("d"))
