@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from appliance.operator.bench.plots import BLUE, DPI, GREEN, GREY, INK, ORANGE, RED, STYLE, TITLE_IN
+from appliance.operator.bench.plots import BLUE, DPI, GREEN, GREY, HALO, INK, ORANGE, RED, STYLE, TITLE_IN
 from bench.simulation.report import seconds
 
 Figures = Mapping[str, Any]
@@ -60,7 +60,7 @@ def routing(runs: Mapping[str, Figures], line: str) -> Figure:
     for place, one in zip(places, runs.values(), strict=True):
         axes[2].annotate(
             f"{100 * one['cached_share']:.1f} %", (100 * one["cached_share"], place), (5, 0),
-            textcoords="offset points", va="center", fontsize=8, color=INK,
+            textcoords="offset points", va="center", fontsize=8, color=INK, bbox=HALO, zorder=4,
         )  # fmt: skip
     most = 100 * max(one["cached_bound"] for one in runs.values())
     axes[2].axvline(most, color=RED, linewidth=0.9, linestyle=(0, (4, 3)))
@@ -87,9 +87,14 @@ def ranges(axis: Axes, found: Sequence[Figures]) -> None:
             )  # fmt: skip
     axis.set_xscale("log")
     axis.margins(x=0.35)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(visible=True, axis="x")
+
+
+def tick(value: float) -> str:
+    """Return a round time."""
+    return f"{value:g} s" if value >= 1 else f"{1e3 * value:g} ms"
 
 
 def deaths(found: Figures, line: str) -> Figure:
@@ -102,7 +107,7 @@ def deaths(found: Figures, line: str) -> Figure:
         upper.plot(at, [row["ttft_s"][part] for row in rows], color=color, linewidth=2, marker="o", markersize=4)
         upper.annotate(part, (at[-1], rows[-1]["ttft_s"][part]), (6, 0), textcoords="offset points", color=color)
     upper.set_yscale("log")
-    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
+    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     upper.yaxis.set_minor_formatter(NullFormatter())
     lower.plot(at, [100 * row["cached_share"] for row in rows], color=GREEN, linewidth=2, marker="o", markersize=4)
     lower.set_ylim(bottom=0)
