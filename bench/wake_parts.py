@@ -43,7 +43,8 @@ CONTEXT = 2_048
 
 PARTS: tuple[tuple[type, str, str], ...] = (
     (WarmStarts, "_find", "find"),
-    (GvisorRuntime, "boot", "restore"),
+    (GvisorRuntime, "_create", "create"),
+    (GvisorRuntime, "boot", "create and restore"),
     (boots._Booting, "connect", "connect"),
     (boots.SavedStart, "verified", "verify"),
     (boots._Booting, "await_ready", "load"),
