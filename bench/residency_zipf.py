@@ -42,9 +42,9 @@ KV_BYTES = 32 << 20
 CONTEXT = 512
 IDLE_S = 86_400.0
 TOKENS = 4
-WAIT_S = 120.0
+WAIT_S = 600.0
 """Longest that one request, or one order about a model, may take."""
-SAVED_S = 300.0
+SAVED_S = 600.0
 """Longest that a checkpoint with a model is waited for, which takes half a core."""
 SAVED_BYTES = 250 << 20
 """Least size of a checkpoint with such a model in it; one of imports alone has 150 MB."""

@@ -43,9 +43,9 @@ def test_counts_follow_a_change_of_popularity() -> None:
 
 
 def test_a_host_with_room_for_six() -> None:
-    """All rules with time: the best fixed six less 3 points in the mean, above the least recently used in each seed, and
-    never more wakes in a minute than may begin, but for those that waited for room. Control: without bounds on wakes
-    models push each other out, and the same sequence has fewer hits."""
+    """All rules with time: the best fixed six less 3 points in the mean, above the least recently used in each seed,
+    and never more wakes in a minute than may begin, but for those that waited for room. Control: without bounds on
+    wakes models push each other out, and the same sequence has fewer hits."""
     drawn = [draw(seed, 1.0, count=COUNT, rate=RATE) for seed in SEEDS[:3]]
     served = [Host().serve(one) for one in drawn]
     assert statistics.mean(one.hit_rate for one in served) >= statistics.mean(

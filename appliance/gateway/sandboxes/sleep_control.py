@@ -88,8 +88,8 @@ class SleepControl:
     """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
     count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
     """Called with one of ``COUNTED``, the model and the reason."""
-    live: Callable[[ModelSandboxes], int] = lambda _model: 0
-    """Counts the requests that use a model."""
+    live: Callable[[], Mapping[ModelSandboxes, int]] = dict
+    """Counts the requests that use each model, in one pass over all requests."""
     budget: int = 0
     """Bytes that all awake models may need together; 0: what the machine has available."""
     available: Callable[[], int] = lambda: machine_memory().available
@@ -205,12 +205,14 @@ class SleepControl:
         return found[type(decision)]
 
     def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
-        return decide(model.name, map(self._facts, self.models.values()), self.budget, self.available())
+        counts = self.live()
+        facts = (self._facts(one, counts) for one in self.models.values())
+        return decide(model.name, facts, self.budget, self.available())
 
-    def _facts(self, model: ModelSandboxes) -> ModelFacts:
+    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int]) -> ModelFacts:
         sleep = model.sleep_state
         # One that is being taken away gives its memory back without being told to.
-        live = self.live(model) if model.ready and model.leaving is Leaving.NO else 1
+        live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
         facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name)
         stays = sleep.stays(now := self.clock(), self.guard.stay_s(model.name, now))
         return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays)
@@ -249,12 +251,12 @@ class SleepControl:
     def look(self) -> None:
         """Put to sleep what nobody has used for long enough, and end what tenants have of their own of a model that
         sleeps; to be called every few seconds."""
-        now = self.clock()
+        now, counts = self.clock(), self.live()
         self.uses.keep(self.models.keys())
         for model in self.models.values():
             if not self.attached():
                 continue
-            if sleeps(self._facts(model), now, model.sleep_state.idle_s):
+            if sleeps(self._facts(model, counts), now, model.sleep_state.idle_s):
                 self._sleep(model, IDLE)
             elif model.sleep_state.asleep and unused(
                 model.sleep_state.keep, model.sleep_state.used_at, now, model.sleep_state.idle_s
@@ -264,7 +266,7 @@ class SleepControl:
     def _end_own(self, model: ModelSandboxes) -> int:
         """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
         booted while it slept. Returns of how many tenants."""
-        return 0 if self.live(model) else self.end_own(model.name)
+        return 0 if self.live().get(model) else self.end_own(model.name)
 
     def put_to_sleep(self, name: str) -> SleepOutcome:
         """Put a model to sleep by the operator's command."""
@@ -272,7 +274,7 @@ class SleepControl:
         if model is None or model.leaving is not Leaving.NO:
             return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
         sleep = model.sleep_state
-        if sleep.asleep and not (live := self.live(model)):
+        if sleep.asleep and not (live := self.live().get(model)):
             ended = self._end_own(model)
             also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
             return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
@@ -281,7 +283,7 @@ class SleepControl:
             return SleepOutcome(ok=False, state=ASLEEP, message=message)
         if sleep.waking or not model.ready or not self.attached():
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
-        if live := self.live(model):
+        if live := self.live().get(model):
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
         self._sleep(model, OPERATOR)
         return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")

@@ -56,7 +56,12 @@ CASES = {
         [model("a", uses=0.9), model("b", uses=0.1, live=1)],
         *(2, 8, Wake(("a",))),
     ),
-    "one that is always kept makes none": ([model("a", keep=ALWAYS, used_at=1.0), model("b")], 2, 8, Wake(("b",), gains=False)),
+    "one that is always kept makes none": (
+        [model("a", keep=ALWAYS, used_at=1.0), model("b")],
+        2,
+        8,
+        Wake(("b",), gains=False),
+    ),
     "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",), gains=False)),
     "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait()),
     "one that was woken just now stays": ([model("a", stays=True)], 1, 8, Wait()),
@@ -80,8 +85,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_makes_room(case: tuple[list[ModelFacts], float, float, object]) -> None:
-    """A sleeping model of one GiB beside these: who is put to sleep for it, or whether it waits or is refused. It is used
-    as much as one, where those beside it are used at all."""
+    """A sleeping model of one GiB beside these: who is put to sleep for it, or whether it waits or is refused. It is
+    used as much as one, where those beside it are used at all."""
     others, budget, available, expected = case
     own = model("m", ASLEEP, uses=float(any(one.uses for one in others)))
     found = decide("m", [own, *others], int(budget * GIB), int(available * GIB))

@@ -551,8 +551,8 @@ async def test_a_template_with_a_model_makes_way_for_wakes(
     ahead: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is begun with memory that a wake may need, and one under way is given up when a model wakes that needs
-    its memory, without a trace and uncounted. Controls: beside a wake that leaves it enough one is made, and that of the
-    imports alone goes on."""
+    its memory, without a trace and uncounted. Controls: beside a wake that leaves it enough one is made, and that of
+    the imports alone goes on."""
     warm, plan = ahead
     with_model, imports = starts(plan)
     warm.reserved = lambda: 32 << 30

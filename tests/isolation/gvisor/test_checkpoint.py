@@ -159,9 +159,7 @@ def test_old_ones_make_room(store: CheckpointStore, monkeypatch: pytest.MonkeyPa
     assert names(store) == ["4" * 64]
 
 
-def test_a_disk_with_room_keeps_more_but_nothing_stale(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_with_room_keeps_more_but_nothing_stale(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bytes that may be had in any case, half of the disk's room is for checkpoints that are used; one that
     was not used for long goes first. Control: below those bytes it stays."""
     monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 2_000)
