@@ -51,6 +51,7 @@ SAVED_BYTES = 250 << 20
 SAMPLE_S = 5.0
 """Seconds between two readings of the number of wakes."""
 MINUTE_S = 60.0
+TRACE_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,14 @@ async def ask(appliance: Appliance, client: httpx.AsyncClient, key: str, model: 
     took = time.monotonic() - began
     if answer.status_code != 200:
         return Asked(model, answer.status_code, str(answer.json()["error"]["code"]), took, 0.0)
-    trace = await client.get(f"{appliance.ready['admin']}/traces/{answer.headers['x-request-id']}")
-    found = re.search(r'athanor\.model\.waited_for_wake_ms"[^0-9]*([0-9]+)', trace.text)
-    if trace.status_code != 200:
+    for _ in range(TRACE_TRIES):  # It ends a moment after the answer.
+        trace = await client.get(f"{appliance.ready['admin']}/traces/{answer.headers['x-request-id']}")
+        if trace.status_code == 200:
+            break
+        await asyncio.sleep(0.05)
+    else:
         return Asked(model, trace.status_code, "no trace", took, 0.0)
+    found = re.search(r'athanor\.model\.waited_for_wake_ms"[^0-9]*([0-9]+)', trace.text)
     return Asked(model, 200, "", took, int(found[1]) / 1e3 + 1e-3 if found else 0.0)
 
 

@@ -147,13 +147,17 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
     if need <= free + _sum(evicted):
         going = _needed(evicted, need - free)
         gains = all(one.uses < wanted.uses for one in going)
-        dearest = max((one.uses for one in going), default=0.0)
-        soon = any(one.may_give and not one.gives and one.uses < dearest for one in there)
-        return Wake(tuple(one.name for one in going), gains, not gains and soon)
+        soon = not gains and any(_spares(one, going) for one in there if one.may_give and not one.gives)
+        return Wake(tuple(one.name for one in going), gains, soon)
     if need <= free + _sum(one for one in there if one.may_give):
         return Wait()
     bound = f" of the {size(budget)} for models" if budget else ""
     return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
+
+
+def _spares(model: ModelFacts, evicted: Iterable[ModelFacts]) -> bool:
+    """Return whether the memory of a model that cannot sleep yet would do in place of one that is used more."""
+    return any(model.uses < one.uses and model.need_bytes >= one.need_bytes for one in evicted)
 
 
 def _sum(models: Iterable[ModelFacts]) -> int:

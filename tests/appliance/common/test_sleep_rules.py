@@ -52,6 +52,10 @@ CASES = {
         [model("a", uses=2.0), model("b", uses=0.1, live=1)],
         *(2, 8, Wake(("a",), gains=False, cheaper_soon=True)),
     ),
+    "a cheaper one in use is too small to help": (
+        [model("a", uses=2.0), model("b", uses=0.1, live=1, need_bytes=GIB // 2)],
+        *(1.5, 8, Wake(("a",), gains=False)),
+    ),
     "one that is used more waits for no cheaper one": (
         [model("a", uses=0.9), model("b", uses=0.1, live=1)],
         *(2, 8, Wake(("a",))),
