@@ -188,11 +188,11 @@ async def test_the_least_recently_used_model_makes_room() -> None:
     assert scene.models["b"].sleep_state.state == AWAKE
 
 
-def used(scene: Scene, counts: dict[str, int]) -> None:
-    """Have models used so often, long ago."""
+def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> None:
+    """Have models used so often, long ago or soon."""
     for name, count in counts.items():
         for number in range(count):
-            scene.control.uses.note(name, time.monotonic() - 1_000 + 2 * number)
+            scene.control.uses.note(name, time.monotonic() + since_s + 2 * number)
 
 
 async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
     assert time.perf_counter() - began < 0.05
     assert refused.value.retry_after_s == pytest.approx(60, abs=1)
     assert scene.control.route_state(scene.models["c"], "t") is ModelState.UNREADY
-    used(scene, {"c": 9})
+    used(scene, {"c": 9}, since_s=10.0)
     assert scene.control.route_state(scene.models["c"], "t") is ModelState.READY
     task = scene.ask("c")
     await turns()
