@@ -41,7 +41,7 @@ MOST_WAKES_OF_TENANT = 6
 """Most wakes that requests of one tenant begin in ``WINDOW_S``, of all models together: what it wakes takes processor
 and memory from all, and its own excess is refused to it alone."""
 
-KEPT_WAKES = 10
+KEPT_WAKES = 12
 """Wakes of ``MOST_WAKES`` that are kept for models that are used more than those that sleep for them. Where more wakes
 are asked for than may begin, models that are seldom used would otherwise keep often used ones asleep."""
 
