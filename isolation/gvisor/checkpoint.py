@@ -196,7 +196,7 @@ class CheckpointStore:
         total = sum(one for _, _, one in kept)
         most = max(MAX_BYTES, int(FREE_SHARE * (shutil.disk_usage(self.root).free + total)))
         stale_ns = time.time_ns() - int(STALE_S * 1e9)
-        going = {}
+        going: dict[str, int] = {}
         for used, key, bytes_ in kept:
             over = total + size > (MAX_BYTES if used < stale_ns else most)
             if not over and len(kept) - len(going) < MAX_KEPT:

@@ -274,7 +274,7 @@ class SleepControl:
         if model is None or model.leaving is not Leaving.NO:
             return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
         sleep = model.sleep_state
-        if sleep.asleep and not (live := self.live().get(model)):
+        if sleep.asleep and not (live := self.live().get(model, 0)):
             ended = self._end_own(model)
             also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
             return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
@@ -283,7 +283,7 @@ class SleepControl:
             return SleepOutcome(ok=False, state=ASLEEP, message=message)
         if sleep.waking or not model.ready or not self.attached():
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
-        if live := self.live().get(model):
+        if live := self.live().get(model, 0):
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
         self._sleep(model, OPERATOR)
         return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
