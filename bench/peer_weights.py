@@ -1,8 +1,9 @@
 """The same weights for every engine: a 0.5B shape made from a seed, and both models in each peer's own format.
 
 ``python bench/peer_weights.py shape DIR`` writes a LlamaForCausalLM of Qwen2.5-0.5B's shape with random normal weights
-in bf16: of no use as a model, as heavy as one. ``gguf MODEL FILE`` writes what llama.cpp reads, in the weights' own
-dtype; it needs the ``gguf`` package, so it runs in the peers' environment.
+in bf16: of no use as a model, as heavy as one. ``small DIR COUNT`` writes so many models of 300 MB (``SMALL``), each
+from a seed of its own, into ``DIR/model-00`` and so on; those that are there stay. ``gguf MODEL FILE`` writes what
+llama.cpp reads, in the weights' own dtype; it needs the ``gguf`` package, so it runs in the peers' environment.
 
 Source of the tensor names and of the order of rows in ``attn_q`` and ``attn_k`` (llama.cpp rotates neighbouring pairs,
 Hugging Face halves): llama.cpp, docs/development/HOWTO-add-model.md and gguf-py's constants.
@@ -36,28 +37,41 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+SMALL = SHAPE | {"num_hidden_layers": 8, "vocab_size": 32_000}
+"""The same matrices in fewer layers, 296 MB."""
+
 SEED = 0
 STANDARD_DEVIATION = 0.02
 """Of the published initialisation of such models; normal, so that the bits are as varied as real weights' are."""
 
 
-def write_shape(folder: Path) -> None:
+def write_small(folder: Path, count: int) -> None:
+    """Write the models of 300 MB that are missing; one is there whole or not at all."""
+    for number in range(count):
+        place = folder / f"model-{number:02}"
+        if not place.exists():
+            draft = folder / f".{place.name}"
+            write_shape(draft, SMALL, SEED + 1 + number)
+            draft.rename(place)
+
+
+def write_shape(folder: Path, form: dict[str, Any] = SHAPE, seed: int = SEED) -> None:
     """Configuration, weights, and a byte tokenizer for engines that will not start without one."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape in tensor_shapes().items():
+    for name, shape in tensor_shapes(form).items():
         if "norm" in name:
             tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
         else:
             drawn = torch.empty(shape).normal_(0.0, STANDARD_DEVIATION, generator=generator)
             tensors[name] = drawn.to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(SHAPE, indent=1))
+    (folder / "config.json").write_text(json.dumps(form, indent=1))
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
     words = {"<unk>": 0, "<s>": 1, "</s>": 2}
     words |= {char: 3 + index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -76,12 +90,12 @@ def write_shape(folder: Path) -> None:
     )
 
 
-def tensor_shapes() -> dict[str, tuple[int, ...]]:
+def tensor_shapes(form: dict[str, Any] = SHAPE) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the shape; the head is the embedding."""
-    hidden, ffn, head = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
-    query, key = SHAPE["num_attention_heads"] * head, SHAPE["num_key_value_heads"] * head
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (SHAPE["vocab_size"], hidden)}
-    for layer in range(SHAPE["num_hidden_layers"]):
+    hidden, ffn, head = form["hidden_size"], form["intermediate_size"], form["head_dim"]
+    query, key = form["num_attention_heads"] * head, form["num_key_value_heads"] * head
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (form["vocab_size"], hidden)}
+    for layer in range(form["num_hidden_layers"]):
         place = f"model.layers.{layer}."
         shapes |= {
             place + "input_layernorm.weight": (hidden,),
@@ -186,13 +200,15 @@ def _gguf_name(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """``shape DIR`` or ``gguf MODEL FILE``."""
+    """``shape DIR``, ``small DIR COUNT`` or ``gguf MODEL FILE``."""
     if arguments[:1] == ["shape"] and len(arguments) == 2:
         write_shape(Path(arguments[1]))
+    elif arguments[:1] == ["small"] and len(arguments) == 3:
+        write_small(Path(arguments[1]), int(arguments[2]))
     elif arguments[:1] == ["gguf"] and len(arguments) == 3:
         write_gguf(Path(arguments[1]), Path(arguments[2]))
     else:
-        sys.stderr.write("usage: peer_weights.py shape DIR | gguf MODEL FILE\n")
+        sys.stderr.write("usage: peer_weights.py shape DIR | small DIR COUNT | gguf MODEL FILE\n")
         return 2
     return 0
 

@@ -2,44 +2,38 @@
 
 ``wake`` puts the demo's model to sleep and wakes it by command, so many times; the first wake of a run may be a cold
 start, all others restore checkpoints. Memory is the proportional share of every process of the model's sandboxes.
-``zipf`` serves four copies of the demo's model, of which two fit, to requests drawn by Zipf's law, one after the other.
-A request that waits for no wake is a hit. Beside the appliance's rate stand those of the same sequence by simulation:
-least recently used, the best two models kept for good, and Belady's bound, which knows what comes.
+``zipf`` serves 20 models of 300 MB, of which 6 fit, to requests drawn by Zipf's law for ten minutes
+(``bench/residency_zipf.py``), and watches the appliance idle afterwards. The models (6 GB) and their checkpoints are
+made in the folder when they are missing, half a minute each, and are there for the next run.
 
-Run: ``python bench/residency.py [wake|zipf] [--rounds 5] [--requests 40] [--exponent 1.0]``.
+Run: ``python bench/residency.py wake [--rounds 5]``, or as root ``python bench/residency.py zipf --folder DIR
+[--models 20] [--fit 6] [--minutes 10] [--rate 2] [--exponent 1.0] [--seed 7]``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from appliance.common.catalog import embedded_model, find_files
-from appliance.common.config import ModelConfig
-from appliance.common.model_memory import model_need
+from bench.residency_policies import draw
+from bench.residency_zipf import measure
 from tests.system.conftest import Appliance, running
 
 MODEL = "athanor-mini"
-MODELS = ("copy-a", "copy-b", "copy-c", "copy-d")
-FIT = 2
-"""Copies that fit at a time."""
-KV_BYTES = 32 << 20
-IDLE_S = 3_600.0
 WAIT_S = 120.0
+IDLE_S = 30.0
+"""Seconds in which an appliance is watched idle."""
 
 
 def order(appliance: Appliance, what: str, model: str = MODEL) -> dict[str, Any]:
@@ -105,97 +99,29 @@ def measure_wakes(rounds: int) -> dict[str, Any]:
         }
 
 
-def lru(sequence: Sequence[str], places: int) -> float:
-    """Hit rate of the least recently used."""
-    kept: list[str] = []
-    hits = 0
-    for name in sequence:
-        if name in kept:
-            hits += 1
-            kept.remove(name)
-        elif len(kept) >= places:
-            kept.pop(0)
-        kept.append(name)
-    return hits / len(sequence)
-
-
-def belady(sequence: Sequence[str], places: int) -> float:
-    """Hit rate of who knows what comes: what is needed last goes. Every model that is asked for has to be there."""
-    kept: set[str] = set()
-    hits = 0
-    for at, name in enumerate(sequence):
-        if name in kept:
-            hits += 1
-            continue
-        if len(kept) >= places:
-            rest = sequence[at + 1 :]
-            kept.remove(max(sorted(kept), key=lambda one: rest.index(one) if one in rest else len(sequence)))
-        kept.add(name)
-    return hits / len(sequence)
-
-
-def fixed(sequence: Sequence[str], places: int) -> float:
-    """Hit rate of the best models kept for good, as if the others needed no place: it may exceed Belady's. Their own
-    first loads are misses."""
-    best = Counter(sequence).most_common(places)
-    return (sum(count for _, count in best) - len(best)) / len(sequence)
-
-
-def measure_hits(requests: int, exponent: float) -> dict[str, Any]:
-    """Serve the sequence."""
-    weights = [1 / rank**exponent for rank in range(1, len(MODELS) + 1)]
-    sequence = random.Random(7).choices(MODELS, weights, k=requests)
-    entry = {"path": str(embedded_model()), "kv_bytes": KV_BYTES, "keep": "while_used", "idle_s": IDLE_S}
-    need = model_need(ModelConfig.model_validate(entry | {"name": "x"}), find_files("x", embedded_model())[0]).about
-    own = model_need(ModelConfig(name="x", path=embedded_model()), find_files("x", embedded_model())[0]).about
-    env = {"ATHANOR_SANDBOX__MODELS_MEMORY_BYTES": str(own + FIT * need)}
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "state", env=env) as appliance:
-        entries = appliance.state / "models.d"
-        entries.mkdir(exist_ok=True)
-        (entries / "copies.yaml").write_text(json.dumps({"models": [entry | {"name": name} for name in MODELS]}))
-        reloaded = httpx.post(appliance.ready["admin"] + "/reload", timeout=WAIT_S)
-        assert reloaded.status_code == 200, reloaded.text
-        client = appliance.openai(timeout=WAIT_S)
-        hits, waits, refused, most = 0, list[float](), 0, 0
-        for name in sequence:
-            states = {one["name"]: one["state"] for one in appliance.status()["models"]}
-            most = max(most, sum(states[one] in ("ready", "waking") for one in MODELS))
-            began = time.perf_counter()
-            try:
-                client.completions.create(model=name, prompt="hello", max_tokens=4)
-            except openai.APIStatusError as error:
-                refused += 1
-                time.sleep(float(error.response.headers.get("retry-after", "1")))
-                continue
-            hit = states[name] == "ready"
-            hits += hit
-            if not hit:
-                waits.append(time.perf_counter() - began)
-        return {
-            "requests": requests,
-            "most_awake": most,
-            "refused": refused,
-            "hit_rate": round(hits / requests, 3),
-            "lru": round(lru(sequence, FIT), 3),
-            "fixed": round(fixed(sequence, FIT), 3),
-            "belady": round(belady(sequence, FIT), 3),
-            "median_wait_s": round(statistics.median(waits), 2),
-            "longest_wait_s": round(max(waits), 2),
-        }
-
-
 def main() -> int:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("wake", "zipf"))
+    parser.add_argument("what", choices=("wake", "zipf"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--folder", type=Path, help="where models and checkpoints of `zipf` are kept")
+    parser.add_argument("--models", type=int, default=20)
+    parser.add_argument("--fit", type=int, default=6, help="models that are awake at a time")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=2.0, help="requests a second")
     parser.add_argument("--exponent", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds of idleness at the end")
     options = parser.parse_args()
-    if options.what != "zipf":
+    if options.what == "wake":
         print(json.dumps({"wake": measure_wakes(options.rounds)}, indent=2), flush=True)
-    if options.what != "wake":
-        print(json.dumps({"zipf": measure_hits(options.requests, options.exponent)}, indent=2), flush=True)
+        return 0
+    if options.folder is None:
+        parser.error("zipf needs --folder")
+    count = round(options.rate * options.minutes * 60)
+    requests = draw(options.seed, options.exponent, count=count, rate=options.rate, models=options.models)
+    found = measure(options.folder.resolve(), options.models, options.fit, requests, options.idle)
+    print(json.dumps({"zipf": found}, indent=2), flush=True)
     return 0
 
 

@@ -4,8 +4,9 @@
 so that other work on the machine meets both. Beside each part's seconds stands the processor time that the sandboxes
 had taken when they were ready: on a busy machine it says what the wake costs where the seconds say what it waited for.
 
-Run as root: ``python bench/wake_parts.py MODEL [--rounds 4]``; ``python bench/peer_weights.py shape DIR`` makes a model
-of 1 GB (``chmod o+r`` its files).
+Run as root: ``python bench/wake_parts.py MODEL [--rounds 4] [--ahead] [--saved DIR]``. With ``--ahead`` the slow kind
+is left out, and with ``--saved`` checkpoints stay for the next run, whose first wake reads them for their digests.
+``python bench/peer_weights.py shape DIR`` makes a model of 1 GB (``chmod o+r`` its files).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ CONTEXT = 2_048
 
 PARTS: tuple[tuple[type, str, str], ...] = (
     (WarmStarts, "_find", "find"),
-    (GvisorRuntime, "boot", "restore"),
+    (GvisorRuntime, "_create", "create"),
+    (GvisorRuntime, "boot", "create and restore"),
     (boots._Booting, "connect", "connect"),
     (boots.SavedStart, "verified", "verify"),
     (boots._Booting, "await_ready", "load"),
@@ -76,7 +78,7 @@ class Parts:
         return self.spent.pop(threading.get_ident(), {})
 
 
-def measure(model: Path, rounds: int, folder: Path) -> list[dict[str, Any]]:
+def measure(model: Path, rounds: int, folder: Path, saved: Path, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
     """Restore so many times each way."""
     run_dir = folder / "run"
     run_dir.mkdir(mode=0o755)
@@ -87,7 +89,7 @@ def measure(model: Path, rounds: int, folder: Path) -> list[dict[str, Any]]:
         credentials=model,
         pepper=model,
         run_dir=run_dir,
-        sandbox=SandboxConfig(checkpoints=folder / "saved", kernels=kernels.installed()),
+        sandbox=SandboxConfig(checkpoints=saved, kernels=kernels.installed()),
     )
     warmth.BEGIN_AFTER_S, warmth.TEMPLATE_CORES = 0.0, 1.0
     parts, found = Parts(), list[dict[str, Any]]()
@@ -95,9 +97,9 @@ def measure(model: Path, rounds: int, folder: Path) -> list[dict[str, Any]]:
         warm, files = open_warm_starts(config, runtime), read_model("model", model)
         assert warm is not None
         engine, text = (plan_boot(config, config.models[0], files, runtime, role) for role in (Role.ENGINE, Role.TEXT))
-        forms = Forms(open_form_cache(folder / "forms.json"), runtime.label)
+        forms = Forms(open_form_cache(saved.with_name(saved.name + "-forms.json")), runtime.label)
         for plan in (engine, text):
-            booted = warm.boot(plan, threading.Event())
+            booted = warm.boot(forms.told(plan), threading.Event())
             forms.note(plan, booted)
             end(booted)
             for start in starts(forms.told(plan)):
@@ -110,7 +112,8 @@ def measure(model: Path, rounds: int, folder: Path) -> list[dict[str, Any]]:
 
         ahead = forms.told(engine)
         for _ in range(rounds):
-            for name, plan in (("engine ahead", ahead), ("engine imports", replace(ahead, ahead_bytes=0))):
+            plans = {"engine ahead": ahead, "engine imports": replace(ahead, ahead_bytes=0)}
+            for name, plan in ((kind, plans[kind]) for kind in kinds):
                 began = time.monotonic()
                 with ThreadPoolExecutor(2) as both:
                     (first, spent), (second, beside) = both.map(wake, (plan, text))
@@ -129,10 +132,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--ahead", action="store_true", help="only wakes from the checkpoint with the model")
+    parser.add_argument("--saved", type=Path, help="folder of checkpoints that stay")
     options = parser.parse_args()
+    kinds = ("engine ahead",) if options.ahead else ("engine ahead", "engine imports")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        found = measure(options.model.resolve(), options.rounds, Path(folder))
+        saved = (options.saved or Path(folder) / "saved").absolute()
+        found = measure(options.model.resolve(), options.rounds, Path(folder), saved, kinds)
     for name in dict.fromkeys(one["wake"] for one in found):
         times = sorted(one["wake_s"] for one in found if one["wake"] == name)
         print(json.dumps({"wake": name, "best_s": times[0], "median_s": times[len(times) // 2]}))

@@ -2,7 +2,7 @@
 of the caller.
 
 A sleeping model has no sandboxes: it takes no processes and no memory. Its first request wakes it. Where not all models
-fit, the least recently used one that is not always kept and has no request makes room.
+fit, the least used one that is not always kept and has no request makes room (``appliance.common.model_uses``).
 """
 
 from __future__ import annotations
@@ -41,10 +41,25 @@ MOST_WAKES_OF_TENANT = 6
 """Most wakes that requests of one tenant begin in ``WINDOW_S``, of all models together: what it wakes takes processor
 and memory from all, and its own excess is refused to it alone."""
 
+KEPT_WAKES = 12
+"""Wakes of ``MOST_WAKES`` that are kept for models that are used more than those that sleep for them. Where more wakes
+are asked for than may begin, models that are seldom used would otherwise keep often used ones asleep."""
+
 STAY_S = 20.0
-"""Least seconds that a model that was woken stays awake, unless the operator has it sleep. Two tenants whose models do
-not fit together would otherwise end each other's with each request, and a model that is never kept would use up its
-wakes with six short requests."""
+"""Seconds that a model that was woken several times in ``WINDOW_S`` stays awake, unless the operator has it sleep. Two
+tenants whose models do not fit together would otherwise end each other's with each request."""
+
+LEAST_STAY_S = 2.5
+"""Seconds that a model stays after its third wake in ``WINDOW_S``. With each further one it stays twice as long, up to
+``STAY_S``. After the first two its requests alone keep it: a model that is seldom used gives its place to the next one
+like it, so that both together take one place."""
+
+FREE_WAKES = 2
+"""Wakes of one model in ``WINDOW_S`` after which its requests alone keep it."""
+
+GUEST_WAIT_S = 10.0
+"""Longest that a request waits for the place of a model that is used less than the one that could sleep at once, in
+seconds: a few wakes with their answers. Seldom used models come one after the other, and take few places together."""
 
 WINDOW_S = 60.0
 """Seconds over which wakes are counted."""
@@ -60,12 +75,14 @@ class ModelFacts:
     need_bytes: int
     used_at: float
     """When a request last used it."""
+    uses: float = 0.0
+    """How much it is used, compared with the others (``ModelUses.of``)."""
     live: int = 0
     """Requests that use it."""
     ending: bool = False
     """Whether it sleeps, and its sandboxes have not ended yet."""
     stays: bool = False
-    """Whether it was woken less than ``STAY_S`` ago."""
+    """Whether it was woken so lately that it does not sleep yet (``stay_s``)."""
 
     @property
     def gives(self) -> bool:
@@ -83,6 +100,10 @@ class Wake:
     """The model may be woken once these have been put to sleep."""
 
     evicted: tuple[str, ...] = ()
+    gains: bool = True
+    """Whether it is used more than those."""
+    cheaper_soon: bool = False
+    """Whether it is not, and one that is used less than those is awake too and cannot sleep yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +128,8 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
         available: bytes that the machine has available now.
     """
     known = {one.name: one for one in models}
-    need = known.pop(name).need_bytes
+    wanted = known.pop(name)
+    need = wanted.need_bytes
     there = [one for one in known.values() if one.sleep_state != ASLEEP]
     # What boots has not taken all of its memory yet, and what ends has not given it back.
     free = (
@@ -118,16 +140,24 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
     if budget:
         free = min(free, budget - _sum(there))
     evicted: list[ModelFacts] = []
-    for one in sorted((one for one in there if one.gives), key=lambda one: one.used_at):
+    for one in sorted((one for one in there if one.gives), key=lambda one: (one.uses, one.used_at)):
         if need <= free + _sum(evicted):
             break
         evicted.append(one)
     if need <= free + _sum(evicted):
-        return Wake(tuple(one.name for one in _needed(evicted, need - free)))
+        going = _needed(evicted, need - free)
+        gains = all(one.uses < wanted.uses for one in going)
+        soon = not gains and any(_spares(one, going) for one in there if one.may_give and not one.gives)
+        return Wake(tuple(one.name for one in going), gains, soon)
     if need <= free + _sum(one for one in there if one.may_give):
         return Wait()
     bound = f" of the {size(budget)} for models" if budget else ""
     return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
+
+
+def _spares(model: ModelFacts, evicted: Iterable[ModelFacts]) -> bool:
+    """Return whether the memory of a model that cannot sleep yet would do in place of one that is used more."""
+    return any(model.uses < one.uses and model.need_bytes >= one.need_bytes for one in evicted)
 
 
 def _sum(models: Iterable[ModelFacts]) -> int:
@@ -160,23 +190,34 @@ class WakeGuard:
     of_model: int = MOST_WAKES_OF_MODEL
     of_all: int = MOST_WAKES
     of_tenant: int = MOST_WAKES_OF_TENANT
+    kept: int = KEPT_WAKES
     _wakes: deque[tuple[float, str, str]] = field(default_factory=deque)
 
-    def wait_s(self, model: str, tenant: str, now: float) -> float:
-        """Return the seconds until a wake of this model may begin for this tenant; 0: now."""
-        while self._wakes and now - self._wakes[0][0] >= WINDOW_S:
-            self._wakes.popleft()
-        wakes = self._wakes
+    def wait_s(self, model: str, tenant: str, now: float, *, gains: bool = True) -> float:
+        """Return the seconds until a wake of this model may begin for this tenant; 0: now. ``gains`` as in ``Wake``."""
+        wakes = self._counted(now)
         counted = (
             ([at for at, name, _ in wakes if name == model], self.of_model),
             ([at for at, _, who in wakes if who == tenant], self.of_tenant),
-            ([at for at, _, _ in wakes], self.of_all),
+            ([at for at, _, _ in wakes], self.of_all - (0 if gains else self.kept)),
         )
         return max(times[-most] + WINDOW_S - now if len(times) >= most else 0.0 for times, most in counted)
+
+    def stay_s(self, model: str, now: float) -> float:
+        """Return the seconds that a model stays awake after its last wake; one that the operator woke stays longest."""
+        wakes = sum(name == model for _, name, _ in self._counted(now))
+        if 0 < wakes <= FREE_WAKES:
+            return 0.0
+        return min(STAY_S, LEAST_STAY_S * 2 ** (wakes - FREE_WAKES - 1)) if wakes else STAY_S
 
     def note(self, model: str, tenant: str, now: float) -> None:
         """Count a wake that a request of this tenant has begun."""
         self._wakes.append((now, model, tenant))
+
+    def _counted(self, now: float) -> deque[tuple[float, str, str]]:
+        while self._wakes and now - self._wakes[0][0] >= WINDOW_S:
+            self._wakes.popleft()
+        return self._wakes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import gc
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
@@ -401,7 +402,7 @@ def _sleep_control(
     """Make what puts models to sleep and wakes them, for the service's requests."""
     end_own, budget = service.tenant_sandboxes.end_model, config.sandbox.models_memory_bytes
     sleep = SleepControl(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
-    sleep.live = lambda model: sum(life.model is model and life.admitted is not None for life in service.live)
+    sleep.live = lambda: Counter(life.model for life in service.live if life.admitted is not None)
     sleep.count = partial(_count_sleep, service.count)
     service.dependencies.sleep, service.routing.asleep = sleep, sleep.route_state
     return sleep

@@ -7,9 +7,12 @@ threads; ``lifecycle`` decides about states and delays.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -49,6 +52,13 @@ now and then a tenth."""
 Publish = Callable[[Control, tuple[int, ...]], bool]
 """Sends a message with descriptors to the gateway; False when none is attached."""
 
+
+MOST_BOOTS = min(32, len(os.sched_getaffinity(0)) + 4)
+"""Most sandboxes that boot at a time, on two cores those of three models: each imports torch when it starts cold, and
+must connect within ``CONNECT_TIMEOUT_S``. A boot holds a thread for as long as it lasts, so boots have threads of their
+own: what ends, and gives its memory to one that boots, waits for none of them."""
+
+_boots = ThreadPoolExecutor(MOST_BOOTS, "boot")
 
 MOST_RESTORED_DEATHS = 3
 """Deaths in a row after which a sandbox starts without its checkpoint, which may be their reason."""
@@ -180,7 +190,8 @@ class Keeper:
         if self._stopping.is_set():
             abandon.set()
         try:
-            return await asyncio.to_thread(self._boot, abandon)
+            context = contextvars.copy_context()
+            return await asyncio.get_running_loop().run_in_executor(_boots, context.run, self._boot, abandon)
         finally:
             self._abandon = None
 

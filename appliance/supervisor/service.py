@@ -394,7 +394,7 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
 def _beside(models: ModelKeepers, warm: WarmStarts | None, forms: Forms) -> WarmStarts | None:
     """Warm starts that leave memory to models that wake, and know what engines are told."""
     if warm is not None:
-        warm.told, warm.reserved, models.on_wake = forms.told, lambda: models.reserved, warm.make_way
+        warm.told, warm.reserved, models.on_wake = forms.told, lambda: models.reserved, warm.make_way_for_wake
     return warm
 
 

@@ -91,6 +91,8 @@ class WarmStarts:
         self._stop = threading.Event()
         self._give_way = threading.Event()
         """Set to give up the template with a model that is under way."""
+        self._under_way: BootPlan | None = None
+        """Sandbox of the template with a model that is being made."""
         self._readers = ThreadPoolExecutor(2, "checkpoint")
         self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
         """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
@@ -283,6 +285,7 @@ class WarmStarts:
             return None
         before = _checked(plan) if ahead else {}
         with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
+            self._under_way = plan if ahead else None
             try:
                 self._save(plan, key, draft)
             except IsolationError:
@@ -290,6 +293,8 @@ class WarmStarts:
                     raise
                 log.info("a template with a model is given up for models that start", sandbox=plan.name)
                 return None
+            finally:
+                self._under_way = None
             if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
             made = self.store.keep(draft, key, cold_s)
@@ -311,6 +316,13 @@ class WarmStarts:
     def make_way(self) -> None:
         """Give up a template with a model that is under way: its memory is for models that start now."""
         self._give_way.set()
+
+    def make_way_for_wake(self) -> None:
+        """Give up a template with a model that is under way, unless the memory is enough for it beside the models that
+        wake: where models take turns all the time, one that gave way to each wake would never be finished."""
+        plan = self._under_way
+        if plan is not None and not self._has_room(plan):
+            self.make_way()
 
     def _save(self, plan: BootPlan, key: str, draft: Path) -> None:
         """Start a template, save it into a draft, end it.

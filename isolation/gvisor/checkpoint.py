@@ -21,6 +21,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,11 +34,21 @@ from isolation.host.atomic_file import sync_folder, write_whole
 ACCOUNT = "account"
 """Name of the account file (sizes and digests) in a checkpoint's folder."""
 
-MAX_KEPT = 32
-"""Largest number of checkpoints in one store, two for each model; the least recently used are removed first."""
+MAX_KEPT = 192
+"""Largest number of checkpoints in one store, three for each of 64 models: an engine's with its model and without, and
+a text worker's. The least recently used are removed first."""
 
 MAX_BYTES = 8 << 30
-"""Bytes of all checkpoints together: an engine's has 150 MB before it has a model, a text worker's 15 MB."""
+"""Bytes that all checkpoints together may have in any case: an engine's has 150 MB before it has a model, a text
+worker's 15 MB."""
+
+FREE_SHARE = 0.5
+"""Share of the disk's room, free or in checkpoints, that they may have where it is more than ``MAX_BYTES``: models that
+take turns in memory wake from theirs, and one that is gone costs a cold start."""
+
+STALE_S = 7 * 86_400.0
+"""Seconds since its last use after which a checkpoint makes room beyond ``MAX_BYTES``: one of an earlier release or
+of earlier files is never used again."""
 
 LEAST_FREE_BYTES = 1 << 30
 """Free disk bytes that are left beside what is saved: a cache of start-up time must not fill the state directory."""
@@ -144,7 +155,7 @@ class CheckpointStore:
         """
         files = tuple(_seal(path) for path in sorted(draft.iterdir()))
         made = Checkpoint(self.root / key, files, cold_s)
-        if not 0 < made.size <= MAX_BYTES:
+        if not 0 < made.size <= MAX_BYTES:  # One alone never needs more.
             raise CheckpointError(f"a checkpoint of {made.size} bytes is not kept")
         account = {"format": _FORMAT, "key": key, "cold_s": cold_s, "files": files}
         write_whole(draft / ACCOUNT, json.dumps(account).encode())
@@ -182,10 +193,16 @@ class CheckpointStore:
                     used = path.stat().st_mtime_ns
                     kept.append((used, path.name, sum(file.stat().st_size for file in path.iterdir())))
         kept.sort()
-        going = {}
-        while kept and (len(kept) >= MAX_KEPT or sum(one for _, _, one in kept) + size > MAX_BYTES):
-            _, key, bytes_ = kept.pop(0)
+        total = sum(one for _, _, one in kept)
+        most = max(MAX_BYTES, int(FREE_SHARE * (shutil.disk_usage(self.root).free + total)))
+        stale_ns = time.time_ns() - int(STALE_S * 1e9)
+        going: dict[str, int] = {}
+        for used, key, bytes_ in kept:
+            over = total + size > (MAX_BYTES if used < stale_ns else most)
+            if not over and len(kept) - len(going) < MAX_KEPT:
+                break
             going[key] = bytes_
+            total -= bytes_
         return going
 
 

@@ -151,8 +151,7 @@ class GvisorRuntime:
 
         Sentry, gofer and stubs are descendants of this command and so inherit its processors.
         """
-        with self._reaper.adopting():
-            before = self._reaper.orphans()
+        with self._reaper.adopting() as before:
             mark = f"--bundle={bundle.path}"
             try:
                 command = self._command.create(spec.name, bundle)

@@ -71,12 +71,22 @@ class Reaper:
         become_subreaper()
         self._lock = threading.RLock()
         self._claimed: dict[int, Claim] = {}
+        self._adopting: list[frozenset[int]] = []
+        """Orphans that were there when each of the ``adopting`` blocks began that run now."""
 
     @contextmanager
-    def adopting(self) -> Iterator[None]:
-        """Suspend reaping of orphans while the block runs: between a child's birth and its ``claim``."""
+    def adopting(self) -> Iterator[frozenset[int]]:
+        """Reap none of the orphans that come while the block runs, between a child's birth and its ``claim``; yields
+        those that are there. Blocks of several threads may run at the same time: both sandboxes of a model are made
+        beside each other."""
         with self._lock:
-            yield
+            before = self.orphans()
+            self._adopting.append(before)
+        try:
+            yield before
+        finally:
+            with self._lock:
+                self._adopting.remove(before)
 
     def claim(self, pid: int) -> Claim:
         """Claim a child's exit status. Call within ``adopting``, or an early end is lost.
@@ -102,10 +112,10 @@ class Reaper:
             return frozenset(children() - owned - self._claimed.keys())
 
     def reap_orphans(self) -> int:
-        """Reap every orphan that has ended; return their number."""
+        """Reap every orphan that has ended, but for those that ``adopting`` protects; return their number."""
         count = 0
         with self._lock, owned_children() as owned:
-            for pid in children() - owned - self._claimed.keys():
+            for pid in (children() - owned - self._claimed.keys()).intersection(*self._adopting):
                 try:
                     count += os.waitpid(pid, os.WNOHANG)[0] == pid
                 except ChildProcessError:

@@ -22,9 +22,11 @@ from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
 from appliance.common.model_memory import machine_memory
+from appliance.common.model_uses import ModelUses
 from appliance.common.sleep_rules import (
     ASLEEP,
     AWAKE,
+    GUEST_WAIT_S,
     IDLE,
     KEEPS,
     MEMORY,
@@ -86,13 +88,14 @@ class SleepControl:
     """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
     count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
     """Called with one of ``COUNTED``, the model and the reason."""
-    live: Callable[[ModelSandboxes], int] = lambda _model: 0
-    """Counts the requests that use a model."""
+    live: Callable[[], Mapping[ModelSandboxes, int]] = dict
+    """Counts the requests that use each model, in one pass over all requests."""
     budget: int = 0
     """Bytes that all awake models may need together; 0: what the machine has available."""
     available: Callable[[], int] = lambda: machine_memory().available
     clock: Callable[[], float] = time.monotonic
     guard: WakeGuard = field(default_factory=WakeGuard)
+    uses: ModelUses = field(default_factory=ModelUses)
 
     async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
         """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
@@ -103,6 +106,8 @@ class SleepControl:
         """
         sleep, began = model.sleep_state, self.clock()
         sleep.used_at, sleep.used = began, True
+        if sleep.awake or wakes:
+            self.uses.note(model.name, began)
         if sleep.awake:
             return 0.0
         if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
@@ -118,7 +123,7 @@ class SleepControl:
         return self.clock() - began
 
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
-        sleep, room_until = model.sleep_state, self.clock() + ROOM_WAIT_S
+        sleep, began = model.sleep_state, self.clock()
         while not sleep.awake:
             left = sleep.left_s(now := self.clock())
             if sleep.asleep and not wakes:  # It fell asleep after the policy had looked.
@@ -128,13 +133,17 @@ class SleepControl:
             if sleep.asleep:
                 decision = self._decide(model, tenant)
                 # One that cannot be answered in time ends no other model.
-                if isinstance(decision, Wake) and (now + left <= until or not decision.evicted):
-                    self._wake(model, decision, REQUEST, tenant)
+                spare_s = until - now - left
+                if isinstance(decision, Wake) and not _waits_for_cheaper(decision, now - began, spare_s):
+                    if spare_s >= 0 or not decision.evicted:
+                        self._wake(model, decision, REQUEST, tenant)
+                elif spare_s >= 0:  # Who waits for room is not refused afterwards because of others' wakes.
+                    self._grant(model, tenant)
             if now + left > until:
                 raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
             if sleep.waking:
                 await self._join(model, until)
-            elif now > room_until:
+            elif now - began > ROOM_WAIT_S:
                 raise self._asleep(model, "and others use the memory that it needs", left)
             else:
                 await asyncio.sleep(LOOK_S)
@@ -167,13 +176,19 @@ class SleepControl:
             raise UnavailableError(
                 f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
             )
-        if wait_s := self.guard.wait_s(model.name, tenant, self.clock()):
-            raise self._asleep(model, "and was woken too often in the last minute", wait_s)
         decision = self._decision(model)
+        wait_s = 0.0 if model.sleep_state.granted else self._guarded_s(model, tenant, decision)
+        if wait_s:
+            raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
         if isinstance(decision, Refuse):
             log.warning("a model cannot be woken", model=model.name, reason=decision.why)
             raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
         return decision
+
+    def _guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
+        """Return the seconds until a wake may begin, so that not too many do; 0: now."""
+        gains = not isinstance(decision, Wake) or decision.gains
+        return self.guard.wait_s(model.name, tenant, self.clock(), gains=gains)
 
     def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
         """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
@@ -183,21 +198,24 @@ class SleepControl:
             return ModelState.BUSY
         if not sleep.asleep:
             return ModelState.READY
-        failed = bool(sleep.cause) and now - sleep.since < FAILED_S
-        if failed or not self.attached() or self.guard.wait_s(model.name, tenant, now):
+        failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self._decision(model)
+        if failed or not self.attached() or self._guarded_s(model, tenant, decision):
             return ModelState.UNREADY
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
-        return found[type(self._decision(model))]
+        return found[type(decision)]
 
     def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
-        return decide(model.name, map(self._facts, self.models.values()), self.budget, self.available())
+        counts = self.live()
+        facts = (self._facts(one, counts) for one in self.models.values())
+        return decide(model.name, facts, self.budget, self.available())
 
-    def _facts(self, model: ModelSandboxes) -> ModelFacts:
+    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int]) -> ModelFacts:
         sleep = model.sleep_state
         # One that is being taken away gives its memory back without being told to.
-        live = self.live(model) if model.ready and model.leaving is Leaving.NO else 1
-        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at
-        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=sleep.stays(self.clock()))
+        live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
+        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name)
+        stays = sleep.stays(now := self.clock(), self.guard.stay_s(model.name, now))
+        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays)
 
     def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
         self.count(TURNED_AWAY, model.name, "")
@@ -208,10 +226,17 @@ class SleepControl:
             self._sleep(self.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
-            self.guard.note(model.name, tenant, self.clock())
+            self._grant(model, tenant)
+        model.sleep_state.granted = False
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
         self.count(WOKEN, model.name, reason)
+
+    def _grant(self, model: ModelSandboxes, tenant: str) -> None:
+        """Count a wake that begins now, or once there is room for it."""
+        if not model.sleep_state.granted:
+            self.guard.note(model.name, tenant, self.clock())
+            model.sleep_state.granted = True
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
         log.info("a model sleeps", model=model.name, reason=reason)
@@ -226,11 +251,12 @@ class SleepControl:
     def look(self) -> None:
         """Put to sleep what nobody has used for long enough, and end what tenants have of their own of a model that
         sleeps; to be called every few seconds."""
-        now = self.clock()
+        now, counts = self.clock(), self.live()
+        self.uses.keep(self.models.keys())
         for model in self.models.values():
             if not self.attached():
                 continue
-            if sleeps(self._facts(model), now, model.sleep_state.idle_s):
+            if sleeps(self._facts(model, counts), now, model.sleep_state.idle_s):
                 self._sleep(model, IDLE)
             elif model.sleep_state.asleep and unused(
                 model.sleep_state.keep, model.sleep_state.used_at, now, model.sleep_state.idle_s
@@ -240,7 +266,7 @@ class SleepControl:
     def _end_own(self, model: ModelSandboxes) -> int:
         """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
         booted while it slept. Returns of how many tenants."""
-        return 0 if self.live(model) else self.end_own(model.name)
+        return 0 if self.live().get(model) else self.end_own(model.name)
 
     def put_to_sleep(self, name: str) -> SleepOutcome:
         """Put a model to sleep by the operator's command."""
@@ -248,7 +274,7 @@ class SleepControl:
         if model is None or model.leaving is not Leaving.NO:
             return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
         sleep = model.sleep_state
-        if sleep.asleep and not (live := self.live(model)):
+        if sleep.asleep and not (live := self.live().get(model, 0)):
             ended = self._end_own(model)
             also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
             return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
@@ -257,7 +283,7 @@ class SleepControl:
             return SleepOutcome(ok=False, state=ASLEEP, message=message)
         if sleep.waking or not model.ready or not self.attached():
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
-        if live := self.live(model):
+        if live := self.live().get(model, 0):
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
         self._sleep(model, OPERATOR)
         return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
@@ -321,3 +347,8 @@ class SleepControl:
             sleep.note_awake(self.clock())
         elif not sleep.waking or sleep.heard:
             model.fall_asleep(message.cause)
+
+
+def _waits_for_cheaper(decision: Wake, waited_s: float, spare_s: float) -> bool:
+    """Return whether a request waits until a model can sleep that is used less than the one that could at once."""
+    return decision.cheaper_soon and waited_s < GUEST_WAIT_S and spare_s > 2 * LOOK_S

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, DEFAULT_WAKE_S, STAY_S, WAKING
+from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, DEFAULT_WAKE_S, WAKING
 
 LEAST_LEFT_S = 0.5
 """Least estimate of what is left of a wake, in seconds: one that takes longer than expected is about to end."""
@@ -35,6 +35,8 @@ class SleepState:
     """Why the last wake failed."""
     waiting: Counter[str] = field(default_factory=Counter)
     """Requests that wait for its wake, by tenant."""
+    granted: bool = False
+    """Whether its next wake for a request is counted already (``WakeGuard``)."""
     ending: bool = False
     """Whether the supervisor was told that it sleeps, and has not said yet that its sandboxes have ended."""
     heard: bool = False
@@ -60,9 +62,9 @@ class SleepState:
         """Expected seconds of a wake."""
         return self.wake_s or self.boot_s or DEFAULT_WAKE_S
 
-    def stays(self, now: float) -> bool:
-        """Return whether it was woken so lately that it does not sleep yet."""
-        return self.awake and self.wake_s > 0 and now - self.since < STAY_S
+    def stays(self, now: float, stay_s: float) -> bool:
+        """Return whether it was woken less than ``stay_s`` ago, so that it does not sleep yet."""
+        return self.awake and self.wake_s > 0 and now - self.since < stay_s
 
     def left_s(self, now: float) -> float:
         """Return the expected seconds until it is awake, if it is woken now or is being woken."""

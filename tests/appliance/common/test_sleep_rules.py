@@ -8,7 +8,9 @@ from appliance.common.sleep_rules import (
     ALWAYS,
     ASLEEP,
     AWAKE,
+    LEAST_STAY_S,
     NEVER,
+    STAY_S,
     WAKING,
     WHILE_USED,
     WINDOW_S,
@@ -34,25 +36,50 @@ def model(name: str, sleep_state: str = AWAKE, keep: str = WHILE_USED, **facts: 
 CASES = {
     "room is there": ([], 0, 8, Wake()),
     "the budget is used up and nothing may give": ([model("a", keep=ALWAYS)], 1, 8, Refuse),
-    "the least recently used makes room": (
+    "of those that are used alike the least recently used makes room": (
         [model("a", used_at=5.0), model("b", used_at=3.0), model("c", used_at=4.0)],
-        *(3, 8, Wake(("b",))),
+        *(3, 8, Wake(("b",), gains=False)),
     ),
-    "one that is always kept makes none": ([model("a", keep=ALWAYS, used_at=1.0), model("b")], 2, 8, Wake(("b",))),
-    "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",))),
+    "the least used makes room, however lately": (
+        [model("a", uses=0.5, used_at=9.0), model("b", uses=2.0), model("c", uses=0.7)],
+        *(3, 8, Wake(("a",))),
+    ),
+    "one that is used less than all others": (
+        [model("a", uses=2.0), model("b", uses=3.0)],
+        *(2, 8, Wake(("a",), gains=False)),
+    ),
+    "one that is used less than all others, and a cheaper one is in use": (
+        [model("a", uses=2.0), model("b", uses=0.1, live=1)],
+        *(2, 8, Wake(("a",), gains=False, cheaper_soon=True)),
+    ),
+    "a cheaper one in use is too small to help": (
+        [model("a", uses=2.0), model("b", uses=0.1, live=1, need_bytes=GIB // 2)],
+        *(1.5, 8, Wake(("a",), gains=False)),
+    ),
+    "one that is used more waits for no cheaper one": (
+        [model("a", uses=0.9), model("b", uses=0.1, live=1)],
+        *(2, 8, Wake(("a",))),
+    ),
+    "one that is always kept makes none": (
+        [model("a", keep=ALWAYS, used_at=1.0), model("b")],
+        2,
+        8,
+        Wake(("b",), gains=False),
+    ),
+    "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",), gains=False)),
     "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait()),
     "one that was woken just now stays": ([model("a", stays=True)], 1, 8, Wait()),
     "all others wake": ([model("a", WAKING)], 1, 8, Wait()),
     "those asleep take nothing": ([model("a", ASLEEP), model("b", ASLEEP)], 1, 8, Wake()),
     "two small ones make room for a large one": (
         [model("a", need_bytes=GIB // 2, used_at=1.0), model("b", need_bytes=GIB // 2, used_at=2.0)],
-        *(1, 8, Wake(("a", "b"))),
+        *(1, 8, Wake(("a", "b"), gains=False)),
     ),
     "a small one stays where the large one after it is enough": (
         [model("a", need_bytes=GIB // 4, used_at=1.0), model("b", used_at=2.0), model("c", need_bytes=3 * GIB // 4)],
-        *(2, 8, Wake(("c", "a"))),
+        *(2, 8, Wake(("c", "a"), gains=False)),
     ),
-    "the machine has less than the budget": ([model("a", used_at=1.0)], 8, 0, Wake(("a",))),
+    "the machine has less than the budget": ([model("a", used_at=1.0)], 8, 0, Wake(("a",), gains=False)),
     "without a budget the machine's memory counts": ([model("a", keep=ALWAYS)], 0, 0, Refuse),
     "what boots has not taken its memory yet": ([model("a", WAKING, keep=ALWAYS)], 0, 1, Refuse),
     "what ends gives its memory back": ([model("a", ASLEEP, ending=True)], 0, 0, Wake()),
@@ -62,9 +89,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_makes_room(case: tuple[list[ModelFacts], float, float, object]) -> None:
-    """A sleeping model of one GiB beside these: who is put to sleep for it, or whether it waits or is refused."""
+    """A sleeping model of one GiB beside these: who is put to sleep for it, or whether it waits or is refused. It is
+    used as much as one, where those beside it are used at all."""
     others, budget, available, expected = case
-    found = decide("m", [model("m", ASLEEP), *others], int(budget * GIB), int(available * GIB))
+    own = model("m", ASLEEP, uses=float(any(one.uses for one in others)))
+    found = decide("m", [own, *others], int(budget * GIB), int(available * GIB))
     if expected is Refuse:
         assert isinstance(found, Refuse)
         assert "1.07 GB" in found.why or "GiB" in found.why, found.why
@@ -105,6 +134,28 @@ def test_wakes_are_bounded_per_model_and_in_total() -> None:
     assert guard.wait_s("c", "t", 21.0) == WINDOW_S - 21.0
     assert guard.wait_s("a", "t", WINDOW_S) == 0
     assert guard.wait_s("c", "t", 20.0 + WINDOW_S) == 0
+
+
+def test_the_last_wakes_of_a_minute_are_kept_for_models_that_are_used_more() -> None:
+    """With three of which two are kept, one that gains nothing may begin and a second may not; one that gains may."""
+    guard = WakeGuard(of_all=3, kept=2)
+    assert guard.wait_s("a", "t", 0.0, gains=False) == 0
+    guard.note("a", "t", 0.0)
+    assert guard.wait_s("b", "t", 10.0, gains=False) == WINDOW_S - 10.0
+    assert guard.wait_s("b", "t", 10.0) == 0
+
+
+def test_models_that_take_turns_stay_longer_with_each_wake() -> None:
+    """Requests alone keep a model after its first two wakes in the window, and it stays twice as long after each one
+    more; out of the window it begins anew. One that the operator woke stays as long as any."""
+    guard, found = WakeGuard(), []
+    assert guard.stay_s("a", 0.0) == STAY_S
+    for number in range(6):
+        guard.note("a", "t", float(number))
+        found.append(guard.stay_s("a", float(number)))
+    assert found == [0.0, 0.0, LEAST_STAY_S, 2 * LEAST_STAY_S, 4 * LEAST_STAY_S, STAY_S]
+    guard.note("a", "t", WINDOW_S + 10.0)
+    assert guard.stay_s("a", WINDOW_S + 10.0) == 0.0
 
 
 def test_a_tenant_that_wakes_much_is_refused_alone() -> None:

@@ -550,8 +550,9 @@ async def test_what_was_put_off_does_not_count_as_made(
 async def test_a_template_with_a_model_makes_way_for_wakes(
     ahead: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is begun with memory that a wake may need, and one under way is given up when a model wakes, without a trace
-    and uncounted. Controls: with that memory one is begun, and that of the imports alone goes on."""
+    """None is begun with memory that a wake may need, and one under way is given up when a model wakes that needs
+    its memory, without a trace and uncounted. Controls: beside a wake that leaves it enough one is made, and that of
+    the imports alone goes on."""
     warm, plan = ahead
     with_model, imports = starts(plan)
     warm.reserved = lambda: 32 << 30
@@ -562,7 +563,15 @@ async def test_a_template_with_a_model_makes_way_for_wakes(
     warm.ask(plan, 1.0)
     await made_all(warm)
     assert (saved_keys(warm), warm._asked[plan.name]) == ({warm.key(imports.spec)}, 0)
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+
+    def wake_needs(memory: int) -> None:
+        warm.reserved = lambda: memory
+        warm.make_way_for_wake()
+
+    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(lambda: wake_needs(32 << 30)))
+    assert warm.take(with_model, 1.0) is None
+    warm.reserved = lambda: 0
+    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(lambda: wake_needs(1 << 30)))
     assert warm.take(with_model, 1.0) is not None
 
 

@@ -115,6 +115,7 @@ def test_room_is_made_before_a_checkpoint_is_saved(store: CheckpointStore, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
     monkeypatch.setattr(checkpoint_module, "LEAST_FREE_BYTES", 1_000)
     monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 2_000)
+    monkeypatch.setattr(checkpoint_module, "FREE_SHARE", 0.0)
     for count, key in enumerate(("1" * 64, "2" * 64)):
         save(store, key)
         os.utime(store.root / key, (count, count))
@@ -150,11 +151,30 @@ def test_old_ones_make_room(store: CheckpointStore, monkeypatch: pytest.MonkeyPa
     save(store, "3" * 64)
     assert names(store) == ["1" * 64, "3" * 64]
     monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 900)
+    monkeypatch.setattr(checkpoint_module, "FREE_SHARE", 0.0)
     save(store, "4" * 64)
     assert names(store) == ["4" * 64]
     with pytest.raises(CheckpointError, match="is not kept"):
         save(store, "5" * 64, b"x" * 1_000)
     assert names(store) == ["4" * 64]
+
+
+def test_a_disk_with_room_keeps_more_but_nothing_stale(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bytes that may be had in any case, half of the disk's room is for checkpoints that are used; one that
+    was not used for long goes first. Control: below those bytes it stays."""
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 2_000)
+    monkeypatch.setattr(checkpoint_module, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=8_000))
+    save(store, "1" * 64, b"x" * 900)
+    os.utime(store.root / ("1" * 64), (0, 0))
+    save(store, "2" * 64, b"x" * 700)
+    assert names(store) == ["1" * 64, "2" * 64]
+    save(store, "3" * 64, b"x" * 1_500)
+    assert names(store) == ["2" * 64, "3" * 64]
+    save(store, "4" * 64, b"x" * 1_500)
+    assert names(store) == ["2" * 64, "3" * 64, "4" * 64]
+    save(store, "5" * 64, b"x" * 1_900)
+    assert names(store) == ["3" * 64, "4" * 64, "5" * 64]
 
 
 def test_two_that_keep_the_same_keep_one(store: CheckpointStore) -> None:

@@ -46,6 +46,27 @@ def test_claimed_orphan_gives_its_status(reaper):
     assert claim.poll() == 5
 
 
+def test_what_comes_while_another_is_adopted_is_not_reaped(reaper):
+    """Two blocks run at once, and neither's orphan is reaped before it is claimed, though both have ended; one
+    that was there before (the control) is."""
+    earlier = make_orphan(0)
+    with reaper.adopting() as before:
+        first = make_orphan(0)
+        with reaper.adopting() as later:
+            second = make_orphan(0)
+            for pid in (earlier, first, second):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            reaper.reap_orphans()
+            assert (earlier in children(), {first, second} <= children()) == (False, True)
+            assert (earlier in before, first in before, first in later) == (True, False, True)
+            claim = reaper.claim(second)
+        reaper.reap_orphans()
+        assert first in children()
+    reaper.reap_orphans()
+    assert (first in children(), claim.wait(20)) == (False, 5)
+    reaper.release(claim)
+
+
 def test_killed_claim_gives_minus_the_signal(reaper):
     """A signal is told from a status."""
     with reaper.adopting():

@@ -53,7 +53,7 @@ async def test_the_fallback_serves_while_a_model_sleeps_and_cannot_be_woken(hous
     now[0] += FAILED_S
     assert chosen() == "mini"
     free[0] = 1 << 20
-    control.live = lambda one: int(one.name == "next")
+    control.live = lambda: {house.models["next"]: 1}
     assert chosen() == "next", "it waits for the memory of the model in use"
     house.models["next"].sleep_state.keep = "always"
     assert chosen() == "next", "there is no memory for it"

@@ -12,10 +12,20 @@ import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
-from appliance.common.sleep_rules import ASLEEP, AWAKE, MOST_WAKES_OF_MODEL, STAY_S, WAKING, WakeGuard
+from appliance.common.sleep_rules import (
+    ASLEEP,
+    AWAKE,
+    KEPT_WAKES,
+    MOST_WAKES,
+    MOST_WAKES_OF_MODEL,
+    STAY_S,
+    WAKING,
+    WakeGuard,
+)
 from appliance.gateway.sandboxes import sleep_control
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
 from appliance.gateway.sandboxes.sleep_control import SleepControl
+from policy.model import ModelState
 
 GIB = 1 << 30
 WAKE_MS = 5_000
@@ -56,7 +66,7 @@ class Scene:
             lambda: self.attached,
             lambda name: self.own.pop(name, 0),
             lambda *what: self.counted.append(what),
-            lambda model: self.live.get(model.name, 0),
+            lambda: {self.models[name]: count for name, count in self.live.items()},
             budget=2 * GIB,
             available=lambda: 8 * GIB,
         )
@@ -176,6 +186,62 @@ async def test_the_least_recently_used_model_makes_room() -> None:
     scene.come_up("c")
     await task
     assert scene.models["b"].sleep_state.state == AWAKE
+
+
+def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> None:
+    """Have models used so often, long ago or soon."""
+    for name, count in counts.items():
+        for number in range(count):
+            scene.control.uses.note(name, time.monotonic() + since_s + 2 * number)
+
+
+async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside one that is used often and one that is used less and has a request, a seldom used model waits for the
+    latter, and after a while takes the place of the former; one that is used most (the control) takes it at once. A
+    wake that was counted while it waited is not refused because of others that came meanwhile, and counts once."""
+    for patience_s, freed, most, slept in ((60.0, "b", 1, "b"), (0.15, "", 1, "a"), (60.0, "", 30, "a")):
+        scene = Scene()
+        monkeypatch.setattr(sleep_control, "GUEST_WAIT_S", patience_s)
+        used(scene, {"a": 9, "b": 2, "c": most - 1})
+        for name in "ab":
+            scene.awake(name, time.monotonic() - 100)
+        scene.live["b"] = 1
+        task = scene.ask("c")
+        await turns()
+        assert bool(scene.told) == (most > 1)
+        for number in range(MOST_WAKES):
+            scene.control.guard.note(f"other-{number}", "u", time.monotonic())
+        if freed:
+            scene.live[freed] = 0
+        await asyncio.sleep(4 * sleep_control.LOOK_S)
+        assert scene.told == [SleepModel(slept, "memory"), WakeModel("c", "request", "t")]
+        assert [name for _, name, _ in scene.control.guard._wakes].count("c") == 1
+        scene.come_up("c")
+        await task
+
+
+async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
+    """With half of a minute's wakes begun, a model that is used less than the one that would sleep for it is refused at
+    once, with the time; one that is used more (the control) is woken."""
+    scene = Scene()
+    used(scene, {"a": 5, "b": 5, "c": 1})
+    for name in "ab":
+        scene.awake(name, time.monotonic() - 100)
+    for number in range(MOST_WAKES - KEPT_WAKES):
+        scene.control.guard.note(f"other-{number}", "u", time.monotonic())
+    began = time.perf_counter()
+    with pytest.raises(ModelAsleepError, match="too often") as refused:
+        await scene.ask("c")
+    assert time.perf_counter() - began < 0.05
+    assert refused.value.retry_after_s == pytest.approx(60, abs=1)
+    assert scene.control.route_state(scene.models["c"], "t") is ModelState.UNREADY
+    used(scene, {"c": 9}, since_s=10.0)
+    assert scene.control.route_state(scene.models["c"], "t") is ModelState.READY
+    task = scene.ask("c")
+    await turns()
+    assert scene.told[-1] == WakeModel("c", "request", "t")
+    scene.come_up("c")
+    await task
 
 
 async def test_what_cannot_be_woken_is_refused() -> None:
