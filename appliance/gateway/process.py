@@ -34,6 +34,7 @@ from appliance.common.control_models import ModelRest
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
+from appliance.common.operator_config import RemoteOperatorsConfig
 from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
@@ -64,12 +65,13 @@ from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_e
 from appliance.gateway.shared_runs import SharedRuns
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
-from appliance.gateway.watch.admin_listener import serve_admin
+from appliance.gateway.watch.admin_listener import routes_of, serve_admin
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.fleet_state import fleet_status
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.gateway.watch.picker_page import picker_page
+from appliance.gateway.watch.remote_admin import Observers, serving_remote_admin
 from appliance.gateway.watch.state import ApplianceState
 from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.model import PolicySet, Retention
@@ -257,14 +259,20 @@ class Gateway:
         drain.notice_s = listen.drain_notice_s
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
         self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain)
+        routes = routes_of(self._telemetry, self._state, gauges, self.reload, keys, self._sleep)
+
+        def elsewhere() -> RemoteOperatorsConfig | None:
+            return self._config_file.running.remote_operators
+
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._sleep) as admin,
+            serve_admin(listen.admin, routes) as admin,
+            serving_remote_admin(routes, elsewhere, Observers(self._audit, self._telemetry)) as remote,
             serve_metrics(listen, render, gauges.refresh, self._state.readiness, picker_page(self._service)) as metrics,
         ):
             door = front.places, front.handshakes, front.starts, front.stranger_time
             gauges.door = DoorGauges(*door, front.background)
-            addresses = {**front.addresses, "admin": admin, **metrics}
+            addresses = {**front.addresses, "admin": admin, **remote, **metrics}
             works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
             for work, name in works:
                 task = asyncio.create_task(work, name=name)

@@ -80,7 +80,7 @@ async def stored_rows(count: int) -> list[Result]:
     wanted = draw(count, thorough=False)
     with tempfile.TemporaryDirectory(prefix="ath-g1-") as name:
         async with stored_gateway(Path(name)) as one:
-            kept = [await one.keep(OWNER, canary) for canary in wanted.canaries]
+            kept = [await one.api.keep(OWNER, canary) for canary in wanted.canaries]
             tried, reached = 0, 0
             for thing in kept:
                 for way in ways():
@@ -110,7 +110,7 @@ async def stored_rows(count: int) -> list[Result]:
 async def asked(one: StoredGateway, tenant: str, way: Way, found: str) -> tuple[int, bytes]:
     """Status and body of one way to an id, without the id of the request."""
     body = None if way.body is None else {name: value.replace("{}", found) for name, value in way.body.items()}
-    status, text = await one.ask(tenant, way.method, way.path.replace("{}", found), body)
+    status, text = await one.api.ask(tenant, way.method, way.path.replace("{}", found), body)
     return status, _REQUEST_ID.sub(b"", text)
 
 
@@ -131,8 +131,8 @@ async def _served(one: StoredGateway, way: Way, thing: KeptThings, stem: bytes) 
 
 async def _listed(one: StoredGateway, tenant: str, kept: list[KeptThings]) -> int:
     """How many of these files, results and batches a tenant's lists have."""
-    files = (await one.ask(tenant, "GET", "/v1/files?limit=1000"))[1]
-    batches = (await one.ask(tenant, "GET", "/v1/batches?limit=100"))[1]
+    files = (await one.api.ask(tenant, "GET", "/v1/files?limit=1000"))[1]
+    batches = (await one.api.ask(tenant, "GET", "/v1/batches?limit=100"))[1]
     return sum(
         text.count(f'"id":"{found}"'.encode()) + text.count(f'"id": "{found}"'.encode())
         for thing in kept

@@ -48,8 +48,8 @@ async def kept_rows(count: int, *, full: bool) -> list[Result]:
     wanted = draw(count + 1, thorough=full)
     with tempfile.TemporaryDirectory(prefix="ath-g9-") as name:
         async with stored_gateway(Path(name)) as one:
-            kept = [await one.keep(OWNER, canary) for canary in wanted.canaries[:count]]
-            neighbour = await one.keep(OTHER, wanted.canaries[count])
+            kept = [await one.api.keep(OWNER, canary) for canary in wanted.canaries[:count]]
+            neighbour = await one.api.keep(OTHER, wanted.canaries[count])
             return [*await _searched(one, kept, wanted), *await _shredded(one, kept, neighbour)]
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,23 +51,22 @@ class KeptThings:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredGateway:
-    """A serving gateway with its store."""
+class StoredApi:
+    """The HTTP API of an appliance that keeps files and responses, for its tenants."""
 
-    gateway: ScriptedGateway
-    store: BatchStore
-    keyring: Keyring
-    folder: Path
-    """Folder of keyring (``keys``), store (``kept``) and audit log (``audit``)."""
+    port: int
+    keys: Mapping[str, str]
+    """API key of each tenant."""
+    timeout_s: float = 10.0
 
     async def ask(
         self, tenant: str, method: str, path: str, body: Any = None, kind: str = "application/json"
     ) -> tuple[int, bytes]:
         """Status and body of one request; ``body`` is bytes, or what JSON has."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        proof = ("authorization", f"Bearer {self.gateway.keys[tenant]}")
+        proof = ("authorization", f"Bearer {self.keys[tenant]}")
         request = request_bytes(method, path, data, proof, ("content-type", kind))
-        answer = await talk(self.gateway.ends.http_port, request)
+        answer = await talk(self.port, request, self.timeout_s)
         return status_of(answer), body_of(answer) or b""
 
     async def made(self, tenant: str, method: str, path: str, body: Any, kind: str = "application/json") -> bytes:
@@ -114,6 +113,29 @@ class StoredGateway:
             raise RuntimeError(f"the batch ended as {found['status']}: {found['errors']}")
         return str(found["output_file_id"])
 
+    async def delete(self, tenant: str, kept: KeptThings) -> None:
+        """Delete what can be deleted: all but the batch, which goes with its time.
+
+        Raises:
+            RuntimeError: something is not deleted.
+        """
+        for path in (f"/v1/files/{kept.file}", f"/v1/files/{kept.output}"):
+            await self.made(tenant, "DELETE", path, None)
+        for response in (kept.response, kept.stream):
+            await self.made(tenant, "DELETE", f"/v1/responses/{response}", None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGateway:
+    """A serving gateway with its store."""
+
+    gateway: ScriptedGateway
+    api: StoredApi
+    store: BatchStore
+    keyring: Keyring
+    folder: Path
+    """Folder of keyring (``keys``), store (``kept``) and audit log (``audit``)."""
+
 
 def unknown(one: str) -> str:
     """An id of the same form that nothing has."""
@@ -148,7 +170,8 @@ async def stored_gateway(folder: Path) -> AsyncIterator[StoredGateway]:
                 async with asyncio.timeout(UP_S):
                     while not made[0].link.up:  # noqa: ASYNC110 - the link tells nobody
                         await asyncio.sleep(0.01)
-                yield StoredGateway(gateway, store, keyring, folder)
+                api = StoredApi(gateway.ends.http_port, gateway.keys)
+                yield StoredGateway(gateway, api, store, keyring, folder)
             finally:
                 for task in tasks:
                     task.cancel()

@@ -1,15 +1,18 @@
-"""The admin listener: one small HTTP server on loopback or on a Unix socket, for the operator alone."""
+"""The admin listener: one small HTTP server on loopback or on a Unix socket, for the operator alone. Operators on other
+machines have its routes by ``remote_admin``."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from starlette.routing import Route
 
 from appliance.common.status import KeysStatus, ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.sandboxes.sleep_control import SleepControl
-from appliance.gateway.telemetry.admin import AdminParts, admin_app
+from appliance.gateway.telemetry.admin import AdminParts, admin_routes, loopback_app
 from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.gauges import Gauges
@@ -20,22 +23,15 @@ LIMITS = ServerLimits(connections=64)
 """Connections of dashboards, scrapers and commands. An answer has no deadline: a reload waits for its outcome."""
 
 
-@contextlib.asynccontextmanager
-async def serve_admin(
-    address: str,
+def routes_of(
     telemetry: OtelTelemetry,
     state: ApplianceState,
     gauges: Gauges,
     reload: Callable[[], Awaitable[ReloadOutcome]],
     keys: Callable[[], KeysStatus],
     sleep: SleepControl,
-) -> AsyncIterator[str]:
-    """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
-
-    Raises:
-        StartError: the address cannot be bound.
-    """
-    bound = bind(address, "admin", LIMITS.connections, ", or --admin-port of a demo,")
+) -> list[Route]:
+    """Return the admin routes of a gateway."""
     parts = AdminParts(
         traces=telemetry.store,
         metrics=telemetry.metrics.render,
@@ -52,7 +48,17 @@ async def serve_admin(
     work = OperatorParts(
         requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call
     )
-    routes = [*console_routes(state.look, telemetry.store), runbooks_route(), *operator_routes(work)]
-    app = admin_app(parts, routes)
-    async with serving(app, bound, LIMITS) as shown:
+    more = [*console_routes(state.look, telemetry.store), runbooks_route(), *operator_routes(work)]
+    return admin_routes(parts, more)
+
+
+@contextlib.asynccontextmanager
+async def serve_admin(address: str, routes: Sequence[Route]) -> AsyncIterator[str]:
+    """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
+
+    Raises:
+        StartError: the address cannot be bound.
+    """
+    bound = bind(address, "admin", LIMITS.connections, ", or --admin-port of a demo,")
+    async with serving(loopback_app(routes), bound, LIMITS) as shown:
         yield shown
