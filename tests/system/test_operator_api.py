@@ -146,7 +146,12 @@ async def test_operators_elsewhere_reach_both_interfaces(tmp_path: Path, runsc_p
             config["models"][0]["runner"] = "null"
             config["audit"] = {"directory": "audit"}
             config["operator_api"] = {}
-            config["remote_operators"] = known.section.model_dump(mode="json", exclude_none=True)
+            (tmp_path / "keys.json").write_bytes(known.provider.published())
+            section = known.section.model_dump(mode="json", exclude_none=True)
+            section["tokens"][0] = {**section["tokens"][0], "keys_file": str(tmp_path / "keys.json")}
+            for name in ("keys_url", "keys_ca"):  # served by this event loop, which the start holds up
+                del section["tokens"][0][name]
+            config["remote_operators"] = section
 
         with own_appliance(None, 16 << 20, "float32", adjust=adjust) as target:
             shown, url = known.of_role("operator"), f"https://{addresses['admin']}"
