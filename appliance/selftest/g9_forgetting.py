@@ -4,14 +4,12 @@ Canaries are in prompts, grammars and outputs of a running appliance, of a tenan
 after the last answer everything that the appliance still has is searched: memory of all its processes, unnamed files
 (the rings, and all memory of each sandbox), its state directory with logs, policy, keys and spill, ``/dev/shm``, and
 the traces that it keeps. The control is this search after these requests of an ordinary tenant, whose compiled grammars
-may stay: it must find them. The same search is made for what the ordinary tenant had kept and deleted (a file, a
-batch's results, a response and a stream), which its control finds before. Token ids, which are all that an engine sees,
-are searched for too; their control is a search while requests of the quiet tenant run. Controls end at the first find.
+may stay: it must find them. Token ids, which are all that an engine sees, are searched for too; their control is a
+search while requests of the quiet tenant run. Both controls end at the first find.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -53,22 +51,19 @@ def memory_rows(full: bool) -> list[Result]:
     pause = threading.Event()
     with spilling_appliance() as one:
         quiet, loud = _drawn(full), _drawn(full)
-        deleted = draw(1, thorough=full)
-        before = asyncio.run(_keep_and_delete(one, deleted))
         _talk(one, "quiet", quiet, FULL_REQUESTS if full else REQUESTS)
         pause.wait(AFTER_S)
         hits, ids = _search(one, quiet)
-        left, _ = _search(one, deleted)
         core = _core_limits(one)
         _talk(one, "loud", loud, 2)
         control = _first(one, loud)
         in_flight = _ids_in_flight(one, quiet)
+    where = f" ({', '.join(f'{place}: {count}' for place, count in hits.places.most_common(3))})" if hits.total else ""
     return [
-        *_deleted_rows(left, before, bar),
         judged(
             "G9.canaries",
             not hits.total,
-            figure=f"{counted(hits.total, 'hit')} in {hits.scanned_bytes >> 20} MiB{_where(hits)}",
+            figure=f"{counted(hits.total, 'hit')} in {hits.scanned_bytes >> 20} MiB{where}",
             bar=bar,
             command=COMMAND,
         ),
@@ -101,40 +96,6 @@ def memory_rows(full: bool) -> list[Result]:
             command=COMMAND,
         ),
     ]
-
-
-def _deleted_rows(left: Hits, before: Hits, bar: str) -> list[Result]:
-    """Judge the searches for what was kept: after it was deleted, and before."""
-    return [
-        judged(
-            "G9.deleted",
-            not left.total,
-            figure=f"{counted(left.total, 'hit')} of what was kept and deleted{_where(left)}",
-            bar=bar,
-            command=COMMAND,
-        ),
-        judged(
-            "G9.deleted.control",
-            before.total > 0,
-            figure=f"{counted(before.total, 'hit')} while its stream could be read, at the first place",
-            bar="1 or more",
-            command=COMMAND,
-        ),
-    ]
-
-
-def _where(hits: Hits) -> str:
-    """The places with most hits, in brackets."""
-    places = ", ".join(f"{place}: {count}" for place, count in hits.places.most_common(3))
-    return f" ({places})" if places else ""
-
-
-async def _keep_and_delete(one: SpillingAppliance, wanted: Wanted) -> Hits:
-    """Have a tenant keep one of everything, and delete it; returns what a search found in between."""
-    kept = await one.api.keep("loud", wanted.canaries[0])
-    before = await asyncio.to_thread(_first, one, wanted)
-    await one.api.delete("loud", kept)
-    return before
 
 
 def _drawn(full: bool) -> Wanted:

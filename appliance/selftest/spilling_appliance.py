@@ -1,5 +1,4 @@
-"""Appliance as started by ``athanor bench``, with spilled KV, a tenant with ``retention: none``, and one that may keep
-files and responses."""
+"""Appliance as started by ``athanor bench``, with spilled KV and a tenant with ``retention: none``."""
 
 from __future__ import annotations
 
@@ -9,29 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from appliance.operator.cli.bench_target import Target, own_appliance
-from appliance.selftest.stored_gateway import StoredApi
 from isolation.keys.root import create_root
 
 POLICY = """\
 version: 1
 tenants:
   quiet: {credentials: ["key:alpha-1"], models: ["*"], retention: none}
-  loud:
-    credentials: ["key:beta-1"]
-    models: ["*"]
-    features: {batches: true, stored_responses: true}
+  loud: {credentials: ["key:beta-1"], models: ["*"]}
 """
 """Policy with one tenant with ``retention: none`` and one ordinary tenant."""
-
-TENANTS = ("quiet", "loud")
-"""Its tenants, in the order of their keys."""
-
-ANSWER_S = 60.0
-"""Seconds for one answer, on a busy machine."""
 
 KV_BYTES = 16 << 20
 """Small KV pool, so that blocks are spilled."""
@@ -45,17 +33,11 @@ class SpillingAppliance:
 
     def complete(self, tenant: str, **body: Any) -> str:
         """Return the text of a completion."""
-        key = self.target.api_keys[TENANTS.index(tenant)]
+        key = self.target.api_keys[("quiet", "loud").index(tenant)]
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         data = json.dumps({"model": self.target.model, **body}).encode()
         with urlopen(Request(self.target.url + "/v1/completions", data, headers), timeout=120) as answer:
             return str(json.loads(answer.read())["choices"][0]["text"])
-
-    @property
-    def api(self) -> StoredApi:
-        """The HTTP API with both tenants' keys."""
-        keys = dict(zip(TENANTS, self.target.api_keys, strict=True))
-        return StoredApi(urlsplit(self.target.url).port or 80, keys, ANSWER_S)
 
     def get_admin(self, path: str) -> bytes:
         """Fetch a page from the admin listener."""
@@ -75,5 +57,3 @@ def _spill(state: Path, config: dict[str, Any]) -> None:
     create_root(state / "root-key")
     config["sandbox"] = {"spill": {"memory": 4 << 20, "disk": 64 << 20, "directory": "spill"}}
     config["keys"] = {"root_key": "root-key", "keyring": "keyring"}
-    config["audit"] = {"directory": "audit"}
-    config["batches"] = {"directory": "kept"}

@@ -57,7 +57,6 @@ class StoredApi:
     port: int
     keys: Mapping[str, str]
     """API key of each tenant."""
-    timeout_s: float = 10.0
 
     async def ask(
         self, tenant: str, method: str, path: str, body: Any = None, kind: str = "application/json"
@@ -66,7 +65,7 @@ class StoredApi:
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         proof = ("authorization", f"Bearer {self.keys[tenant]}")
         request = request_bytes(method, path, data, proof, ("content-type", kind))
-        answer = await talk(self.port, request, self.timeout_s)
+        answer = await talk(self.port, request)
         return status_of(answer), body_of(answer) or b""
 
     async def made(self, tenant: str, method: str, path: str, body: Any, kind: str = "application/json") -> bytes:
@@ -112,17 +111,6 @@ class StoredApi:
         if found["status"] != "completed" or not found["output_file_id"]:
             raise RuntimeError(f"the batch ended as {found['status']}: {found['errors']}")
         return str(found["output_file_id"])
-
-    async def delete(self, tenant: str, kept: KeptThings) -> None:
-        """Delete what can be deleted: all but the batch, which goes with its time.
-
-        Raises:
-            RuntimeError: something is not deleted.
-        """
-        for path in (f"/v1/files/{kept.file}", f"/v1/files/{kept.output}"):
-            await self.made(tenant, "DELETE", path, None)
-        for response in (kept.response, kept.stream):
-            await self.made(tenant, "DELETE", f"/v1/responses/{response}", None)
 
 
 @dataclass(frozen=True, slots=True)
