@@ -8,6 +8,7 @@ microseconds for each token at that row's rate, and the columns of the rooms hol
 
 ``python bench/host.py [--streams 1 32 64 200] [--front-end http grpc] [--pace free 11765] [--json]``; ``--front-end``
 also takes chat, responses and messages, and http is /v1/completions;
+``--api chat responses messages [--rounds 12]`` compares APIs instead, in turns of one run (``bench/host_apis.py``);
 ``--profile FILE`` writes where the gateway spends its time (cProfile, which slows it: read shares, not times).
 """
 
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from appliance.common.catalog import embedded_model
 from appliance.operator.demo import TENANTS, choose_ports, prepare_keys, run_directory
 from appliance.selftest.processes import CpuClock
+from bench.host_apis import ApiCost, compare, table
 from bench.host_client import APIS, Load
 
 STEP_US = 11_765
@@ -45,6 +47,9 @@ IDLE_S = 4.0
 
 TARGET_S = 6.0
 """About how long a row's load shall last."""
+
+TURN_S = 2.0
+"""About how long a turn of a comparison shall last: twelve rounds of three APIs take a minute and a half."""
 
 START_S = 120.0
 
@@ -158,6 +163,11 @@ def measure(served: Served, clock: CpuClock, front_end: str, streams: int, token
     warm = drive(served, front_end, streams, 1, tokens)
     speed = rate or warm["tokens"] / max(warm["wall_s"], 1e-3)
     requests = max(1, round(speed * TARGET_S / (streams * tokens)))
+    return driven(served, clock, front_end, streams, requests, tokens)
+
+
+def driven(served: Served, clock: CpuClock, front_end: str, streams: int, requests: int, tokens: int) -> dict[str, Any]:
+    """What one run of the client gave and cost."""
     before = clock.read()
     seen = drive(served, front_end, streams, requests, tokens)
     spent = {room: value - before[room] for room, value in clock.read().items()}
@@ -215,6 +225,35 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
+def run_apis(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All comparisons, by pace and streams: an appliance for each pace."""
+    results = []
+    for pace in arguments.pace:
+        step_us = 0 if pace == "free" else int(pace)
+        with null_appliance(step_us) as served:
+            clock = CpuClock(served.process.pid, served.sandboxes())
+            for streams in arguments.streams:
+                found = _compared(served, clock, arguments, streams, step_us)
+                results += [asdict(one) | {"streams": streams, "step_us": step_us} for one in found]
+                if not arguments.json:
+                    shown = f"{step_us / 1e3:.1f} ms a step" if step_us else "free running"
+                    print("\n".join(table(found, streams, shown)), flush=True)
+    return results
+
+
+def _compared(
+    served: Served, clock: CpuClock, arguments: argparse.Namespace, streams: int, step_us: int
+) -> list[ApiCost]:
+    """Compare the APIs at one number of streams; each runs once before, to warm up and to learn the speed."""
+    tokens, requests = arguments.tokens, {}
+    for api in arguments.api:
+        warm = drive(served, api, streams, 1, tokens)
+        speed = streams * 1e6 / step_us if step_us else warm["tokens"] / max(warm["wall_s"], 1e-3)
+        requests[api] = max(1, round(speed * TURN_S / (streams * tokens)))
+    most = max(requests.values())  # as many for each: what a request costs is then in all of them alike
+    return compare(arguments.api, arguments.rounds, lambda api: driven(served, clock, api, streams, most, tokens))
+
+
 def show(row: dict[str, Any], *, first: bool) -> None:
     """One line of the table, at once: a run takes a while."""
     if first:
@@ -239,12 +278,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What a streamed token costs the host.")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 64, 200])
     parser.add_argument("--front-end", choices=(*APIS, "grpc"), nargs="+", default=["http", "grpc"])
+    parser.add_argument("--api", choices=APIS, nargs="+", help="compare these APIs, in turns of one run")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each API in a comparison")
     parser.add_argument("--pace", nargs="+", default=["free", str(STEP_US)], help="free, or microseconds of a step")
     parser.add_argument("--tokens", type=int, default=256, help="output tokens of each request")
     parser.add_argument("--profile", metavar="FILE", help="where to write the gateway's profile")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    results = run(arguments)
+    results = run_apis(arguments) if arguments.api else run(arguments)
     if arguments.json:
         print(json.dumps(results))
     return 0 if not any(row["failures"] for row in results) else 1

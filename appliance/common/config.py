@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from appliance.common.adapter_config import AdapterConfig
+from appliance.common.addresses import collide
 from appliance.common.config_places import (
     AuditConfig,
     BatchesConfig,
@@ -26,9 +27,9 @@ from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, le
 from appliance.common.listen_config import ListenConfig
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
 from appliance.common.model_rules import check_entry
-from appliance.common.operator_config import OperatorApiConfig
+from appliance.common.operator_config import OperatorApiConfig, RemoteOperatorsConfig
 from appliance.common.residency import ResidentLimits
-from appliance.common.token_config import TokenIssuerConfig
+from appliance.common.token_config import TokenIssuerConfig, check_issuers
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Pattern of a model's name: the name stands in requests, paths and logs."""
@@ -291,6 +292,8 @@ class ApplianceConfig(Section):
     tenants with regions are not served."""
     operator_api: OperatorApiConfig | None = None
     """The operator's gRPC API. Without this section there is none."""
+    remote_operators: RemoteOperatorsConfig | None = None
+    """Operators on other machines. Without this section there are none."""
     host: HostConfig | None = None
     """What this machine costs. Without this section nothing has a cost but what the policy prices."""
     digest_cache: Path | None = Field(default=None, strict=False)
@@ -309,6 +312,17 @@ class ApplianceConfig(Section):
             raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
         if self.batches is not None and (self.keys is None or self.audit is None):
             raise ValueError("batches need keys and audit: files are sealed, and what is charged is in the audit log")
+        return self
+
+    @model_validator(mode="after")
+    def _reached(self) -> Self:
+        if self.remote_operators is not None:
+            if self.remote_operators.grpc is not None and self.operator_api is None:
+                raise ValueError("remote_operators.grpc is a way to the operator's API, which needs operator_api")
+            for name, address in self.remote_operators.addresses():
+                for other, its in self.listen.addresses():
+                    if collide(address, its):
+                        raise ValueError(f"remote_operators.{name} and listen.{other} name one address, {address}")
         return self
 
     @model_validator(mode="after")
@@ -336,9 +350,7 @@ class ApplianceConfig(Section):
     @field_validator("tokens")
     @classmethod
     def _issuers(cls, value: tuple[TokenIssuerConfig, ...]) -> tuple[TokenIssuerConfig, ...]:
-        for what, texts in (("name", [one.name for one in value]), ("issuer", [one.issuer for one in value])):
-            if len(set(texts)) != len(texts):
-                raise ValueError(f"two entries have one {what}")
+        check_issuers(value)
         return value
 
     @field_validator("models")

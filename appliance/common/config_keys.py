@@ -66,7 +66,8 @@ class Key:
     def meaning(self) -> str:
         """Docstring of the key, as one paragraph."""
         attribute = self.name.rpartition(".")[2].removesuffix("[]")
-        return _docstrings().get((self.section.__name__, attribute), "")
+        places = (one.__name__ for one in self.section.__mro__)
+        return next((found for one in places if (found := _docstrings().get((one, attribute)))), "")
 
     @property
     def verbatim(self) -> bool:

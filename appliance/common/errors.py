@@ -204,6 +204,12 @@ class ScopeError(PermissionDeniedError):
     wire = Wire("PERMISSION_DENIED", 403, "permission_error", "insufficient_scope", "INSUFFICIENT_SCOPE")
 
 
+class RoleError(PermissionDeniedError):
+    """An operator's role does not reach so far; the message and the detail ``role`` name the role that is needed."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "role_needed", "ROLE_NEEDED")
+
+
 class DeterministicNotAllowedError(PermissionDeniedError):
     """The policy does not grant deterministic answers to the tenant."""
 

@@ -22,7 +22,7 @@ class OperatorCall:
     method: str
     """``package.Service/Method``, or ``*`` for one that there is not."""
     user: int
-    """User id of the caller, by the kernel's word."""
+    """User id of the caller, by the kernel's word; of a caller on another machine that of nobody, 65534."""
     roles: str
     """Roles that the caller has, separated by commas; empty: none."""
     subject: str
@@ -33,6 +33,10 @@ class OperatorCall:
     """Name of gRPC's status, or ``BEGUN``."""
     tenant: str = ""
     """Tenant that it is about; empty: none, or one that is to be forgotten, whom the order's entry names."""
+    caller: str = ""
+    """Credential of a caller on another machine; empty where the kernel tells the user."""
+    reason: str = ""
+    """Why a credential was refused; empty where none was."""
     milliseconds: int = 0
     """How long it took."""
 

@@ -73,6 +73,8 @@ class Rules:
     tenant_claim: str
     scope_claim: str = ""
     """Claim with the scopes that a token is limited to; empty: none."""
+    role_claim: str = ""
+    """Claim with what an operator's roles are looked up by; empty: none."""
     leeway_s: int = 30
     max_age_s: int = 0
     """Longest time that a token may hold from now on; 0: any."""
@@ -87,6 +89,8 @@ class Claims:
     scopes: frozenset[Scope] | None
     ends: float
     """Unix time at which it ends, the leeway included."""
+    grounds: frozenset[str] = frozenset()
+    """Credentials by which an operator's roles are looked up, as the configuration spells them."""
 
 
 def looks_like_token(text: str) -> bool:
@@ -136,7 +140,8 @@ def judge(claims: dict[str, Any], rules: Rules, now: float) -> Claims:
     if not isinstance(value, str) or not _VALUE.fullmatch(value):
         raise TokenError(CredentialRefusal.JWT_CLAIMS)
     credential = f"{TOKEN_CREDENTIAL}{rules.name}:{value}"
-    return Claims(credential, _scopes(claims, rules.scope_claim), ends + rules.leeway_s)
+    grounds = _grounds(claims.get(rules.role_claim), rules.name) if rules.role_claim else frozenset()
+    return Claims(credential, _scopes(claims, rules.scope_claim), ends + rules.leeway_s, grounds)
 
 
 def _object(part: str) -> dict[str, Any]:
@@ -181,3 +186,11 @@ def _scopes(claims: dict[str, Any], name: str) -> frozenset[Scope] | None:
     value = claims.get(name, "")
     words = value.split(" ") if isinstance(value, str) else value if isinstance(value, list) else []
     return frozenset(scope for scope in Scope if scope.value in words)
+
+
+def _grounds(value: object, name: str) -> frozenset[str]:
+    """Return credentials of a claim's text, or of the texts in its list; what else is in it counts nothing."""
+    given = value if isinstance(value, list) else [value]
+    return frozenset(
+        f"{TOKEN_CREDENTIAL}{name}:{one}" for one in given if isinstance(one, str) and _VALUE.fullmatch(one)
+    )

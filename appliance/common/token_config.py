@@ -1,7 +1,9 @@
-"""Section ``tokens`` of the configuration: OIDC providers whose tokens are credentials."""
+"""Sections of the configuration about OIDC providers whose tokens are credentials: ``tokens``, those of tenants, and
+what these have in common with those of operators (``operator_config``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -11,11 +13,11 @@ from pydantic import Field, model_validator
 from appliance.common.config_section import SECONDS, Section
 
 
-class TokenIssuerConfig(Section):
-    """OIDC providers whose tokens (JWT) are taken as credentials, a list with one entry for each."""
+class IssuerConfig(Section):
+    """An OIDC provider: how its tokens (JWT) are told from others, and where its keys are."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
-    """Name of the issuer in the policy's credentials, oidc:NAME:VALUE. It is unique in the list."""
+    """Name of the issuer in credentials, oidc:NAME:VALUE. It is unique in the list."""
     issuer: str = Field(min_length=1, max_length=512)
     """Exact text of the claim iss."""
     audiences: tuple[Annotated[str, Field(min_length=1, max_length=512)], ...] = Field(
@@ -28,11 +30,6 @@ class TokenIssuerConfig(Section):
     """https address of the issuer's public keys, in place of keys_file."""
     keys_ca: Path | None = Field(default=None, strict=False)
     """PEM file of the authorities that keys_url is verified with. Left out: those of the machine."""
-    tenant_claim: str = Field(default="sub", min_length=1, max_length=128)
-    """Claim whose exact text is the VALUE of the policy's credential."""
-    scope_claim: str = Field(default="", max_length=128)
-    """Claim with the scopes that a token is limited to: a list, or words in one text. Words that are no scope here
-    count nothing. Empty: a token may do what its tenant may."""
     leeway_s: Annotated[int, Field(ge=0, le=300), SECONDS] = 30
     """How far the issuer's clock and this one may be apart."""
     max_age_s: Annotated[int, Field(ge=0, le=31_536_000), SECONDS] = 86_400
@@ -49,6 +46,27 @@ class TokenIssuerConfig(Section):
         if self.keys_ca is not None and not self.keys_url:
             raise ValueError("keys_ca verifies keys_url, and there is none")
         return self
+
+
+class TokenIssuerConfig(IssuerConfig):
+    """OIDC providers whose tokens (JWT) are taken as credentials, a list with one entry for each."""
+
+    tenant_claim: str = Field(default="sub", min_length=1, max_length=128)
+    """Claim whose exact text is the VALUE of the policy's credential."""
+    scope_claim: str = Field(default="", max_length=128)
+    """Claim with the scopes that a token is limited to: a list, or words in one text. Words that are no scope here
+    count nothing. Empty: a token may do what its tenant may."""
+
+
+def check_issuers(issuers: Sequence[IssuerConfig]) -> None:
+    """Check that no two issuers of a list have one name or one text.
+
+    Raises:
+        ValueError: two have.
+    """
+    for what, texts in (("name", [one.name for one in issuers]), ("issuer", [one.issuer for one in issuers])):
+        if len(set(texts)) != len(texts):
+            raise ValueError(f"two entries have one {what}")
 
 
 def _check_https(url: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_changes import Changes, changes
+from appliance.common.operator_config import RemoteOperatorsConfig
 
 Reread = Callable[[], ApplianceConfig]
 """Reads file, variables and options as at the start; raises ``ConfigError``."""
@@ -28,6 +29,10 @@ class ConfigFile:
         """
         wanted = self.running if self._reread is None else await asyncio.to_thread(self._reread)
         return changes(self.running, wanted)
+
+    def remote_operators(self) -> RemoteOperatorsConfig | None:
+        """The section about operators on other machines in force."""
+        return self.running.remote_operators
 
     def adopt(self, found: Changes) -> None:
         """Put the live keys of ``found`` in force."""

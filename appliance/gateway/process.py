@@ -65,12 +65,13 @@ from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_e
 from appliance.gateway.shared_runs import SharedRuns
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
-from appliance.gateway.watch.admin_listener import serve_admin
+from appliance.gateway.watch.admin_listener import routes_of, serve_admin
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.fleet_state import fleet_status
 from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.gateway.watch.picker_page import picker_page
+from appliance.gateway.watch.remote_admin import Observers
 from appliance.gateway.watch.state import ApplianceState
 from appliance.gateway.watch.store_gauges import StoreGauges
 from policy.model import PolicySet, Retention
@@ -252,22 +253,22 @@ class Gateway:
             self._stop.set()
 
     async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
-        listen, keys, render = self._config.listen, self._credentials.status, self._telemetry.metrics.render
-        resolver = self._credentials.resolver(self._service)
-        drain = self._service.operator_drain
+        listen, render, drain = self._config.listen, self._telemetry.metrics.render, self._service.operator_drain
+        keys, resolver = self._credentials.status, self._credentials.resolver(self._service)
         drain.notice_s = listen.drain_notice_s
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
         self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain)
+        routes = routes_of(self._telemetry, self._state, gauges, self.reload, keys, self._sleep)
+        observers = Observers(self._audit, self._telemetry)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._sleep) as admin,
+            serve_admin(listen.admin, routes, self._config_file.remote_operators, observers) as admin,
             serve_metrics(listen, render, gauges.refresh, self._state.readiness, picker_page(self._service)) as metrics,
         ):
             door = front.places, front.handshakes, front.starts, front.stranger_time
             gauges.door = DoorGauges(*door, front.background)
-            addresses = {**front.addresses, "admin": admin, **metrics}
-            works = (self._announce(front, addresses), "announce"), (_accept(front, self._models), "accept")
-            for work, name in works:
+            announced = self._announce(front, {**front.addresses, **admin, **metrics})
+            for work, name in ((announced, "announce"), (_accept(front, self._models), "accept")):
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(_log_failure)
                 background.append(task)

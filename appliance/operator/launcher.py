@@ -68,6 +68,8 @@ class Addresses:
     """Empty: metrics are on the admin listener alone."""
     own: dict[str, str] = field(default_factory=dict)
     """Addresses of listeners of single tenants, by ``FRONT_END-TENANT``."""
+    remote_admin: str = ""
+    """Empty: operators on other machines have no address of the admin routes."""
 
 
 class Launcher:

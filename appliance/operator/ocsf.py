@@ -151,13 +151,24 @@ def _operator(values: Values) -> _Event:
             "name": str(values["subject"] or values["tenant"]) or "the appliance",
             "type": "call of the operator",
         },
-        "actor": {"user": {"uid": str(values["user"])}},
+        "actor": {"user": {"uid": str(values["caller"] or values["user"])}},
         "status_code": values["outcome"],
     }
     message = f"operator: {values['method']}"
     name = str(values["method"]).rpartition("/")[2]
     activity = READ if name.startswith(_READS) else UPDATE
     return _Event(3004, activity, message, SUCCESS if good else FAILURE, INFORMATIONAL if good else LOW, attributes)
+
+
+def _admin(values: Values) -> _Event:
+    good = values["outcome"] in (SERVED, "BEGUN")
+    attributes = {
+        "entity": {"name": str(values["subject"]) or "the appliance", "type": "order of an operator elsewhere"},
+        "actor": {"user": {"uid": str(values["caller"]) or "unknown"}},
+        "status_code": values["outcome"],
+    }
+    message = f"operator: {values['route']}"
+    return _Event(3004, UPDATE, message, SUCCESS if good else FAILURE, INFORMATIONAL if good else LOW, attributes)
 
 
 def _model(values: Values) -> _Event:
@@ -238,6 +249,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "keys": _keys,
     "order": _order,
     "call": _operator,
+    "admin": _admin,
     "model": _model,
     "file": _file,
     "batch": _batch,

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -26,6 +26,7 @@ from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
+from appliance.gateway.stored_work import StoredWork
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from isolation.ipc import doorbell, segment
 from isolation.ipc.channel import Channel
@@ -56,6 +57,7 @@ TENANT = """\
     credentials: ["key:{0}-1", "spiffe://athanor.test/tenant/{0}"]
     models: ["*"]
     deterministic: allowed
+    features: {{{1}}}
     limits: {{requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 4096,
              max_context_tokens: 1048576, max_output_tokens: 1048576}}
 """
@@ -178,9 +180,15 @@ OWN_LISTENERS: tuple[Literal["http", "grpc"], ...] = ("http", "grpc")
 """APIs for which the first tenant has a listener of its own."""
 
 
+Attach = Callable[[GatewayService, Callable[[], KeyTable]], StoredWork | None]
+"""Makes what keeps files and responses, from the service and the keys in force."""
+
+
 @contextlib.asynccontextmanager
-async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
-    """Serve on free loopback ports for the duration of the block."""
+async def scripted_gateway(
+    attach: Attach = lambda _service, _keys: None, features: str = ""
+) -> AsyncIterator[ScriptedGateway]:
+    """Serve on free loopback ports for the duration of the block; ``features`` are each tenant's, as in a policy."""
     heard = Heard()
     lost: list[str] = []
     guests: list[_Guest] = []
@@ -189,15 +197,16 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
         EMBED_MODEL: ModelSandboxes(EMBED_MODEL, "embed", truncates=True),
         CLASSIFY_MODEL: ModelSandboxes(CLASSIFY_MODEL, "classify"),
     }
-    table = VocabularyTable(tuple(bytes([number]) for number in range(VOCABULARY)), False)
+    words = VocabularyTable(tuple(bytes([number]) for number in range(VOCABULARY)), False)
     for one in rooms.values():
         engine, text = _Guest(Role.ENGINE, ENGINE_READY, heard), _Guest(Role.TEXT, TEXT_READY, heard)
         guests += (engine, text)
         one.set_engine(EngineLink(engine.host, ENGINE_READY, 1, lambda _link, reason, _fault: lost.append(reason)))
         link = TextLink(text.host, TEXT_READY, 1, lambda _link, reason, _fault: lost.append(reason))
-        link.table = table
+        link.table = words
         one.set_text(link)
-    tenants, public = "".join(map(TENANT.format, TENANTS)), "".join(map(PUBLIC.format, TENANTS))
+    tenants = "".join(TENANT.format(tenant, features) for tenant in TENANTS)
+    public = "".join(map(PUBLIC.format, TENANTS))
     written = f"version: 1\ntenants:\n{tenants}public_prefixes:\n{public}"
     policy = load_policy([Source("policy.yaml", written)])
     owned = {public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items()}
@@ -210,14 +219,15 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
     for tenant in TENANTS:
         keys[tenant], digest = issue(f"{tenant}-1", PEPPER)
         records[f"{tenant}-1"] = KeyRecord(digest, datetime(2026, 1, 1, tzinfo=UTC))
-    resolver = Resolver(service, lambda: KeyTable(PEPPER, records))
+    table = KeyTable(PEPPER, records)
+    resolver, stored = Resolver(service, lambda: table), attach(service, lambda: table)
     own = tuple(OwnAddress(TENANTS[0], name, "127.0.0.1:0") for name in OWN_LISTENERS)
     settings = FrontEndSettings(http_port=0, grpc_port=0, own=own)
     spoken = structlog.get_config()
     # One log line for each request would hide the self-test's own output.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        async with serve_front_ends(service, resolver, settings) as ends:
+        async with serve_front_ends(service, resolver, settings, stored=stored) as ends:
             yield ScriptedGateway(service, ends, keys, heard, lost)
     finally:
         structlog.configure(**spoken)

@@ -47,8 +47,18 @@ _FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
 _RECORDED = {"what": str, "model": str, "model_digest": str, "source": str, "outcome": str, "count": int}
 """Fields of an order of which only an entry is made, and their types."""
 
-_CALLED = {"method": str, "user": int, "roles": str, "subject": str, "request": str, "outcome": str, "tenant": str}
-"""Fields of what the operator's API tells of a call, and their types; ``user`` is who called it."""
+_CALLED = {
+    "method": str,
+    "user": int,
+    "roles": str,
+    "subject": str,
+    "request": str,
+    "outcome": str,
+    "tenant": str,
+    "caller": str,
+    "reason": str,
+}
+"""Fields of what the operator's API tells of a call, and their types; ``user`` or ``caller`` is who called it."""
 
 RECORDED = ("pull", "remove", "add", "stop")
 """Commands about models of which an entry is made."""
@@ -175,7 +185,8 @@ class OperatorSocket:
         return {"ok": True}
 
     def _record_call(self, wish: dict[str, Any]) -> dict[str, Any]:
-        fields = {name: value for name, value in wish.items() if name != "do"}
+        # A process of the API that is older than this one, until its restart, tells of no callers elsewhere.
+        fields = {"caller": "", "reason": "", **{name: value for name, value in wish.items() if name != "do"}}
         kinds = _CALLED.items()
         if fields.keys() != _CALLED.keys() or not all(type(fields[name]) is kind for name, kind in kinds):
             return {"ok": False, "problem": "not a command of this release"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +23,8 @@ from appliance.operator.api.generated import admin_pb2, policy_pb2
 from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 from appliance.operator.audit_entries import in_order
+from appliance.operator.cli.bench_target import own_appliance
+from tests.appliance.gateway.front.operators import SPIFFE, elsewhere
 from tests.appliance.operator.api.place import OWN_POOL, Client
 from tests.system.conftest import PLAIN, Appliance
 
@@ -42,7 +45,7 @@ async def calling(appliance: Appliance) -> AsyncIterator[Client]:
     with tempfile.TemporaryDirectory(prefix="api") as folder:
         socket = Path(folder) / "s"
         async with (
-            serving(socket, OperatorFront(config, roles), roles, 20.0),
+            serving(socket, OperatorFront(config), roles, 20.0),
             grpc.aio.insecure_channel(f"unix:{socket}", OWN_POOL) as channel,
         ):
             yield Client(channel)
@@ -128,4 +131,79 @@ def entries(appliance: Appliance) -> list[dict[str, Any]]:
         if any(str(one["method"]).endswith("RevokeCredential") and one["outcome"] == "OK" for one in found):
             return found
         assert time.monotonic() < until, found
+        time.sleep(0.2)
+
+
+async def test_operators_elsewhere_reach_both_interfaces(tmp_path: Path, runsc_path: Path) -> None:
+    """A whole appliance that was started with the section: over TLS a certificate drains it by the admin listener, a
+    token resumes it by gRPC, and the log names both. Without either nothing is answered, and on loopback (control) the
+    admin listener asks for no role, as ever."""
+    ports = [free_port() for _ in range(2)]
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(("admin", "grpc"), ports, strict=True)}
+    async with elsewhere(tmp_path, **addresses) as known:
+
+        def adjust(_state: Path, config: dict[str, Any]) -> None:
+            config["models"][0]["runner"] = "null"
+            config["audit"] = {"directory": "audit"}
+            config["operator_api"] = {}
+            (tmp_path / "keys.json").write_bytes(known.provider.published())
+            section = known.section.model_dump(mode="json", exclude_none=True)
+            section["tokens"][0] = {**section["tokens"][0], "keys_file": str(tmp_path / "keys.json")}
+            for name in ("keys_url", "keys_ca"):  # served by this event loop, which the start holds up
+                del section["tokens"][0][name]
+            config["remote_operators"] = section
+
+        with own_appliance(None, 16 << 20, "float32", adjust=adjust) as target:
+            shown, url = known.of_role("operator"), f"https://{addresses['admin']}"
+            async with httpx.AsyncClient(base_url=url, verify=known.context(shown), timeout=30) as client:
+                assert (await client.post("/drain")).json()["draining"]
+                assert (await client.post("/reload")).json()["error"]["role"] == "security"
+            async with httpx.AsyncClient(base_url=url, verify=known.context(), timeout=30) as client:
+                assert (await client.post("/resume")).status_code == 401
+            credentials = grpc.ssl_channel_credentials(known.pki.authority.pem)
+            token = known.token("operator", sub="ann")
+            async with grpc.aio.secure_channel(addresses["grpc"], credentials, OWN_POOL) as channel:
+                resume = channel.unary_unary(f"/{ADMIN.full_name}/Resume")
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await resume(b"", timeout=30, wait_for_ready=True)
+                await taken(resume, token)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            plain = await asyncio.to_thread(httpx.get, target.admin + "/drain", verify=PLAIN)
+            assert not plain.json()["draining"]
+            told = await asyncio.to_thread(_until_told, target.state / "audit", 2)
+    assert {(one["route"], one["caller"]) for one in told["admin"] if one["outcome"] == "OK"} == {
+        ("POST /drain", f"{SPIFFE}operator")
+    }
+    assert {one["caller"] for one in told["call"] if one["outcome"] == "OK"} == {"oidc:corp:ann"}
+
+
+async def taken(method: grpc.aio.UnaryUnaryMultiCallable, token: str) -> None:
+    """Call a method with a token, again until the issuer's keys are there."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            await method(b"", metadata=(("authorization", f"Bearer {token}"),), timeout=30)
+            return
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED and time.monotonic() < deadline, error
+        await asyncio.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _until_told(folder: Path, least: int) -> dict[str, list[dict[str, Any]]]:
+    """Entries of both kinds, once there are so many of each that have ended; they are handed on twice a second."""
+    deadline = time.monotonic() + 20
+    while True:
+        found: dict[str, list[dict[str, Any]]] = {"admin": [], "call": []}
+        for one in in_order(folder):
+            if one.entry.kind in found:
+                found[one.entry.kind].append(dict(one.entry.fields))
+        if all(sum(one["outcome"] != "BEGUN" for one in rows) >= least for rows in found.values()):
+            return found
+        assert time.monotonic() < deadline, found
         time.sleep(0.2)

@@ -86,7 +86,18 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
-    "call": {"method": _T, "user": _N, "roles": _T, "subject": _T, "request": _T, "outcome": _T, "tenant": _T},
+    "call": {
+        "method": _T,
+        "user": _N,
+        "roles": _T,
+        "subject": _T,
+        "request": _T,
+        "outcome": _T,
+        "tenant": _T,
+        "caller": _T,
+        "reason": _T,
+    },
+    "admin": {"route": _T, "subject": _T, "caller": _T, "roles": _T, "request": _T, "outcome": _T},
     "model": {
         "what": _T,
         "model": _T,
@@ -127,7 +138,10 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;
 * ``call``: a call of the operator's API, when it has ended, with the user id that called and its roles, what it was
-  about, its id and the status of its end; one that changes something has another entry before, ``BEGUN``;
+  about, its id and the status of its end; one that changes something has another entry before, ``BEGUN``. A caller on
+  another machine has the user 65534 and is named by ``caller``; ``reason`` says why a credential was refused;
+* ``admin``: an operator on another machine changed something by a route of the admin listener, when it has ended and,
+  as ``BEGUN``, before; or was refused there for want of a role. Told by the gateway;
 * ``model``: what the operator had done to the cache of models (pull, remove) or to what is served (add, stop), as which
   user id, with the model's name, digest and source, and the bytes that came; told by the command, after it was done or
   failed. And each model that came (serve) or went (end) by a reload, fell asleep (sleep, by the operator, idle, or for
@@ -150,13 +164,14 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "request": (_RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
+    "call": (frozenset({"caller", "reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
     "sandbox": (frozenset({"model_signer"}),),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""
 
-FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity"})
+FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity", "admin"})
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
 
 

@@ -123,7 +123,7 @@ def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore) 
         return _asset(assets, str(request.path_params.get("name", INDEX)), request)
 
     async def look(request: Request) -> Response:
-        if _foreign(request):
+        if foreign(request):
             return _problem(403, "the console answers its own page only")
         try:
             question = read_question(request.query_params)
@@ -132,7 +132,7 @@ def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore) 
         return JSONResponse(encode(looked(question, digest)), headers={**HEADERS, "cache-control": "no-store"})
 
     async def one_request(request: Request) -> Response:
-        if _foreign(request):
+        if foreign(request):
             return _problem(403, "the console answers its own page only")
         wanted = str(request.path_params["wanted"])
         found = traces.find(wanted) if len(wanted) <= MAX_WORD_CHARS else ()
@@ -173,7 +173,7 @@ def read_question(query: Mapping[str, str]) -> Question:
     return Question(after=after, seen=seen[:MAX_WORD_CHARS], offset=int(offset), find=find.casefold(), outcome=outcome)
 
 
-def _foreign(request: Request) -> bool:
+def foreign(request: Request) -> bool:
     """Return whether a page of another origin sent the request; browsers tell, other programs send no such header."""
     site, origin = request.headers.get("sec-fetch-site", "none"), request.headers.get("origin")
     own = f"{request.url.scheme}://{request.headers.get('host', '')}"

@@ -33,7 +33,7 @@ MAX_SPIFFE_CHARS = 2_048
 KEY_CREDENTIAL = "key:"
 """Beginning of a credential that is an API key, as the policy spells it."""
 
-_SPIFFE = re.compile(r"spiffe://[a-z0-9._-]{1,255}(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)+")
+SPIFFE_ID = re.compile(r"spiffe://[a-z0-9._-]{1,255}(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)+")
 """Trust domain and at least one path segment; no empty, ``.`` or ``..`` segment (SPIFFE-ID, sections 2.1 and 2.2)."""
 
 
@@ -132,7 +132,7 @@ class Resolver:
 
     def _by_certificate(self, uris: Sequence[str], caller: _Caller) -> Principal:
         uri = uris[0] if len(uris) == 1 else ""
-        if len(uri) > MAX_SPIFFE_CHARS or not _SPIFFE.fullmatch(uri):
+        if len(uri) > MAX_SPIFFE_CHARS or not SPIFFE_ID.fullmatch(uri):
             raise _refusal(CredentialRefusal.CERTIFICATE)
         return self._principal(uri, caller)
 

@@ -21,7 +21,7 @@ import h11
 import structlog
 
 from appliance.common.strict_json import JsonError, parse_json
-from appliance.common.token_config import TokenIssuerConfig
+from appliance.common.token_config import IssuerConfig
 from appliance.gateway.front.key_file import Stamp, stamp_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class FetchError(Exception):
 class IssuerKeys:
     """Keys of one issuer, by their id."""
 
-    def __init__(self, config: TokenIssuerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: IssuerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.keys: dict[str, VerificationKey] = {}
         """Keys in force; none until the first set has come."""

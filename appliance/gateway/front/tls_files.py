@@ -1,4 +1,4 @@
-"""TLS of both ports: contexts made of the configured files, and made anew when a file has changed.
+"""TLS of two ports: contexts made of the configured files, and made anew when a file has changed.
 
 A new context is used by connections that come from then on. Nothing is changed in one that is in use: its session
 tickets would let a client resume what an authority vouched for that is gone.
@@ -58,7 +58,7 @@ class TlsContexts:
 
 
 class TlsFiles:
-    """Files of the section ``listen: tls``."""
+    """Files of one section ``tls``."""
 
     def __init__(self, tls: TlsConfig, loaded: Callable[[TlsConfig], None] = lambda _tls: None) -> None:
         """``loaded`` is called, in a thread, when the files have been read."""
@@ -132,8 +132,15 @@ def _context(tls: TlsConfig, protocol: str, clients: ClientCertificates) -> ssl.
 
 def peer_certificate(transport: asyncio.BaseTransport) -> tuple[bool, tuple[str, ...]]:
     """Return whether a peer has shown a certificate of a known authority, and the URI names in it."""
+    names = peer_names(transport)
+    return names is not None, tuple(name for kind, name in names or () if kind == "URI")
+
+
+def peer_names(transport: asyncio.BaseTransport) -> tuple[tuple[str, str], ...] | None:
+    """Return the alternative names of a peer's verified certificate, each with its kind; None where it has shown
+    none."""
     shown: dict[str, Any] = transport.get_extra_info("peercert") or {}
-    return bool(shown), tuple(name for kind, name in shown.get("subjectAltName", ()) if kind == "URI")
+    return tuple(shown.get("subjectAltName", ())) if shown else None
 
 
 def _digest(path: Path | None) -> str:

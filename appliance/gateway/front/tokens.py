@@ -1,4 +1,4 @@
-"""Tokens of OIDC providers as credentials: signature, claims, and what was checked before.
+"""Tokens of OIDC providers as credentials, of tenants and of operators: signature, claims, and what was checked before.
 
 A token that held once is remembered by its digest until it ends or its issuer's keys change, so that a request with it
 costs one hash and no signature. What does not hold is not remembered: strangers fill nothing.
@@ -12,9 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from appliance.common.operator_config import OperatorIssuerConfig
 from appliance.common.refused_credentials import CredentialRefusal
 from appliance.common.token_claims import Claims, Rules, TokenError, judge, read_unproved
-from appliance.common.token_config import TokenIssuerConfig
+from appliance.common.token_config import IssuerConfig, TokenIssuerConfig
 from appliance.gateway.front.issuer_keys import IssuerKeys
 from appliance.gateway.generate_request import Principal
 
@@ -44,7 +45,7 @@ class Proved:
 class TokenVerifier:
     """Tokens of the configured issuers. All methods run in one event loop."""
 
-    def __init__(self, issuers: Sequence[TokenIssuerConfig]) -> None:
+    def __init__(self, issuers: Sequence[IssuerConfig]) -> None:
         self.issuers = [IssuerKeys(one) for one in issuers]
         self._by_issuer = {one.config.issuer: (one, _rules(one.config)) for one in self.issuers}
         self._by_name = {one.config.name: one for one in self.issuers}
@@ -106,13 +107,15 @@ class TokenVerifier:
             await asyncio.Event().wait()
 
 
-def _rules(config: TokenIssuerConfig) -> Rules:
+def _rules(config: IssuerConfig) -> Rules:
+    """Return what the claims of an issuer must be: an operator is named by ``sub``."""
     return Rules(
         name=config.name,
         issuer=config.issuer,
         audiences=frozenset(config.audiences),
-        tenant_claim=config.tenant_claim,
-        scope_claim=config.scope_claim,
+        tenant_claim=config.tenant_claim if isinstance(config, TokenIssuerConfig) else "sub",
+        scope_claim=config.scope_claim if isinstance(config, TokenIssuerConfig) else "",
+        role_claim=config.role_claim if isinstance(config, OperatorIssuerConfig) else "",
         leeway_s=config.leeway_s,
         max_age_s=config.max_age_s,
     )

@@ -31,8 +31,8 @@ class Peer(Protocol):
 
     address: str
     """The peer's address, or the client's for which a proxy opened the connection."""
-    peer_uris: tuple[str, ...]
-    """URI names of the peer's verified certificate."""
+    peer_names: tuple[tuple[str, str], ...] | None
+    """Alternative names of the peer's verified certificate, each with its kind; None where it has shown none."""
 
     def claim(self, tenant: str) -> bool:
         """Count the connection as this tenant's; False when the tenant has as many as it may."""
@@ -73,9 +73,14 @@ class GrpcCall:
         return self._peer.address
 
     @property
+    def peer_names(self) -> tuple[tuple[str, str], ...] | None:
+        """The alternative names of a verified client certificate, each with its kind; None where there is none."""
+        return self._peer.peer_names
+
+    @property
     def peer_uris(self) -> tuple[str, ...]:
-        """The URI names of a verified client certificate."""
-        return self._peer.peer_uris
+        """The URI names among them."""
+        return tuple(name for kind, name in self._peer.peer_names or () if kind == "URI")
 
     # ---- for methods
 

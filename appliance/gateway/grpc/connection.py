@@ -20,7 +20,7 @@ from h2.errors import ErrorCodes
 from appliance.gateway.front.allowance import Allowance, Rate, StrangersAllowances
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
-from appliance.gateway.front.tls_files import peer_certificate
+from appliance.gateway.front.tls_files import peer_names
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.inbox import STRANGER_TURN_BYTES, TURN_BYTES, Inbox
 from appliance.gateway.grpc.outlet import ALL_STREAMS, CONNECTION_WINDOW_BYTES, Outlet
@@ -129,7 +129,7 @@ class GrpcConnection(asyncio.Protocol):
         """Whether a call ever came."""
         self._pinged_at: float | None = None
         self.address = slot.address
-        self.peer_uris: tuple[str, ...] = ()
+        self.peer_names: tuple[tuple[str, str], ...] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say our settings."""
@@ -137,7 +137,7 @@ class GrpcConnection(asyncio.Protocol):
         self._outlet = Outlet(self._transport, lambda: self._allowance.earn(EARNED if self._known else 0))
         turn_bytes = TURN_BYTES if self._known else STRANGER_TURN_BYTES
         self._inbox = Inbox(self._transport, partial(self._shared.opened.read, self._slot), self._read, turn_bytes)
-        _, self.peer_uris = peer_certificate(transport)
+        self.peer_names = peer_names(transport)
         self._slot.on_evicted = self._transport.abort
         self._shared.opened.connections.add(self)
         self._outlet.flush()

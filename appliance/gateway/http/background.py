@@ -206,8 +206,11 @@ class Background:
         return run if run is not None and self._epoch(principal.tenant) == run.epoch else None
 
     def drop(self, principal: Principal, response: str) -> bool:
-        """End and forget a response; False where there is none."""
-        return self.runs.drop(principal.tenant, response, _ended())
+        """End and forget a response; False where there is none that may be read: one whose key was destroyed is gone,
+        though its events are forgotten a moment later."""
+        there = self.find(principal, response) is not None
+        self.runs.drop(principal.tenant, response, _ended())
+        return there
 
     def _epoch(self, tenant: str) -> bytes | None:
         if self._keeper is None or self._keeper.withheld(Principal(tenant, ""), "background") is not None:

@@ -1,6 +1,7 @@
 """The admin listener's routes: metrics, status, traces, health, reload. For the operator alone.
 
-The caller binds it on loopback or a Unix socket. A page in the operator's own browser can reach
+The caller binds it on loopback or a Unix socket; over TLS, for operators on other machines, each route needs a role
+(``appliance.gateway.watch.remote_admin``). A page in the operator's own browser can reach
 loopback too, so a request must name a loopback host (else a DNS name that was rebound to
 127.0.0.1 could read tenants' traces) and a reload must not come from a page at all.
 
@@ -82,7 +83,17 @@ class AdminParts:
 
 
 def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
-    """Return the ASGI application of the admin listener, with the routes of the console."""
+    """Return the ASGI application of the admin listener of this machine, with the routes of the console."""
+    return loopback_app(admin_routes(parts, console))
+
+
+def loopback_app(routes: Sequence[Route]) -> ASGIApp:
+    """Return the ASGI application that answers these routes on loopback alone."""
+    return LoopbackOnly(Starlette(routes=list(routes)))
+
+
+def admin_routes(parts: AdminParts, console: Sequence[Route] = ()) -> list[Route]:
+    """Return the routes of the admin listener, with those of the console."""
 
     async def status(_: Request) -> Response:
         return JSONResponse(encode(parts.status()))
@@ -115,7 +126,7 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
         outcome = await parts.reload()
         return JSONResponse(encode(outcome), status_code=200 if outcome.ok else 409)
 
-    routes = [
+    return [
         Route("/metrics", metrics_endpoint(parts.metrics, parts.refresh)),
         Route("/status", status),
         Route("/tenants", tenants),
@@ -129,7 +140,6 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
         _rest_route(parts),
         *console,
     ]
-    return LoopbackOnly(Starlette(routes=routes))
 
 
 def _rest_route(parts: AdminParts) -> Route:

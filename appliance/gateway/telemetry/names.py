@@ -300,7 +300,10 @@ COUNTERS = {
         "{request}", "Requests refused because their model sleeps (model_asleep).", frozenset({"model"})
     ),
     OPERATOR_CALLS: Instrument(
-        "{call}", "Calls of the operator's API that ended, by method and gRPC status.", frozenset({"method", "outcome"})
+        "{call}",
+        "Calls of the operator's API that ended, and requests of operators on other machines to the admin listener, by "
+        "method or route and by gRPC status.",
+        frozenset({"method", "outcome"}),
     ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     QUEUED_REQUESTS: Instrument(

@@ -1,4 +1,4 @@
-"""The small HTTP server of the operator's two listeners: bound, bounded, ended with its block.
+"""The small HTTP server of the operator's listeners: bound, bounded, ended with its block.
 
 Bounds hold before a request is read: connections are counted when they are made, a head has a size and a deadline.
 """
@@ -109,22 +109,8 @@ def _bind_port(address: str, backlog: int) -> Bound:
 async def serving(app: ASGIApp, bound: Bound, limits: ServerLimits) -> AsyncIterator[str]:
     """Serve the application while the block runs; gives the address. The socket is closed at the end."""
 
-    server = _QuietServer(
-        uvicorn.Config(
-            app,
-            # uvicorn takes a factory as well as a class.
-            http=partial(_BoundedConnection, limits),  # type: ignore[arg-type]
-            ws="none",
-            log_config=None,
-            log_level="error",  # a stranger's malformed request is no news
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            date_header=False,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
-    )
+    # uvicorn takes a factory as well as a class.
+    server = _QuietServer(server_config(app, http=partial(BoundedConnection, limits)))
     task = asyncio.create_task(server.serve(sockets=[bound.sock]))
     try:
         yield bound.shown
@@ -136,7 +122,24 @@ async def serving(app: ASGIApp, bound: Bound, limits: ServerLimits) -> AsyncIter
         bound.close()
 
 
-class _BoundedConnection(H11Protocol):
+def server_config(app: ASGIApp, **more: Any) -> uvicorn.Config:
+    """Return how requests are read and answered; ``more`` are further settings of uvicorn's."""
+    return uvicorn.Config(
+        app,
+        ws="none",
+        log_config=None,
+        log_level="error",  # a stranger's malformed request is no news
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        **more,
+    )
+
+
+class BoundedConnection(H11Protocol):
     """A connection that is closed when there are too many, and when its peer is too slow.
 
     h11 reads heads, and bounds them; uvicorn's other parser does not.

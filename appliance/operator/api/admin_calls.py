@@ -14,12 +14,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from appliance.common.errors import ConfigError, InvalidRequestError, StoredNotFoundError
 from appliance.common.live_requests import DrainStatus, LiveRequests
+from appliance.common.operator_roles import OperatorRole, require
 from appliance.common.status import ApplianceStatus
 from appliance.common.version import VERSION
 from appliance.operator.api.commands import commanding, run_command
 from appliance.operator.api.generated import admin_pb2 as pb
 from appliance.operator.api.method import ChangeTurn, Method, Work
-from appliance.operator.api.roles import OperatorRole, require
 from appliance.operator.cli import key, key_list, model_serving, model_sleep, tenant, tenant_list, tenant_show
 from appliance.operator.cli.admin_client import UnreachableError, ask, read, try_ask
 from appliance.operator.cli.key_in_force import wait_for
@@ -46,25 +46,24 @@ _ROLES = {
 
 def methods() -> dict[str, Method]:
     """Return the methods by name."""
-    reads: dict[str, Any] = {"role": OperatorRole.VIEWER}
-    requests: dict[str, Any] = {"role": OperatorRole.OPERATOR, "turn": ChangeTurn.REQUESTS}
-    models: dict[str, Any] = {"role": OperatorRole.OPERATOR, "turn": ChangeTurn.MODELS, "subject": "name"}
-    keys: dict[str, Any] = {"role": OperatorRole.SECURITY, "turn": ChangeTurn.KEYS}
+    requests: dict[str, Any] = {"turn": ChangeTurn.REQUESTS}
+    models: dict[str, Any] = {"turn": ChangeTurn.MODELS, "subject": "name"}
+    keys: dict[str, Any] = {"turn": ChangeTurn.KEYS}
     return {
-        "GetServerInfo": Method(**reads, request=pb.GetServerInfoRequest, answer=_info),
+        "GetServerInfo": Method(request=pb.GetServerInfoRequest, answer=_info),
         "Drain": Method(**requests, request=pb.DrainRequest, answer=_drain),
         "Resume": Method(**requests, request=pb.ResumeRequest, answer=_resume),
-        "ListTenants": Method(**reads, request=pb.ListTenantsRequest, answer=_tenants),
-        "GetTenant": Method(**reads, request=pb.GetTenantRequest, answer=_tenant, subject="tenant"),
+        "ListTenants": Method(request=pb.ListTenantsRequest, answer=_tenants),
+        "GetTenant": Method(request=pb.GetTenantRequest, answer=_tenant, subject="tenant"),
         # Without a subject: beside the order's entry, which has a pseudonym, a name would say whose that was.
         "ForgetTenant": Method(**keys, request=pb.ForgetTenantRequest, answer=_forget),
-        "ListCredentials": Method(**reads, request=pb.ListCredentialsRequest, answer=_keys, subject="tenant"),
+        "ListCredentials": Method(request=pb.ListCredentialsRequest, answer=_keys, subject="tenant"),
         "CreateCredential": Method(**keys, request=pb.CreateCredentialRequest, answer=_create, subject="tenant"),
         "RevokeCredential": Method(**keys, request=pb.RevokeCredentialRequest, answer=_revoke, subject="ids"),
         "RotateCredential": Method(**keys, request=pb.RotateCredentialRequest, answer=_rotate, subject="id"),
-        "ListRequests": Method(**reads, request=pb.ListRequestsRequest, answer=_requests, subject="tenant"),
+        "ListRequests": Method(request=pb.ListRequestsRequest, answer=_requests, subject="tenant"),
         "CancelRequest": Method(**requests, request=pb.CancelRequestRequest, answer=_cancel, subject="id"),
-        "ListModels": Method(**reads, request=pb.ListModelsRequest, answer=_models),
+        "ListModels": Method(request=pb.ListModelsRequest, answer=_models),
         "AddModel": Method(**models, request=pb.AddModelRequest, answer=_add),
         "RemoveModel": Method(**models, request=pb.RemoveModelRequest, answer=_remove),
         "SleepModel": Method(**models, request=pb.SleepModelRequest, answer=_sleep),
@@ -301,7 +300,7 @@ def _models(_asked_for: pb.ListModelsRequest, work: Work) -> pb.ListModelsRespon
 def _add(asked: pb.AddModelRequest, work: Work) -> pb.AddModelResponse:
     if any(one.partition("=")[0].strip() == SIGNED_BY for one in asked.settings):
         # It stands in place of the configuration's model_keys: it decides which models may be served.
-        require(work.roles, OperatorRole.SECURITY, f"AddModel with {SIGNED_BY}")
+        require(work.roles, OperatorRole.SECURITY, f"AddModel with {SIGNED_BY}", work.given_by)
     found = run_command(
         model_serving.add,
         _named(asked.name, "name"),

@@ -26,16 +26,18 @@ from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, InvalidRequestError, RateLimitedError, RouteNotFoundError
 from appliance.common.ids import new_request_id
 from appliance.common.operator_calls import MAX_MILLISECONDS, OperatorCall
+from appliance.common.operator_roles import NEEDED, OperatorRole, require
 from appliance.gateway.front.allowance import Allowance, Rate
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
+from appliance.gateway.front.operator_access import SECTION as REMOTE
 from appliance.gateway.grpc import error_status
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
 from appliance.operator.api import admin_calls, policy_calls
 from appliance.operator.api.method import TENANT, ChangeTurn, Method, Work
 from appliance.operator.api.records import BEGUN, Records
-from appliance.operator.api.roles import Caller, OperatorRole, Roles, require
+from appliance.operator.api.roles import OVERFLOW, Identity
 
 MESSAGE_S = 30.0
 """Seconds for a call's one message to arrive."""
@@ -68,6 +70,11 @@ METHODS: Mapping[str, Method] = {
 }
 """Every method of both services, by its path."""
 
+assert METHODS.keys() <= NEEDED.keys(), "each method has its role in the table"
+
+Identify = Callable[[GrpcCall], Identity]
+"""Tells whose a call is; raises an ``ApplianceError`` where nothing that holds was shown."""
+
 log = structlog.get_logger()
 
 _M = TypeVar("_M", bound=Message)
@@ -78,10 +85,11 @@ _R = TypeVar("_R")
 class _Call:
     """One call, as it goes."""
 
-    caller: Caller
+    caller: Identity
     wire: GrpcCall
     record: OperatorCall
-    roles: frozenset[OperatorRole]
+    refusal: ApplianceError | None = None
+    """Why the caller is nobody that is known, or is not taken now."""
     began: float = field(default_factory=time.monotonic)
     audited: bool = True
     """Whether its end is told where it is answered, and not elsewhere, or not at all."""
@@ -97,32 +105,38 @@ class _Call:
 class OperatorFront:
     """The methods. ``serve`` answers one call."""
 
-    def __init__(self, config_path: Path, roles: Roles) -> None:
+    def __init__(self, config_path: Path) -> None:
         self._config_path = config_path
-        self._roles = roles
         self._records = Records(lambda: load_config(config_path))
         self._turns = {turn: asyncio.Lock() for turn in ChangeTurn}
         self._readers = asyncio.Semaphore(MAX_READERS)
         self._work = asyncio.Semaphore(MAX_WORK)
         self._calls = 0
-        self._refused = Allowance(REFUSED, time.monotonic())
+        self._refused: dict[str, Allowance] = {}
+        """What callers without a role may still ask, by the section that would give one."""
         self._running: set[asyncio.Task[Any]] = set()
         self._ending = False
         self._reflection = reflection.aio.ReflectionServicer([*SERVICES, *REFLECTION])
 
-    async def serve(self, caller: Caller, wire: GrpcCall) -> Status:
+    async def serve(self, identify: Identify, wire: GrpcCall) -> Status:
         """Answer one call and return its end."""
+        refusal: ApplianceError | None = None
+        try:
+            caller = identify(wire)
+        except ApplianceError as error:
+            caller, refusal = Identity(OVERFLOW, frozenset(), given_by=REMOTE), error
         known = wire.method in METHODS or wire.method in _REFLECTIONS
-        roles = self._roles.of_caller(caller)
         record = OperatorCall(
             method=wire.method.removeprefix("/") if known else "*",
             user=caller.user,
-            roles=",".join(sorted(roles)),
+            roles=",".join(sorted(caller.roles)),
             subject="",
             request=new_request_id(),
             outcome=BEGUN,
+            caller=caller.who[:MAX_TEXT],
+            reason="" if refusal is None else refusal.refusal,
         )
-        call = _Call(caller, wire, record, roles)
+        call = _Call(caller, wire, record, refusal)
         try:
             status = await self._answer(call)
         except asyncio.CancelledError:
@@ -186,10 +200,16 @@ class OperatorFront:
 
     async def _behave(self, call: _Call) -> Message | None:
         method = METHODS.get(call.wire.method)
-        if not call.roles and not self._refused.spend(1, time.monotonic()):
-            call.audited = False
-            raise RateLimitedError("too many calls without a role", retry_after_s=CALLS_RETRY_S)
-        require(call.roles, OperatorRole.VIEWER if method is None else method.role, call.wire.method)
+        caller, now = call.caller, time.monotonic()
+        if not caller.roles:
+            allowance = self._refused.setdefault(caller.given_by, Allowance(REFUSED, now))
+            if not allowance.spend(1, now):
+                call.audited = False
+                raise RateLimitedError("too many calls without a role", retry_after_s=CALLS_RETRY_S)
+        if call.refusal is not None:
+            raise call.refusal
+        role = OperatorRole.VIEWER if method is None else NEEDED[call.wire.method]
+        require(caller.roles, role, call.wire.method, caller.given_by)
         if call.wire.method in _REFLECTIONS:
             await self._reflect(call)
             return None
@@ -202,7 +222,7 @@ class OperatorFront:
             call.record = replace(call.record, tenant=about)
         else:
             call.record = replace(call.record, subject=about)
-        work = Work(self._config_path, call.roles)
+        work = Work(self._config_path, caller.roles, caller.given_by)
         if method.turn is None:
             async with self._work:
                 return await asyncio.to_thread(method.answer, asked, work)

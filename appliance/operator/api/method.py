@@ -1,4 +1,5 @@
-"""A method of the operator's API: what it asks of its caller, and the function that answers it."""
+"""A method of the operator's API: its message, and the function that answers it. The role that it needs is in
+``appliance.common.operator_roles``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from google.protobuf.message import Message
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_loader import load_config
-from appliance.operator.api.roles import OperatorRole
+from appliance.common.operator_roles import OperatorRole
 
 TENANT = "tenant"
 """Field of a request that names a tenant."""
@@ -35,6 +36,8 @@ class Work:
     """The appliance's athanor.yaml."""
     roles: frozenset[OperatorRole]
     """Roles of the caller."""
+    given_by: str = "operator_api"
+    """Section of the configuration that gives roles to this caller."""
     later: Callable[[], None] | None = None
     """What is left to do when the answer is on its way; set by the method. It has the method's turn."""
 
@@ -51,7 +54,6 @@ class Work:
 class Method:
     """One method."""
 
-    role: OperatorRole
     request: type[Message]
     answer: Callable[[Any, Work], Message]
     """Called in a thread; may block."""

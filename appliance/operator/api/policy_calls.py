@@ -16,7 +16,6 @@ from appliance.operator.api.commands import commanding, problems_of, run_command
 from appliance.operator.api.drafts import Draft, draft
 from appliance.operator.api.generated import policy_pb2 as pb
 from appliance.operator.api.method import ChangeTurn, Method, Work
-from appliance.operator.api.roles import OperatorRole
 from appliance.operator.cli.policy import check_policy
 from appliance.operator.cli.policy_diff import diff
 from appliance.operator.cli.policy_explain import explain
@@ -41,15 +40,14 @@ _EFFECTS = {"allow": pb.EFFECT_ALLOW, "wait": pb.EFFECT_WAIT, "deny": pb.EFFECT_
 
 def methods() -> dict[str, Method]:
     """Return the methods by name."""
-    security: dict[str, Any] = {"role": OperatorRole.SECURITY, "turn": ChangeTurn.POLICY}
     return {
-        "Check": Method(role=OperatorRole.VIEWER, request=pb.CheckRequest, answer=_check),
-        "Diff": Method(role=OperatorRole.VIEWER, request=pb.DiffRequest, answer=_diff),
-        "Explain": Method(role=OperatorRole.VIEWER, request=pb.ExplainRequest, answer=_explain),
-        "Apply": Method(**security, request=pb.ApplyRequest, answer=_apply, subject="expected_digest"),
-        "History": Method(role=OperatorRole.VIEWER, request=pb.HistoryRequest, answer=_history),
-        "Rollback": Method(**security, request=pb.RollbackRequest, answer=_rollback, subject="version"),
-        "Schema": Method(role=OperatorRole.VIEWER, request=pb.SchemaRequest, answer=_schema),
+        "Check": Method(request=pb.CheckRequest, answer=_check),
+        "Diff": Method(request=pb.DiffRequest, answer=_diff),
+        "Explain": Method(request=pb.ExplainRequest, answer=_explain),
+        "Apply": Method(turn=ChangeTurn.POLICY, request=pb.ApplyRequest, answer=_apply, subject="expected_digest"),
+        "History": Method(request=pb.HistoryRequest, answer=_history),
+        "Rollback": Method(turn=ChangeTurn.POLICY, request=pb.RollbackRequest, answer=_rollback, subject="version"),
+        "Schema": Method(request=pb.SchemaRequest, answer=_schema),
     }
 
 

@@ -1,4 +1,4 @@
-"""Who calls on the operator's socket, by the kernel's word, and what they may do."""
+"""Who calls the operator's API, by the kernel's word or by what was proved over TLS, and what they may do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Self
 
-from appliance.common.errors import ConfigError, PermissionDeniedError
+from appliance.common.errors import ConfigError
 from appliance.common.operator_config import OperatorApiConfig
+from appliance.common.operator_roles import EVERY, OperatorRole, with_reading
 
 SO_PEERGROUPS = 59
 """Option of a Unix socket that gives the groups of the process at the other end (linux/socket.h); Python lacks it."""
@@ -30,26 +29,25 @@ _UCRED = struct.Struct("3i")
 _GID = struct.Struct("I")
 
 
-class OperatorRole(StrEnum):
-    """What a caller may do."""
-
-    VIEWER = "viewer"
-    """Read."""
-    OPERATOR = "operator"
-    """Drain the appliance, change models and requests; read."""
-    SECURITY = "security"
-    """Change policy and keys, forget tenants; read."""
-
-
-EVERY = frozenset(OperatorRole)
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """A process at the other end of a socket."""
 
     user: int
     groups: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a call is by, and what that lets it do."""
+
+    user: int
+    """User id by the kernel's word; ``OVERFLOW`` where the caller is on another machine."""
+    roles: frozenset[OperatorRole]
+    who: str = ""
+    """Credential of a caller on another machine."""
+    given_by: str = "operator_api"
+    """Section of the configuration that gives the roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +86,12 @@ class Roles:
             return EVERY
         by_user = {role for role, user in self.users if user == caller.user != OVERFLOW}
         by_group = {role for role, group in self.groups if group in caller.groups and group != OVERFLOW}
-        found = by_user | by_group
-        return frozenset(found | {OperatorRole.VIEWER} if found else ())
+        return with_reading(by_user | by_group)
 
     @property
     def open_to_others(self) -> bool:
         """Whether anybody but the owners has a role."""
         return bool(self.users or self.groups)
-
-
-def require(found: Iterable[OperatorRole], role: OperatorRole, method: str) -> None:
-    """Check that a caller has a role.
-
-    Raises:
-        PermissionDeniedError: it has not.
-    """
-    if role not in found:
-        raise PermissionDeniedError(
-            f"{method.rpartition('/')[2] or 'this'} needs the role {role.value}; operator_api in athanor.yaml gives it",
-            details={"role": role.value},
-        )
 
 
 def caller_of(peer: socket.socket) -> Caller:

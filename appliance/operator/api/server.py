@@ -1,7 +1,8 @@
 """The listening Unix socket of the operator's API, its connections, and their bounds.
 
 HTTP/2 is that of the gateway's gRPC listener (``appliance.gateway.grpc.connection``); here the kernel tells who is at
-the other end of each connection, and every call of it is that process's.
+the other end of each connection, and every call of it is that process's. Callers on other machines come by
+``remote.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.grpc.connection import STRANGER, GrpcConnection, GrpcShared
 from appliance.operator.api.front import OperatorFront
-from appliance.operator.api.roles import Caller, Roles, caller_of
+from appliance.operator.api.roles import Caller, Identity, Roles, caller_of
 
 MAX_CONNECTIONS = 64
 """Connections at once; one more is closed."""
@@ -119,9 +120,10 @@ class OperatorListener:
         task.add_done_callback(self._opened.arriving.discard)
 
     async def _connect(self, accepted: socket.socket, slot: Slot, caller: Caller, *, known: bool) -> None:
+        identity = Identity(caller.user, self._roles.of_caller(caller))
         shared = GrpcShared(
             opened=self._opened,
-            serve=partial(self._front.serve, caller),
+            serve=partial(self._front.serve, lambda _wire: identity),
             strangers=self._strangers,
             most=MAX_MESSAGE_BYTES if known else ROLELESS_MESSAGE_BYTES,
             stall_s=STALL_S,

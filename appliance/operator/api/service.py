@@ -1,4 +1,5 @@
-"""The process of the operator's API: what `athanor` may do on this machine, for callers of a Unix socket.
+"""The process of the operator's API: what `athanor` may do on this machine, for callers of a Unix socket, and where the
+configuration has an address for them for operators on other machines.
 
 It is neither the gateway, which tenants reach and which may write no policy, nor the supervisor, which holds root keys
 and parses no protobuf. It keeps nothing between two calls: policy, keys and configuration are files, and what runs is
@@ -19,6 +20,7 @@ from appliance.common import notify
 from appliance.common.config import ApplianceConfig
 from appliance.common.paths import OPERATOR_API_SOCKET
 from appliance.operator.api.front import OperatorFront
+from appliance.operator.api.remote import serving_remote
 from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 
@@ -52,10 +54,10 @@ async def run_service(config_path: Path, load: Callable[[], ApplianceConfig]) ->
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    path = api_socket(config)
-    async with serving(path, OperatorFront(config_path, roles), roles, GRACE_S):
-        notify.ready(f"the operator's API is at {path}")
-        log.info("the operator's API takes calls", socket=str(path))
+    path, front = api_socket(config), OperatorFront(config_path)
+    async with serving(path, front, roles, GRACE_S), serving_remote(front, config, config_path) as address:
+        notify.ready(f"the operator's API is at {path}{address and f' and at {address}'}")
+        log.info("the operator's API takes calls", socket=str(path), address=address)
         interval = notify.watchdog_interval_s()
         while not stop.is_set():
             notify.watchdog()

@@ -8,6 +8,7 @@ from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.common.figures import counted
 from appliance.operator.doctor.facts import Access, Certificate, Policy, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
+from appliance.operator.doctor.remote_operators import check_remote_operators
 
 MAX_NAMES = 4
 """Names listed in one finding."""
@@ -16,6 +17,10 @@ MAX_NAMES = 4
 def check_access(service: ServiceFacts, now: float) -> Iterator[Finding]:
     """Findings about access rights, keys and certificates at ``now`` (Unix time)."""
     yield check_tls(service.tls, service.ports, now)
+    if service.remote_operators is not None:
+        yield from check_remote_operators(service.remote_operators)
+    if service.operators_tls is not None:
+        yield check_certificate(service.operators_tls, Subject(Area.ACCESS, "operators' certificate"), now)
     yield from check_policy(service.policy, service.running)
     bad = [finding for finding in map(check_file, service.access) if finding.level is not Severity.OK]
     yield from bad
@@ -40,25 +45,30 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
                 mend="listen: tls: {certificate: FILE, key: FILE}    # in athanor.yaml; or listen on 127.0.0.1",
             )
         return Subject(Area.ACCESS, "certificate").note("none: this machine only")
+    return check_certificate(tls, Subject(Area.ACCESS, "certificate"), now)
+
+
+def check_certificate(tls: Certificate, subject: Subject, now: float) -> Finding:
+    """Whether a certificate is valid for long enough and the key is its own."""
     problem = tls.problem or tls.key_problem or tls.authority_problem
     if problem:
-        return Subject(Area.ACCESS, "certificate").problem(
-            problem, means="the gateway cannot start", mend=f"openssl x509 -in {tls.path} -noout -subject -dates"
+        return subject.problem(
+            problem,
+            means="what serves with it cannot start",
+            mend=f"openssl x509 -in {tls.path} -noout -subject -dates",
         )
-    renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it: the gateway takes it within seconds"
+    renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it: it is taken within seconds"
     if now < tls.not_before or now >= tls.not_after:
         what = "is not valid yet" if now < tls.not_before else f"expired {whole_days(now - tls.not_after)} ago"
-        return Subject(Area.ACCESS, "certificate").problem(
-            f"{tls.path} {what}", means="clients refuse to connect", mend=renew
-        )
+        return subject.problem(f"{tls.path} {what}", means="clients refuse to connect", mend=renew)
     days = int((tls.not_after - now) / DAY_S)
     if days < RENEW_DAYS:
-        return Subject(Area.ACCESS, "certificate").warning(
+        return subject.warning(
             f"{tls.path} expires in {whole_days(tls.not_after - now)}",
             means="clients will refuse to connect then",
             mend=renew,
         )
-    return Subject(Area.ACCESS, "certificate").ok(f"valid for {counted(days, 'day')}, with its key")
+    return subject.ok(f"valid for {counted(days, 'day')}, with its key")
 
 
 def check_policy(policy: Policy, running: Running) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
+from appliance.operator.doctor.remote_facts import RemoteOperators
 from isolation.gpu.gpu_facts import GpuFacts
 
 
@@ -458,6 +459,9 @@ class ServiceFacts:
     """Audit log and usage book; None where none are kept."""
     operator_api: OperatorApi | None = None
     """Process of the operator's API; None where none is configured."""
+    remote_operators: RemoteOperators | None = None
+    operators_tls: Certificate | None = None
+    """Those of operators on other machines, and their certificate; None where none are configured."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
 

@@ -73,6 +73,11 @@ def _gateway(config: ApplianceConfig) -> Iterator[PathNeed]:
         yield PathNeed("private key", tls.key, Use.READ)
         if tls.client_ca is not None:
             yield PathNeed("client authorities", tls.client_ca, Use.READ)
+    if (remote := config.remote_operators) is not None and remote.admin is not None:
+        yield PathNeed("operators' certificate", remote.tls.certificate, Use.READ)
+        yield PathNeed("operators' private key", remote.tls.key, Use.READ)
+        if remote.tls.client_ca is not None:
+            yield PathNeed("operators' authorities", remote.tls.client_ca, Use.READ)
     if config.listen.admin.startswith("unix:"):
         yield PathNeed("admin socket", Path(config.listen.admin.removeprefix("unix:")), Use.BIND)
     for name, address in config.listen.addresses():

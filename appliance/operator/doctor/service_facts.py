@@ -31,6 +31,7 @@ from appliance.operator.doctor.facts import (
     EXPIRY_DAYS,
     Access,
     CardFacts,
+    Certificate,
     Disk,
     Exporter,
     GpuKernelFacts,
@@ -49,6 +50,7 @@ from appliance.operator.doctor.holders import holder
 from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
 from appliance.operator.doctor.operator_api import look_at_operator_api
 from appliance.operator.doctor.reach import reach
+from appliance.operator.doctor.remote_operators import look_at_remote_operators
 from appliance.operator.doctor.unit_checks import settings_beyond
 from appliance.operator.doctor.units import environment_of, look_at_units
 from appliance.operator.install.packaged_image import find_packaged
@@ -134,6 +136,8 @@ def look_at_service(
         rank_problems=rank_problems,
         forms=_forms(config),
         operator_api=look_at_operator_api(config),
+        remote_operators=look_at_remote_operators(config, {one.name for one in units}),
+        operators_tls=_operators_tls(config),
         account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
 
@@ -321,6 +325,8 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
             yield _mode(file, purpose, secret=True)
     if config.listen.tls is not None:
         yield _mode(config.listen.tls.key, "private key", secret=True)
+    if config.remote_operators is not None:
+        yield _mode(config.remote_operators.tls.key, "operators' private key", secret=True)
     folders = [(model.folder, f"model {model.name}") for model in config.models]
     folders += [
         (place, name) for place, name in ((config.sandbox.kernels, "kernels"), (config.sandbox.image, "image")) if place
@@ -328,6 +334,12 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
     for folder, purpose in folders:
         if os.path.exists(folder):
             yield _mode(folder, purpose, secret=False)
+
+
+def _operators_tls(config: ApplianceConfig) -> Certificate | None:
+    if (remote := config.remote_operators) is None:
+        return None
+    return read_certificate(remote.tls.certificate, remote.tls.key, remote.tls.client_ca)
 
 
 def _mode(path: Path, purpose: str, *, secret: bool) -> Access:

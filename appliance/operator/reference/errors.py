@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
+from appliance.common.errors import ApplianceError, ConfigError, ControlError, RoleError, StartError
 from appliance.operator.reference.markdown import code, first_paragraph
+
+OF_OPERATORS = (ConfigError, StartError, ControlError, RoleError)
+"""Errors that operators meet, and no tenant."""
 
 
 def error_rows(*, for_grpc: bool) -> list[list[str]]:
@@ -23,7 +26,7 @@ def error_rows(*, for_grpc: bool) -> list[list[str]]:
 def errors_of(base: type[ApplianceError]) -> Iterator[type[ApplianceError]]:
     """Yield the classes below one that have a row of their own and can reach a caller."""
     for one in base.__subclasses__():
-        if one.__module__ != ApplianceError.__module__ or one in (ConfigError, StartError, ControlError):
+        if one.__module__ != ApplianceError.__module__ or one in OF_OPERATORS:
             continue
         if "wire" in vars(one):
             yield one

@@ -52,6 +52,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "keys": [{}],
     "order": [{"what": "shred", "outcome": "OK"}, {"what": "rotate", "outcome": "FAILED", "tenant": ""}],
     "call": [{"outcome": "OK"}, {"outcome": "BEGUN"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
+    "admin": [{"outcome": "OK"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
     "model": [{"what": "pull", "outcome": "OK"}, {"what": "remove", "outcome": "FAILED", "model": ""}],
     "file": [{"event": "created"}, {"event": "deleted"}, {"event": "expired", "principal": ""}],
     "batch": [{"event": "created"}, {"event": "expired", "principal": ""}],

@@ -203,9 +203,9 @@ def test_rows_and_what_remains_come_through_a_pipe_as_they_end() -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        assert re.fullmatch(r"4 checks, about \d+ s on two idle cores", next(lines).strip())
+        assert re.fullmatch(r"5 checks, about \d+ s on two idle cores", next(lines).strip())
         assert any("pass" in line and "memory.control" in line for line in lines)
-        assert process.poll() is None, "three more checks run"
+        assert process.poll() is None, "four more checks run"
         process.terminate()
         assert process.wait(60) == 128 + 15
 

@@ -251,12 +251,15 @@ async def test_a_socket_that_was_removed_is_there_again(tmp_path: Path) -> None:
 
 async def test_calls_of_the_operators_api_are_recorded(desk: Desk) -> None:
     """With who called, as told by the API's process, and nothing is done; a field too many, too few or of another type
-    is no command."""
+    is no command. What an older process of the API does not tell is empty."""
     told = {"method": "athanor.policy.v1.PolicyService/Apply", "user": 1_000, "roles": "security,viewer"}
     told |= {"subject": "", "request": "req_1", "outcome": "OK", "tenant": "alpha"}
-    assert await desk.say(json.dumps({"do": "called", **told}).encode() + b"\n") == {"ok": True}
+    elsewhere = {**told, "user": 65_534, "caller": "oidc:corp:ann", "reason": ""}
+    for one in (told, elsewhere):
+        assert await desk.say(json.dumps({"do": "called", **one}).encode() + b"\n") == {"ok": True}
     for wrong in ({**told, "user": "root"}, {**told, "more": 1}, {"method": "x"}):
         answer = await desk.say(json.dumps({"do": "called", **wrong}).encode() + b"\n")
         assert answer is not None and answer["ok"] is False
-    assert [(one.kind, one.fields) for one in desk.recorded] == [("call", told)]
+    known = {**told, "caller": "", "reason": ""}
+    assert [(one.kind, one.fields) for one in desk.recorded] == [("call", known), ("call", elsewhere)]
     assert desk.told == []

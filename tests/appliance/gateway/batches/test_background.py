@@ -186,6 +186,21 @@ async def test_a_destroyed_key_and_a_policy_take_it_away(stack: Stack) -> None:
                 assert not [event async for event in events if b"response.completed" in event]
 
 
+async def test_a_destroyed_key_leaves_nothing_to_delete(stack: Stack) -> None:
+    """At once after a shred, a response in the background that has ended is one that nobody has, to its owner too. So
+    is an unknown one (control), byte for byte; before the shred it is deleted."""
+    stack.service.script = text_script(*TEXTS)
+    made = []
+    for _ in range(2):
+        async with begun(stack) as events:
+            made += [id_of(event) async for event in events if b"response.created" in event]
+    assert (await send(stack, "DELETE", f"/v1/responses/{made[0]}")).status_code == 200
+    stack.store.shred("acme")
+    stack.ledger.replace(stack.ledger.policy, {name: bytes([1] * 32) for name in stack.ledger.namespaces})
+    answers = [await send(stack, "DELETE", f"/v1/responses/{one}") for one in (made[1], "resp_" + "0" * 24)]
+    assert [(one.status_code, one.content) for one in answers] == [(404, answers[1].content)] * 2
+
+
 async def test_a_deleted_response_ends(stack: Stack) -> None:
     """Deletion ends a response that runs, before it is kept, and there is none behind it."""
     stack.service.script = script(asyncio.Event())

@@ -97,7 +97,7 @@ def a_place(admin: str, *, audit: bool = False) -> Iterator[Place]:
 async def calling(place: Place, roles: Roles | None = None) -> AsyncIterator[Client]:
     """Serve the API, and give a client of it."""
     roles = roles or Roles(frozenset({0, place.folder.stat().st_uid}))
-    front = OperatorFront(place.config, roles)
+    front = OperatorFront(place.config)
     address = f"unix:{place.socket}"
     async with serving(place.socket, front, roles, 5.0), grpc.aio.insecure_channel(address, OWN_POOL) as channel:
         yield Client(channel)

@@ -11,10 +11,11 @@ import grpc
 import pytest
 
 from appliance.common.credentials import read_key_table
+from appliance.common.operator_roles import OperatorRole
 from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.generated import admin_pb2 as pb
 from appliance.operator.api.method import ChangeTurn
-from appliance.operator.api.roles import OperatorRole, Roles
+from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 from tests.appliance.admin_server import LIVE, FakeAppliance, serve_admin
 from tests.appliance.operator.api.place import OWN_POOL, Client, Place, a_place, calling
@@ -165,7 +166,7 @@ async def test_a_change_without_its_caller_keeps_its_place(place: Place, monkeyp
     its message. Control: behind its end the next call is served."""
     monkeypatch.setattr("appliance.operator.api.front.MAX_CALLS", 1)
     roles = Roles(frozenset({os.geteuid()}))
-    front, address = OperatorFront(place.config, roles), f"unix:{place.socket}"
+    front, address = OperatorFront(place.config), f"unix:{place.socket}"
     async with serving(place.socket, front, roles, 5.0), grpc.aio.insecure_channel(address, OWN_POOL) as channel:
         client, turn = Client(channel), front._turns[ChangeTurn.REQUESTS]
         async with turn:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.common.operator_roles import NEEDED
 from appliance.operator.api.front import METHODS
 from isolation.host.process import Completed, run
 from tests.appliance.admin_server import FakeAppliance, serve_admin
@@ -69,9 +70,23 @@ async def test_the_commands_answer(place: Place, title: str, program: object) ->
 
 def test_every_method_is_in_the_table_of_roles() -> None:
     """Once, in the row of its role; the table names no others."""
-    rows = dict(re.findall(r"^\| `(viewer|operator|security)` \| (.*) \|$", TEXT, re.MULTILINE))
+    rows = _rows("role")
     told = {role: set(re.findall(r"`(\w+)`", row)) for role, row in rows.items()}
     for path, method in METHODS.items():
         name = path.rpartition("/")[2]
-        assert [role for role, names in told.items() if name in names] == [method.role.value], name
+        assert [role for role, names in told.items() if name in names] == [NEEDED[path].value], name
     assert sum(map(len, told.values())) == len(METHODS)
+
+
+def test_every_route_is_in_the_table_of_roles() -> None:
+    """Once, in the row of its role; the table names no others."""
+    told = {role: re.findall(r"`([A-Z]+ [^`]+)`", row) for role, row in _rows("role for a route").items()}
+    wanted = {name: role.value for name, role in NEEDED.items() if not name.startswith("/")}
+    assert {name: role for role, names in told.items() for name in names} == wanted
+    assert sum(map(len, told.values())) == len(wanted)
+
+
+def _rows(heading: str) -> dict[str, str]:
+    """The rows of the table whose first column is called so."""
+    (table,) = re.findall(rf"^\| {heading} \|.*\n\|---.*\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    return dict(re.findall(r"^\| `(viewer|operator|security)` \| (.*) \|$", table, re.MULTILINE))

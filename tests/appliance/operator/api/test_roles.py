@@ -18,9 +18,10 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from appliance.common.errors import ConfigError
 from appliance.common.operator_config import OperatorApiConfig
+from appliance.common.operator_roles import EVERY, NEEDED, OperatorRole
 from appliance.operator.api import server
 from appliance.operator.api.front import METHODS
-from appliance.operator.api.roles import EVERY, OVERFLOW, Caller, OperatorRole, Roles, caller_of
+from appliance.operator.api.roles import OVERFLOW, Caller, Roles, caller_of
 from isolation.host.process import run
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.gateway.grpc.grpc_client import detail_of
@@ -81,7 +82,7 @@ async def test_every_listed_method_is_refused_without_its_role(place: Place) -> 
     for role in OperatorRole:
         async with calling(place, only(role)) as client:
             for method in methods:
-                allowed = METHODS[method].role in (role, OperatorRole.VIEWER)
+                allowed = NEEDED[method] in (role, OperatorRole.VIEWER)
                 wanted = grpc.StatusCode.INVALID_ARGUMENT if allowed else grpc.StatusCode.PERMISSION_DENIED
                 assert await code_of(client.channel, method) is wanted, (role, method)
             assert await code_of(client.channel, "/athanor.admin.v1.AdminService/None") is grpc.StatusCode.UNIMPLEMENTED
@@ -98,7 +99,7 @@ async def test_a_caller_without_a_role_is_told_nothing_but_that(place: Place) ->
             await client.channel.unary_unary("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(b"")
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         info = detail_of(caught.value, error_details_pb2.ErrorInfo)
-        assert (info.reason, info.metadata["role"]) == ("PERMISSION_DENIED", "viewer")
+        assert (info.reason, info.metadata["role"]) == ("ROLE_NEEDED", "viewer")
         codes = [await code_of(client.channel, "/a.B/C") for _ in range(5)]
     assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
