@@ -295,6 +295,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     }
 
 
+@pytest.mark.parametrize("name", ["shares", "tier", "azure", "least", "picker-fresh"])
+def test_every_scenario_runs(name: str, world: World) -> None:
+    """Scenarios that no other test has come to their end, each run with all its requests counted once."""
+    settings = replace(TINY, hosts=40, ramp_s=0.2, window_s=0.6, before_s=0.5)
+    runs = dict(SCENARIOS[name](world, settings))
+    assert len(runs) == {"shares": 4, "tier": 3, "azure": 2}.get(name, 1)
+    for found in runs.values():
+        assert 0 < sum(found["requests"].values()) == found["requests"]["live"] + found["requests"]["done"]
+
+
 def test_the_default_is_the_measured_card() -> None:
     """What is simulated without a word is this engine on the card that it was measured on, with 0.84 million tokens of
     KV."""
