@@ -7,7 +7,8 @@ are lists that change only when the set does; stop ids are counted, so that one 
 any of them could end anything.
 
 A request that got another number of tokens is placed anew (``move``). Where rows may get several, each has blocks for
-``ahead`` further tokens, and those that were placed are looked at one by one before the next step (``placed``).
+``ahead`` further tokens, and those that were placed are looked at one by one before the next step (``placed``); so are
+requests whose last block is empty, because a step gave them no token: their phase alone would give them another one.
 
 ``step`` counts the steps; it is advanced by ``advance`` after each step's tokens were taken.
 """
@@ -29,7 +30,7 @@ class Decoding:
         self.ahead = max_row_tokens - 1
         """Tokens beyond the next one for which a row has blocks."""
         self.placed: dict[Request, None] = {}
-        """Requests placed since blocks were last given, where rows may get several tokens."""
+        """Requests placed since blocks were last given, of which the phase does not tell whether they need one."""
         self._block_size = block_size
         self._members: dict[Request, None] = {}
         self._phases: list[dict[Request, None]] = [{} for _ in range(block_size)]
@@ -115,7 +116,7 @@ class Decoding:
     def _place(self, request: Request, first: int) -> None:
         """Work out when a request that decodes from step ``first`` on needs a block, and when it ends."""
         request.phase = (first + request.kv.capacity - request.num_computed - self.ahead) % self._block_size
-        if self.ahead:
+        if self.ahead or request.kv.capacity - request.num_computed >= self._block_size:
             self.placed[request] = None
         self._phases[request.phase][request] = None
         request.end_step = first - 1 + request.limit - request.num_tokens

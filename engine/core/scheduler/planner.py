@@ -84,11 +84,11 @@ class Planner:
         if not needy:
             return False
         windowed, missing = running.windowed, running.tables.missing
-        several = windowed or running.decoding.ahead > 0
+        several = windowed or running.decoding.ahead > 0 or bool(running.decoding.placed)
         if windowed:
             for request in needy:
                 running.trim(request)
-        crowded = (sum(map(missing, needy)) if windowed else len(needy)) > pool.num_available
+        crowded = (sum(map(missing, needy)) if several else len(needy)) > pool.num_available
         scarce = crowded or bool(pool.accounts.bounded)
         for request in sorted(needy, key=age) if scarce else list(needy):
             wanted = missing(request) if several and request.status is Status.DECODING else 1
