@@ -285,6 +285,9 @@ class DeviceRunner:
         if joining is None or not len(joining.coming):
             parts += ahead.run(chunks, rows, riders, prompts=bool(plan.prefills))
         owes = joining is not None and not joining.waits
+        if owes:
+            # The next plan may evict these prompts' blocks before the host has waited for the pass.
+            self.storage.mark_pass()
         return self._collector.collect(Started(plan, rows, self._places, parts, prefilled, owes))
 
     def _dealt(self, plan: StepPlan) -> tuple[list[Chunk], list[Chunk]]:
