@@ -63,6 +63,9 @@ class EngineStatus(SandboxStatus):
     """What it says that it computes with, and the times of the trial that chose this."""
     adapters: int = 0
     """Adapters that it has in memory."""
+    weights: str = ""
+    """Form in which it holds its weights: float32, bf16, fp16, int8, fp8, palette, compressed, or none; empty: it has
+    not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

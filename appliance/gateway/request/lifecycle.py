@@ -56,7 +56,7 @@ from appliance.gateway.sandboxes.text_client import TextClient
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
-from isolation.ipc.messages import EngineReady
+from isolation.ipc.messages import EngineReady, weight_word
 from policy.decision import Decision
 from policy.model import Feature, Priority
 
@@ -333,6 +333,8 @@ class Lifecycle:
         """
         with self.waiting():
             ready = await self.pair.engine.limits_by(self.until)
+        if form := weight_word(ready.weights):
+            self.trace.annotate(weights_form=form)
         if largest_id >= ready.vocab_size:
             raise InvalidRequestError(f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param=param)
         return ready
