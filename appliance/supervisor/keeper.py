@@ -287,11 +287,6 @@ class Keeper:
             self._end(_End(f"ended at the gateway's word: {reason}", reason="fault"))
 
     @property
-    def up(self) -> bool:
-        """Whether the sandbox is there: it has booted, and its end is not known."""
-        return self._booted is not None
-
-    @property
     def on_cards(self) -> EngineOnCards | None:
         """The engine with its cards; None where it has none."""
         booted = self._booted if self._ending is not None else None

@@ -18,7 +18,7 @@ from appliance.common.served_models import LEAVING, SERVED, entry_digest
 from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
-from appliance.supervisor.lifecycle import Life
+from appliance.supervisor.lifecycle import Life, State
 from isolation.ipc.messages import Role
 
 
@@ -123,7 +123,7 @@ class ModelKeepers:
             name
             for name, one in self._models.items()
             if one.sleep_state != ASLEEP
-            and any(keeper.plan.role is Role.ENGINE and not keeper.up for keeper in one.keepers)
+            and any(keeper.plan.role is Role.ENGINE and keeper.life.state is not State.READY for keeper in one.keepers)
         )
 
     @property

@@ -20,7 +20,7 @@ from appliance.common.model_memory import Memory, ModelNeed
 from appliance.common.served_models import ModelDifference
 from appliance.supervisor import model_changes
 from appliance.supervisor.adapters import leave_out, with_adapters
-from appliance.supervisor.lifecycle import Life
+from appliance.supervisor.lifecycle import Life, State
 from appliance.supervisor.model_changes import ModelChanges, ServedNow, lacking
 from appliance.supervisor.model_keepers import ModelKeepers
 from isolation.ipc.messages import Role
@@ -101,7 +101,7 @@ class Kept:
 
     def __init__(self, plan: object) -> None:
         self.plan, self.life, self._stopped = plan, Life(), asyncio.Event()
-        self.boot_s, self.up = 0.0, False
+        self.boot_s = 0.0
         self.first_boot: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -202,9 +202,9 @@ async def test_an_engine_that_boots_or_is_down_has_not_taken_its_memory() -> Non
         keepers.add(SimpleNamespace(entry=SimpleNamespace(name=name, keep=keep), files=files, plans=plans))  # type: ignore[arg-type]
     engine, text = (one for one in keepers.keepers if one.plan.name.endswith("-m"))
     for up, booting in ((False, {"m"}), (True, set()), (False, {"m"})):
-        engine.up = up  # type: ignore[misc]
+        engine.life = Life(state=State.READY if up else State.BOOTING)
         assert keepers.booting == booting
-    engine.up, text.up = True, False  # type: ignore[misc]
+    engine.life, text.life = Life(state=State.READY), Life()
     assert not keepers.booting
 
 
