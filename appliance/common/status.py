@@ -52,9 +52,8 @@ class EngineStatus(SandboxStatus):
     num_blocks: int = 0
     """KV blocks in the pool."""
     free_blocks: int = 0
-    """As in ``KvView``."""
     cached_blocks: int = 0
-    """As in ``KvView``."""
+    """Both as in ``KvView``."""
     running: int = 0
     """Requests in the last step, those that have ended since left out."""
     waiting: int = 0
@@ -63,6 +62,8 @@ class EngineStatus(SandboxStatus):
     """What it says that it computes with, and the times of the trial that chose this."""
     adapters: int = 0
     """Adapters that it has in memory."""
+    weights: str = ""
+    """Form in which it holds its weights, in the words of ``isolation.ipc.messages.WeightForm``; empty: not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +105,7 @@ class ModelView:
 
     name: str
     state: str
-    """``ready`` when a request would be answered now, else ``starting``, ``hung``, ``draining``, ``waking`` or
-    ``asleep``."""
+    """``ready``: a request would be answered now; ``starting``, ``hung``, ``draining``, ``waking`` or ``asleep``."""
     runner: str
     tenant: str
     """Tenant whose own sandboxes these are; empty: shared."""

@@ -7,24 +7,20 @@ weight files too, since file names and names of tensors stay. The result appears
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.common.catalog import POOLING_FILE, SAFETENSORS, find_files
+from appliance.common.catalog import SAFETENSORS, find_files
 from appliance.common.errors import ConfigError
 from appliance.operator import kernels
-from appliance.operator.conversion_child import Progress, new_folder, run_converter, without_a_word
+from appliance.operator.conversion_child import Progress, new_folder, without_a_word
+from appliance.operator.weight_files import MAX_CLASSES, copy_files, rewrite
 
 PROGRAM = "engine.convert.compress"
 
 CODED, PLAIN = "coded", "plain"
 """Forms of the result, as the program calls them."""
-
-MAX_CLASSES = 16
-"""Tensor classes of one report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +66,14 @@ def compress(source: Path, folder: Path, *, form: str, progress: Progress) -> Co
             folder cannot be made; the message says why.
     """
     engine, text = find_files(source.resolve().name, source)
-    weights = [(name, path) for name, path in engine if name.endswith(SAFETENSORS)]
-    others = [(name, path) for name, path in (*engine, *text) if not name.endswith(SAFETENSORS)]
-    total = sum(path.stat().st_size for _, path in weights)
-    compiled = kernels.installed()
+    weights = tuple((name, path) for name, path in engine if name.endswith(SAFETENSORS))
+    options = form, str(kernels.installed() or "")
     with new_folder(folder) as made:
-        for name, path in others:
-            copy_part(name, path, made)
-        reports, done = [], 0
-        for name, path in weights:
-            arguments, size = [str(path), str(made / name), form, str(compiled or "")], path.stat().st_size
-            reports.append(_parsed(run_converter(PROGRAM, arguments, behind(done, size, total, progress)), folder))
-            done += size
-        result = _sum(reports)
+        copy_files(((name, path) for name, path in (*engine, *text) if not name.endswith(SAFETENSORS)), made)
+        result = _sum([_parsed(one, folder) for one in rewrite(PROGRAM, weights, made, options, progress)])
         if form == CODED and not result.coded:
             raise ConfigError(f"{source} becomes no smaller: it has no bfloat16 weights that compress")
     return result
-
-
-def behind(done: int, size: int, total: int, progress: Progress) -> Progress:
-    """Return progress in a file of ``size`` bytes behind ``done`` of other files, from a child's share of it."""
-
-    def tell(part: int, whole: int) -> None:
-        progress(done + size * min(part, whole) // max(whole, 1), total)
-
-    return tell
-
-
-def copy_part(name: str, path: Path, folder: Path) -> None:
-    """Copy a file that a sandbox gets under this name into a model folder, and wait until it is on the drive."""
-    target = folder / (POOLING_FILE[0] if name == POOLING_FILE[1] else name)
-    target.parent.mkdir(exist_ok=True)
-    shutil.copyfile(path, target)
-    target.chmod(0o644)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _parsed(value: Any, folder: Path) -> CompressedFolder:

@@ -14,8 +14,8 @@ from typing import Any
 from appliance.common.catalog import SAFETENSORS, find_files
 from appliance.common.errors import ConfigError
 from appliance.operator import kernels
-from appliance.operator.compression import MAX_CLASSES, behind, copy_part
 from appliance.operator.conversion_child import Progress, new_folder, run_converter, without_a_word
+from appliance.operator.weight_files import MAX_CLASSES, copy_files, rewrite
 
 PROGRAM = "engine.convert.quantise"
 
@@ -73,24 +73,18 @@ def quantise(source: Path, folder: Path, *, form: str, progress: Progress) -> Qu
     if form not in FORMS:
         raise ConfigError(f"--quantise takes one of: {', '.join(FORMS)}")
     engine, text = find_files(source.resolve().name, source)
-    weights = [(name, path) for name, path in engine if name.endswith(SAFETENSORS)]
+    weights = tuple((name, path) for name, path in engine if name.endswith(SAFETENSORS))
     described = [(name, path) for name, path in engine if name in REWRITTEN]
-    total = sum(path.stat().st_size for _, path in weights)
-    compiled = str(kernels.installed() or "")
+    others = [
+        (name, path) for name, path in (*engine, *text) if not name.endswith(SAFETENSORS) and name not in REWRITTEN
+    ]
+    options = form, str(kernels.installed() or "")
     with new_folder(folder) as made:
         # First, since they say at once that a model is packed already.
         for name, path in described:
-            run_converter(PROGRAM, [str(path), str(made / name), form, compiled], lambda *_: None)
-        for name, path in (*engine, *text):
-            if not name.endswith(SAFETENSORS) and name not in REWRITTEN:
-                copy_part(name, path, made)
-        reports, done = [], 0
-        for name, path in weights:
-            arguments, size = [str(path), str(made / name), form, compiled], path.stat().st_size
-            said = run_converter(PROGRAM, arguments, behind(done, size, total, progress))
-            reports.append(_parsed(said, folder, form))
-            done += size
-        result = _sum(reports)
+            run_converter(PROGRAM, [str(path), str(made / name), *options], lambda *_: None)
+        copy_files(others, made)
+        result = _sum([_parsed(one, folder, form) for one in rewrite(PROGRAM, weights, made, options, progress)])
         if not result.packed:
             raise ConfigError(f"{source} has no matrix that is packed: none is named as a projection is")
     return result

@@ -24,6 +24,7 @@ from appliance.common.errors import AuditNamesError, ControlError
 from appliance.common.usage.book import UsageAccessError
 from appliance.supervisor.metering import Metering
 from appliance.supervisor.sandbox_output import MARK
+from isolation.ipc.messages import weight_word
 
 log = structlog.get_logger()
 
@@ -295,6 +296,7 @@ def watching(
                         image=image,
                         model_digest=model_digests.get(message.model, ""),
                         model_signer=model_signers.get(message.model, ""),
+                        weights=_weights(message),
                     )
                 )
             if up:
@@ -302,6 +304,11 @@ def watching(
         return publish(message, fds)
 
     return publish_and_record
+
+
+def _weights(message: SandboxUp | SandboxDown | Frozen) -> str:
+    """Form in which an engine that came up says that it holds its weights."""
+    return weight_word(message.ready.get("weights", 0)) if isinstance(message, SandboxUp) else ""
 
 
 def _state(message: SandboxUp | SandboxDown | Frozen) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from appliance.common.audit.entry import Entry, entry
+from appliance.common.card_table import CardUse
 from appliance.common.catalog import check_files, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.config_loader import Resolved
@@ -38,7 +39,7 @@ from appliance.common.model_signature import with_signer
 from appliance.common.served_models import DRAIN_BOUND_S, ModelDifference, difference, models_digest
 from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.adapters import leave_out, refuse, with_adapters
-from appliance.supervisor.boot import plan_boots
+from appliance.supervisor.boot import BootPlan, plan_boots
 from appliance.supervisor.gpu import Cards
 from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.residents import Residents
@@ -66,8 +67,9 @@ class ServedNow:
 
     models: dict[str, PlannedModel]
     awake: frozenset[str]
-    """Those that are waking among them."""
-    waking: frozenset[str] = frozenset()
+    """Those that are waking or boot among them."""
+    booting: frozenset[str] = frozenset()
+    """Those whose engine is not there yet, or not at present: it takes its memory when it boots."""
 
     def about(self, names: Iterable[str]) -> int:
         """Memory of those models, as far as their files are there: those of a model that goes may be gone already."""
@@ -113,6 +115,8 @@ class ModelChanges:
         """Set by the owner: what else belongs to a model."""
         self.out: Callable[[], Mapping[int, str]] = dict
         """Why each card that gets no engine gets none; set by the owner."""
+        self.turn = asyncio.Lock()
+        """Held while engines get their cards; set by the owner (``CardPlacement.turn``)."""
         self._reviewing = False
         self._changing = False
         """Whether models come and go now: what is reviewed meanwhile would be out of date when it is applied."""
@@ -160,11 +164,15 @@ class ModelChanges:
             self._models.coming = ()
         entries, leaving = self._models.entries, self._models.leaving
         planned = {name: self._models.planned(name) for name in entries}
-        served = ServedNow(planned, self._models.awake, self._models.waking)
+        served, uses = ServedNow(planned, self._models.awake, self._models.booting), self._uses()
         try:
             found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, served)
-            self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
-            self._models.coming = tuple(plan for planned in coming for plan in planned.plans)
+            async with self.turn:
+                if uses != self._uses():
+                    # An engine got a card meanwhile: weights are hashed by now, so this plan takes no long turn.
+                    found, coming = await asyncio.to_thread(self._plan, message.entries, entries, leaving, served)
+                self._reviewed = _Reviewed(message.request[:MAX_ID_CHARS], found, coming)
+                self._models.coming = tuple(plan for planned in coming for plan in planned.plans)
         except ApplianceError as error:
             problems = error.message.splitlines()
         except (OSError, IsolationError) as error:
@@ -223,10 +231,18 @@ class ModelChanges:
     def _cards(self, going: set[str]) -> Cards:
         """GPUs of this machine, with what engines hold of them, those of single tenants among them, once these models
         have ended."""
-        plans = [keeper.plan for keeper in self._models.keepers]
-        plans += [] if self.residents is None else self.residents.plans
+        plans = self._engines()
         uses = [plan.card for plan in plans if plan.card is not None]
         return Cards(uses, [plan.name for plan in plans if plan.model in going], self.out())
+
+    def _engines(self) -> list[BootPlan]:
+        """Plans of all sandboxes, those of single tenants among them; also for other threads."""
+        plans = [keeper.plan for keeper in self._models.keepers]
+        return plans if self.residents is None else plans + self.residents.plans
+
+    def _uses(self) -> dict[str, CardUse]:
+        """What each engine holds of a card, by sandbox."""
+        return {plan.name: plan.card for plan in self._engines() if plan.card is not None}
 
     def _apply(self, request: str) -> None:
         reviewed, self._reviewed = self._reviewed, None
@@ -310,13 +326,13 @@ def lacking(
     config: ApplianceConfig, coming: Iterable[PlannedModel], found: ModelDifference, served: ServedNow
 ) -> dict[str, str]:
     """Why models that come find no memory, by name. What sleeps takes none; one that begins asleep gets it at its wake,
-    from the models that may sleep then. What wakes has not taken all of its memory yet (``sleep_rules.decide``): it is
+    from the models that may sleep then. An engine that wakes, boots, or is down has not taken all of its memory: it is
     subtracted if the model stays, and is none that is given back if it goes."""
     going = {*found.removed, *(model.name for model in found.changed)}
     staying = served.models.keys() - going
     kept = {name for name in staying if served.models[name].entry.keep == ALWAYS}
-    given = served.about(going & (served.awake - served.waking))
-    free = machine_memory().available + given - served.about(staying & served.waking)
+    given = served.about(going & (served.awake - served.booting))
+    free = machine_memory().available + given - served.about(staying & served.booting)
     needs = {one.entry.name: one.need for one in coming}
     asleep = {one.entry.name for one in coming if one.entry.keep != ALWAYS}
     always = sum(need.about for name, need in needs.items() if name not in asleep)

@@ -18,7 +18,8 @@ from appliance.common.served_models import LEAVING, SERVED, entry_digest
 from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
-from appliance.supervisor.lifecycle import Life
+from appliance.supervisor.lifecycle import Life, State
+from isolation.ipc.messages import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,14 @@ class ModelKeepers:
         return frozenset(name for name, one in self._models.items() if one.sleep_state != ASLEEP)
 
     @property
-    def waking(self) -> frozenset[str]:
-        """Models that are waking: not all of their memory is taken yet."""
-        return frozenset(name for name, one in self._models.items() if one.sleep_state == WAKING)
+    def booting(self) -> frozenset[str]:
+        """Models that are awake or waking, and whose engine boots or is down: not all of their memory is taken."""
+        return frozenset(
+            name
+            for name, one in self._models.items()
+            if one.sleep_state != ASLEEP
+            and any(keeper.plan.role is Role.ENGINE and keeper.life.state is not State.READY for keeper in one.keepers)
+        )
 
     @property
     def reserved(self) -> int:

@@ -110,7 +110,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port))
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
     changes.residents, changes.warm, changes.out = residents, _beside(models, warm, forms), planner.out
-    server.on_models = changes.take
+    changes.turn, server.on_models = placement.turn, changes.take
     server.models = lambda: models.names
     for one in planned:
         models.add(one)

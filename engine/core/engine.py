@@ -26,7 +26,7 @@ from isolation.ipc.engine import RequestFailure, StepOutput, Submit
 from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
-from isolation.ipc.messages import EngineReady, FailureCode
+from isolation.ipc.messages import EngineReady, FailureCode, WeightForm
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
@@ -72,6 +72,8 @@ class Engine:
         """Whether a reader waits for something in the last output: a start, a first token, an end."""
         self.form = 0
         """Number of the form in which the backend computes, as the host is told it (``EngineReady.form``)."""
+        self.weights = WeightForm.UNKNOWN
+        """Form in which the backend holds the weights."""
 
     @property
     def has_work(self) -> bool:
@@ -114,6 +116,7 @@ class Engine:
             publishes=self._publishing.supported,
             form=self.form,
             adapters=len(limits.adapters),
+            weights=self.weights,
         )
 
     def add(self, submit: Submit) -> None:

@@ -81,7 +81,7 @@ def load_engine(
     if link is not None:
         loaded = leading(loaded, link)
     engine = assemble(config, description, loaded, spill)
-    engine.form = FORMS.index(source.form)
+    engine.form, engine.weights = FORMS.index(source.form), loaded.weights
     del source, codec
     release_free_memory()
     if warm:
@@ -90,6 +90,8 @@ def load_engine(
         gc.collect()
         gc.freeze()
     say(f"engine computes with {loaded.backend.description}")
+    if loaded.weights.word:
+        say(f"engine holds its weights as {loaded.weights.word}")
     if loaded.form is not None:
         need = predict_memory(config, description, loaded.backend, loaded.form, parallel)
         say(f"engine holds {need}" + (f", in each of {parallel.size} ranks" if parallel.size > 1 else ""))

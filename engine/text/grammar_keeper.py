@@ -5,6 +5,10 @@ requests that use this grammar. So a grammar that exceeds its limits is ended wi
 twice; nothing compiled is shared between tenants, or between users that have namespaces of their own; and a grammar
 that becomes slow later delays only its own requests. The keeper itself parses nothing.
 
+A process may be hostile, where its grammar has taken it over. It is ended when it writes a row that no command asked
+for, so it cannot fill the keeper's memory. While the worker takes no answers, the loop reads no process
+(``grammar_process.MAX_UNSENT_BYTES``), and time limits do not run (``Keeper.pause``).
+
 Limits: a tenant, with all of its users, has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting for
 compilation; all tenants together have ``MAX_GRAMMARS`` processes. An idle process is evicted when its slot is needed:
 the tenant's own least recently used one when the tenant is at its limit; otherwise, or when the sandbox's memory is
@@ -146,6 +150,14 @@ class Keeper:
                 return
             self._result(process, result)
 
+    def pause(self) -> None:
+        """Restart the time limits of all processes: their results are not read at present."""
+        now = self._clock()
+        for process in self.processes.values():
+            process.asked = dict.fromkeys(process.asked, now)
+            if process.began is not None:
+                process.began = now
+
     def tick(self) -> None:
         """End processes that exceed a limit or are no longer needed, and start pending ones while there is room."""
         now = self._clock()
@@ -280,6 +292,9 @@ class Keeper:
 
     def _result(self, process: GrammarProcess, result: Result) -> None:
         if result.tag == COMPILED:
+            if process.compiled:
+                self._end(process)
+                return
             process.compiled = True
             process.halt(False)
             process.used = now = self._clock()
@@ -291,9 +306,13 @@ class Keeper:
             self._start()
         elif result.tag == REFUSED:
             self._end(process, FailureCode(result.state), presentable(result.data.decode("utf-8", "replace")))
-        elif result.tag == ROW and result.request in process.requests and len(result.data) == self._mask_bytes:
-            process.asked.pop(result.request, None)
-            self._rows.append((result.request, result.position, MaskState(result.state), result.data))
+        elif result.tag == ROW:
+            process.owed -= 1
+            if process.owed < 0 or len(result.data) != self._mask_bytes:
+                self._end(process)
+            elif result.request in process.requests:
+                process.asked.pop(result.request, None)
+                self._rows.append((result.request, result.position, MaskState(result.state), result.data))
 
     def _end(
         self,

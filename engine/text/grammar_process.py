@@ -46,6 +46,11 @@ TICK_S = 0.02
 IDLE_S = 10.0
 """Longest sleep in seconds without work; input wakes it."""
 
+MAX_UNSENT_BYTES = 8 << 20
+"""Bytes of answers that wait for the worker to take them; with more, no grammar process is read until it has. 400 masks
+of a model with 152,000 token ids: more than the requests of an engine need in one step. One turn's results come on top
+(``grammar_process_handle.MAX_RESULT_BYTES`` of each process)."""
+
 ROOM_WAIT_S = 0.0002
 """Seconds between two tries while the keeper has not made room; it always reads."""
 
@@ -153,8 +158,7 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
             memory = SandboxMemory(memory_bytes, MAX_COMPILING * MEMORY_BYTES)
             lock_down(keeper_calls(memory.file))
             worker = SharedPipe(shared, read_from_worker, write_to_worker, first=False)
-            keeping = _Keeping(words.mask_bytes, ours, worker, rounds, memory)
-            status = keeping.run()
+            status = KeeperLoop(words.mask_bytes, ours, worker, rounds, memory).run()
             if status == EXIT_DEFECT:
                 sys.stderr.write(f"engine.text: the forker of grammars has ended{how_ended(forker)}\n")
         else:
@@ -169,7 +173,7 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
         os._exit(status)
 
 
-class _Keeping:
+class KeeperLoop:
     """The keeper's loop: one poll over the worker, the forker and all grammar processes."""
 
     def __init__(
@@ -184,33 +188,41 @@ class _Keeping:
 
     def run(self) -> int:
         """Run until the worker or the forker has gone."""
-        keeper = self._keeper
-        keeper.prepare()
-        while True:
-            poll = select.poll()
-            poll.register(self._worker, select.POLLIN)
-            poll.register(self._forker.fileno(), select.POLLIN)
-            by_fd = {process.pipe.fileno(): process for process in keeper.processes.values()}
-            for fd in by_fd:
-                poll.register(fd, select.POLLIN)
-            for fd, _events in poll.poll(self._rounds.left_s(TICK_S if keeper.busy else IDLE_S) * 1_000):
-                if fd == self._forker.fileno():
-                    data, _ = receive_packet(self._forker, 0)
-                    if not data:
-                        return EXIT_DEFECT
-                    keeper.forked(int.from_bytes(data, "little"))
-                elif fd == self._worker.fileno():
-                    messages = self._frames.read()
-                    if messages is None:
-                        return EXIT_DONE
-                    while messages:  # No local name may keep one: it must be freed, and so overwritten.
-                        keeper.take(messages.pop(0))
-                    self._rounds.worked()
-                elif fd in by_fd and not by_fd[fd].ended:
-                    keeper.read(by_fd[fd])
-            keeper.tick()
-            self._send()
-            self._rounds.turn()
+        self._keeper.prepare()
+        while (status := self.turn()) is None:
+            pass
+        return status
+
+    def turn(self) -> int | None:
+        """Wait for input, and handle it; return the exit status once the worker or the forker has gone."""
+        keeper, congested = self._keeper, len(self._unsent) > MAX_UNSENT_BYTES
+        poll = select.poll()
+        poll.register(self._worker, select.POLLIN)
+        poll.register(self._forker.fileno(), select.POLLIN)
+        if congested:
+            keeper.pause()
+        by_fd = {} if congested else {process.pipe.fileno(): process for process in keeper.processes.values()}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        for fd, _events in poll.poll(self._rounds.left_s(TICK_S if keeper.busy else IDLE_S) * 1_000):
+            if fd == self._forker.fileno():
+                data, _ = receive_packet(self._forker, 0)
+                if not data:
+                    return EXIT_DEFECT
+                keeper.forked(int.from_bytes(data, "little"))
+            elif fd == self._worker.fileno():
+                messages = self._frames.read()
+                if messages is None:
+                    return EXIT_DONE
+                while messages:  # No local name may keep one: it must be freed, and so overwritten.
+                    keeper.take(messages.pop(0))
+                self._rounds.worked()
+            elif fd in by_fd and not by_fd[fd].ended:
+                keeper.read(by_fd[fd])
+        keeper.tick()
+        self._send()
+        self._rounds.turn()
+        return None
 
     def _send(self) -> None:
         for answer in self._keeper.drain():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from engine.sandbox.shared_pipe import SharedPipe
-from engine.text.grammar_child import COMMAND, COMPILED, REFUSED, RESULT, ROW
+from engine.text.grammar_child import CLOSE, COMMAND, COMPILED, REFUSED, RESULT, ROW
 from isolation.ipc.errors import PeerGoneError, RemoteProtocolError
 from isolation.ipc.grammar import MaskState
 from isolation.ipc.messages import FailureCode
@@ -20,6 +20,10 @@ Key: TypeAlias = tuple[bytes, bytes]
 
 MAX_RESULT_BYTES = 1 << 18
 """Bytes of one result's data: a mask of two million tokens."""
+
+MAX_COMMAND_BYTES = 1 << 18
+"""Bytes of commands that wait for a process to read them, beyond what its pipe holds: 20,000 commands. Each request
+waits for the answer to its command, so a process that serves has far fewer."""
 
 _STATES = {COMPILED: frozenset({0}), REFUSED: frozenset(map(int, FailureCode)), ROW: frozenset(map(int, MaskState))}
 """States that a result may have, by tag."""
@@ -65,6 +69,9 @@ class GrammarProcess:
     """Requests whose next row is pending, with the time of the command; oldest first."""
     used: float = 0.0
     """Time of its last activity."""
+    owed: int = 0
+    """Rows that commands asked for and that have not come, at most: a command for a request that was closed meanwhile
+    gets none."""
     _outbound: bytearray = field(default_factory=bytearray)
     _inbound: bytearray = field(default_factory=bytearray)
 
@@ -91,7 +98,12 @@ class GrammarProcess:
         self.flush()
 
     def command(self, operation: int, request: int, token_id: int = 0) -> None:
-        """Send a command, or queue it until the pipe has space."""
+        """Send a command, or queue it until the pipe has space. A process that leaves ``MAX_COMMAND_BYTES`` unread is
+        broken."""
+        if len(self._outbound) > MAX_COMMAND_BYTES:
+            self.broken = True
+            return
+        self.owed += operation != CLOSE
         self._outbound += COMMAND.pack(operation, request, token_id)
         self.flush()
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and
@@ -75,6 +75,36 @@ class Role(IntEnum):
     TEXT = 2
     SPILL = 3
     """An engine's second channel, to the supervisor: blocks of KV that leave it and come back."""
+
+
+class WeightForm(IntEnum):
+    """Form in which an engine holds the matrices that it multiplies by."""
+
+    UNKNOWN = 0
+    """It has not said, or another system computes."""
+    NONE = 1
+    """It has none: the null engine."""
+    FLOAT32 = 2
+    BF16 = 3
+    FP16 = 4
+    INT8 = 5
+    """Rounded to 8-bit integers, a scale for each output."""
+    FP8 = 6
+    """Rounded to 8-bit floating point, a scale for each output."""
+    PALETTE = 7
+    """bfloat16, and on a card some matrices a second time without loss in 12 bits a weight."""
+    COMPRESSED = 8
+    """bfloat16, which compiled kernels hold without loss in about three quarters of its bytes."""
+
+    @property
+    def word(self) -> str:
+        """Its name on every surface; empty where it is not known."""
+        return self.name.lower() if self else ""
+
+
+def weight_word(number: int) -> str:
+    """Name of the weights' form with this number; empty for one that is not known."""
+    return WeightForm(number).word if 0 <= number <= max(WeightForm) else ""
 
 
 class Finish(IntEnum):
@@ -158,6 +188,8 @@ class EngineReady:
     """Number of the form in which it computes (``engine.backends.native.manifest.FORMS``); 0: it has not chosen one."""
     adapters: int = 0
     """Adapters that it has."""
+    weights: int = WeightForm.UNKNOWN
+    """Form of its weights: a ``WeightForm``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from isolation.ipc.messages import (
     Hello,
     Role,
     TextReady,
+    WeightForm,
 )
 from isolation.ipc.output import Thinking
 
@@ -113,7 +114,7 @@ class Vocabulary:
 
 
 _ENGINE_READY = Record(
-    "vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B adapters:I"
+    "vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B adapters:I weights:B"
 )
 _TEXT_READY = Record(
     "vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:? calls:? thinks:? "
@@ -131,6 +132,7 @@ def _check_configure(message: Configure) -> None:
 def _check_engine_ready(message: EngineReady) -> None:
     for name in ("vocab_size", "max_context", "block_size", "num_blocks"):
         require_range(name, getattr(message, name), 1, MAX_U32)
+    require_range("weights", message.weights, 0, max(WeightForm))
 
 
 def _check_text_ready(message: TextReady) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +17,13 @@ from tests.system.conftest import PLAIN, Appliance, checkpoints
 pytestmark = pytest.mark.runsc
 
 WAIT_S = 60.0
+
+PET: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
 
 
 def counted(appliance: Appliance, role: str, outcome: str) -> float:
@@ -41,9 +50,23 @@ def answer(appliance: Appliance) -> str:
     return str(made.choices[0].text)
 
 
-def test_a_restored_engine_gives_the_same_tokens(battered: Appliance) -> None:
-    """With a checkpoint a killed engine comes back as a copy, which the metrics show, and goes on as before."""
-    before = answer(battered)
+def structured(appliance: Appliance) -> str:
+    """A greedy answer that a grammar of the text sandbox leads."""
+    made = appliance.openai().chat.completions.create(
+        model="athanor-mini",
+        messages=[{"role": "user", "content": "Which animal?"}],
+        temperature=0,
+        max_tokens=40,
+        response_format={"type": "json_schema", "json_schema": {"name": "pet", "schema": PET, "strict": True}},
+    )
+    return str(made.choices[0].message.content)
+
+
+def test_restored_sandboxes_answer_as_before(battered: Appliance) -> None:
+    """With checkpoints a killed engine and a killed text sandbox come back as copies, which the metrics show, and give
+    the same tokens: of plain text, and of an answer by a JSON schema."""
+    before = answer(battered), structured(battered)
+    assert json.loads(before[1])["kind"] in PET["properties"]["kind"]["enum"]
     # Two: the engine's and the text worker's, made here or by an earlier demo of this run.
     until("no checkpoints", lambda: len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) >= 2, battered)
     for role in ("engine", "text"):
@@ -55,4 +78,4 @@ def test_a_restored_engine_gives_the_same_tokens(battered: Appliance) -> None:
             lambda role=role, earlier=earlier: counted(battered, role, "restored") > earlier,
             battered,
         )
-    assert answer(battered) == before
+    assert (answer(battered), structured(battered)) == before

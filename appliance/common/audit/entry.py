@@ -83,6 +83,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "image": _T,
         "model_digest": _T,
         "model_signer": _T,
+        "weights": _T,
     },
     "keys": {"what": _T, "count": _N},
     "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
@@ -166,7 +167,7 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "refused": (frozenset({"reason"}),),
     "call": (frozenset({"caller", "reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
-    "sandbox": (frozenset({"model_signer"}),),
+    "sandbox": (frozenset({"weights"}), frozenset({"weights", "model_signer"})),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""

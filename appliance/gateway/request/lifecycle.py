@@ -56,7 +56,7 @@ from appliance.gateway.sandboxes.text_client import TextClient
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
-from isolation.ipc.messages import EngineReady
+from isolation.ipc.messages import EngineReady, weight_word
 from policy.decision import Decision
 from policy.model import Feature, Priority
 
@@ -333,8 +333,8 @@ class Lifecycle:
         """
         with self.waiting():
             ready = await self.pair.engine.limits_by(self.until)
-        if largest_id >= ready.vocab_size:
-            raise InvalidRequestError(f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param=param)
+        self.trace.annotate(weights_form=weight_word(ready.weights) or "unknown")
+        _check_vocabulary(ready, largest_id, param)
         return ready
 
     def attempts(self, mark: bytes) -> Iterator[AbstractAsyncContextManager[EngineVisit]]:
@@ -486,3 +486,11 @@ def _reported(error: BaseException | None) -> ApplianceError | None:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return CancelledError("the client left before the answer was complete")
     return InternalError("a defect of the appliance")
+
+
+def _check_vocabulary(ready: EngineReady, largest_id: int, param: str) -> None:
+    """Raises:
+    InvalidRequestError: the model's vocabulary has no such id.
+    """
+    if largest_id >= ready.vocab_size:
+        raise InvalidRequestError(f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param=param)

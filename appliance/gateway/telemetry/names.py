@@ -175,6 +175,7 @@ KV_PUBLIC_HITS = "athanor.kv.public_hits"
 MODELS = "athanor.models"
 MODEL_STATE = "athanor.model.state"
 MODEL_WAKE_TIME = "athanor.model.last_wake"
+MODEL_WEIGHTS = "athanor.model.weights"
 MODEL_WAKES = "athanor.model.wakes"
 MODEL_SLEEPS = "athanor.model.sleeps"
 MODEL_REFUSALS = "athanor.model.asleep_refusals"
@@ -474,6 +475,11 @@ GAUGES = {
         "1", "1 for the state that a model is in: awake, waking, asleep; else 0.", frozenset({"model", "state"})
     ),
     MODEL_WAKE_TIME: Instrument("s", "How long the model's last wake took.", frozenset({"model"})),
+    MODEL_WEIGHTS: Instrument(
+        "{engine}",
+        "Engines by the form of their weights: float32, bf16, fp16, int8, fp8, palette, compressed, none.",
+        frozenset({"model", "form"}),
+    ),
     MODELS: Instrument("{model}", "Models by state; of one that fails, status has the reason.", frozenset({"state"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox is there and does not hang.", frozenset({"model", "role"})),
     SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),

@@ -13,6 +13,7 @@ from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes, SandboxRecord
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
+from isolation.ipc.messages import weight_word
 
 
 class EngineStates:
@@ -65,6 +66,7 @@ class EngineStates:
                 waiting=view.waiting,
                 computes=model.records["engine"].computes,
                 adapters=0 if model.engine is None else model.engine.ready.adapters,
+                weights="" if model.engine is None else weight_word(model.engine.ready.weights),
             )
         text = known.get("text") or SandboxStatus(state="booting", kind=kind)
         return ModelStatus(

@@ -34,6 +34,7 @@ from appliance.gateway.watch.engine_states import view_state
 from appliance.gateway.watch.increases import Increases
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
 from appliance.gateway.watch.store_gauges import StoreGauges
+from isolation.ipc.messages import weight_word
 from policy.rates import TREATMENTS
 
 log = structlog.get_logger()
@@ -201,6 +202,7 @@ class Gauges:
             if model.engine is not None:
                 yield from _engine(model.name, model.engine)
                 yield from self._accounts(model.name, model.engine)
+        yield from self._weights()
         yield from self._states()
         for name, model in self._service.model_sandboxes.items():
             yield from self._readiness(name, model)
@@ -223,6 +225,13 @@ class Gauges:
         yield Level(names.AUDIT_UNWITNESSED, int(bool(self._service.audit.witness)), {})
         if (dates := self._certificate()) is not None:
             yield Level(names.CERTIFICATE_END, dates[1], {})
+
+    def _weights(self) -> Iterator[Level]:
+        engines = [(model.name, model.engine) for model in self._sandboxes.every]
+        found = Counter((name, weight_word(one.ready.weights)) for name, one in engines if one is not None)
+        for (name, form), number in found.items():
+            if form:
+                yield Level(names.MODEL_WEIGHTS, number, {"model": name, "form": form})
 
     def _states(self) -> Iterator[Level]:
         found = Counter(model_state(model) for model in self._service.model_sandboxes.values())

@@ -15,10 +15,11 @@ from collections import Counter, deque
 from dataclasses import fields
 from typing import Any
 
+from appliance.operator.calls.outbox import send_due
 from appliance.operator.calls.spill_host import SpillHost
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
-from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Masks, MaskState
 from isolation.ipc.kv import WHOLE_POOL, KvQuota, KvQuotas
 from isolation.ipc.logit_bias import LogitBias
@@ -97,7 +98,7 @@ class EngineLoad:
         self._masked: set[int] = set()
         self._aborted: dict[int, int] = {}
         """Output tokens after which a request is aborted, where it is."""
-        self._outbox: deque[Submit | Abort | Masks | Ping | KvQuotas | PublicPrefixes | Drain] = deque()
+        self._outbox: deque[Message] = deque()
         """What the ring has no room for yet; as much as the live requests give rise to."""
         self._lengths: list[int] = []
         self._shared = [self._ids(min(256, ready.max_context // 2)) for _ in range(NAMESPACES)]
@@ -126,11 +127,11 @@ class EngineLoad:
                 self._submit()
             else:
                 channel.wait(WAIT_S)
-            self._flush(channel)
+            send_due(self._outbox, channel)
             if now > last:
                 raise TimeoutError(f"requests did not end within {SETTLE_S:g} s")
         self._outbox.append(Drain())
-        while not self._flush(channel):
+        while not send_due(self._outbox, channel):
             self._take(channel)
             channel.wait(WAIT_S)
         self.drained = True
@@ -268,13 +269,3 @@ class EngineLoad:
             self.ended[how] += 1
         self._masked.discard(request)
         self._aborted.pop(request, None)
-
-    def _flush(self, channel: Channel) -> bool:
-        """Send what is due; False when the ring is full before all of it is in."""
-        while self._outbox:
-            try:
-                channel.send(self._outbox[0])
-            except RingFull:
-                return False
-            self._outbox.popleft()
-        return True

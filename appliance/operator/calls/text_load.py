@@ -12,10 +12,10 @@ import time
 from array import array
 from collections import Counter, deque
 
+from appliance.operator.calls.outbox import send_due
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.engine import Drain
-from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
 from isolation.ipc.messages import Failed, Finish, TextReady
 from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput, Thinking
@@ -78,6 +78,7 @@ class TextLoad:
         self._grammars: dict[int, int] = {}
         """Tokens so far of each output that follows a grammar."""
         self._outbox: deque[Message] = deque()
+        """What the ring has no room for yet; as much as the live requests give rise to."""
 
     def play(self, channel: Channel, seconds: float) -> None:
         """Put load on for so long, then let all of it end and drain the worker.
@@ -96,11 +97,11 @@ class TextLoad:
                 self._submit()
             else:
                 channel.wait(WAIT_S)
-            self._flush(channel)
+            send_due(self._outbox, channel)
             if now > last:
                 raise TimeoutError(f"requests did not end within {SETTLE_S:g} s")
         self._outbox.append(Drain())
-        while not self._flush(channel):
+        while not send_due(self._outbox, channel):
             channel.receive()
             channel.wait(WAIT_S)
         self.drained = True
@@ -188,13 +189,3 @@ class TextLoad:
             else:
                 bit = (row[word] & -row[word]).bit_length() - 1
                 self._outbox.append(Advance(array("Q", [request]), array("I", [word * WORD_BITS + bit])))
-
-    def _flush(self, channel: Channel) -> bool:
-        """Send what is due; False when the ring is full before all of it is in."""
-        while self._outbox:
-            try:
-                channel.send(self._outbox[0])
-            except RingFull:
-                return False
-            self._outbox.popleft()
-        return True

@@ -123,6 +123,8 @@ def _forms(models: tuple[ModelStatus, ...]) -> Iterator[RenderableType]:
         yield Text.assemble((f"{printable(model.name)} computes with ", "dim"), form)
         if figures:
             yield Padding(Text(figures, "dim"), (0, 0, 0, 2))
+        if model.engine.weights:
+            yield Padding(Text(f"weights held as {printable(model.engine.weights)}", "dim"), (0, 0, 0, 2))
         if model.engine.adapters:
             yield Padding(Text(f"with {counted(model.engine.adapters, 'adapter')} in memory", "dim"), (0, 0, 0, 2))
     if known:

@@ -380,6 +380,8 @@ class Running:
     unsafe: bool = False
     alerts: tuple[Alert, ...] = ()
     """What it says is the matter now."""
+    weights: tuple[tuple[str, str], ...] = ()
+    """Models, each with the form in which an engine holds its weights."""
     engine_cards: tuple[tuple[str, int], ...] = ()
     """Models, each with a card on which it has an engine."""
 

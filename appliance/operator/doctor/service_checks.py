@@ -42,6 +42,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
         yield check_port(port, running=service.running.answers or service.running.silent_s > 0)
     for model in service.models:
         yield check_model(model)
+    yield from map(check_weights, service.running.weights)
     yield check_memory(service.models, service.sandbox_bytes, memory, running=service.running.answers)
     for line in service.threads:
         yield Subject(Area.SERVICE, "threads").ok(line)
@@ -220,6 +221,12 @@ def check_model(model: Model) -> Finding:
     adapters = f", {size(model.adapter_bytes)} for adapters" if model.adapter_bytes else ""
     what = f"{size(model.weight_bytes)} of weights, {kv}{adapters}{pinned}"
     return Subject(Area.SERVICE, check).ok(what)
+
+
+def check_weights(told: tuple[str, str]) -> Finding:
+    """Say in which form an engine that runs holds its weights; ``told``: model and form."""
+    name, form = told
+    return Subject(Area.SERVICE, "weights").ok(f"the engine of {name} holds them as {form}")
 
 
 def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, running: bool) -> Finding:

@@ -25,6 +25,7 @@ from engine.model.checkpoint.weights import load_model
 from engine.model.coded.codec import open_numpy_codec
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.parallel import ALONE, Parallel
+from isolation.ipc.messages import WeightForm
 
 
 @dataclass(kw_only=True)
@@ -103,6 +104,8 @@ class Loaded:
     """Adapters, where ``Capabilities.adapters`` holds."""
     form: Form | None = None
     """What ``engine.startup.memory_estimate`` needs; None where it makes no estimate."""
+    weights: WeightForm = WeightForm.UNKNOWN
+    """Form in which the backend holds the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,9 @@ def load_on_host(source: LoadSource, make: MakeForward) -> Loaded:
     layout, limits = sizes(config, model)
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = HostRunner(make(storage, limits), storage, limits)
-    return Loaded(backend=runner, content=BlockContent(storage), bank=model.bank, form=form_of(config, runner))
+    form = form_of(config, runner)
+    weights = weight_form(form.dtype, int8=form.int8, compresses=form.compresses)
+    return Loaded(backend=runner, content=BlockContent(storage), bank=model.bank, form=form, weights=weights)
 
 
 def form_of(config: EngineConfig, runner: HostRunner) -> Form:
@@ -136,6 +141,28 @@ def form_of(config: EngineConfig, runner: HostRunner) -> Form:
         operand_bytes=runner.forward.operand_bytes,
         compresses=runner.forward.compresses,
     )
+
+
+_OF_DTYPE = {torch.float32: WeightForm.FLOAT32, torch.bfloat16: WeightForm.BF16, torch.float16: WeightForm.FP16}
+
+
+def weight_form(
+    dtype: torch.dtype, *, int8: bool = False, fp8: bool = False, palettes: bool = False, compresses: bool = False
+) -> WeightForm:
+    """Form of the weights of a backend.
+
+    Args:
+        dtype: in which the model computes.
+        int8: whether they are rounded to 8-bit integers.
+        fp8: whether they are rounded to 8-bit floating point.
+        palettes: whether products are taken from palettes.
+        compresses: whether kernels compress bfloat16.
+    """
+    if int8 or fp8:
+        return WeightForm.INT8 if int8 else WeightForm.FP8
+    if palettes:
+        return WeightForm.PALETTE
+    return WeightForm.COMPRESSED if compresses and dtype == torch.bfloat16 else _OF_DTYPE[dtype]
 
 
 def sizes(config: EngineConfig, model: Decoder) -> tuple[KvLayout, SchedulerLimits]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.backends.common.loading import Loaded, LoadSource, dtype_name, layout_for, limits_for
+from engine.backends.common.loading import Loaded, LoadSource, dtype_name, layout_for, limits_for, weight_form
 from engine.backends.cuda.runtime.budget import cap_share, check_room, kv_bytes_of, read_card, reserve_bytes, step_shape
 from engine.backends.cuda.runtime.device_memory import return_freed
 from engine.backends.cuda.runtime.launch_digest import launch_configuration
@@ -40,8 +40,7 @@ def load(source: LoadSource) -> Loaded:
     """
     config = source.config
     if source.given is not None:
-        runner = build(config, source.given)
-        return Loaded(backend=runner, content=runner.content)
+        return _loaded(build(config, source.given))
     place = torch.device(source.device or device_for(config))
     scaled = config.quantization == "fp8"
     if scaled and place.type == "cuda":
@@ -65,15 +64,17 @@ def load(source: LoadSource) -> Loaded:
             # Palettes are made of weights, and kernels chosen by time: nothing is recorded before both are there.
             with reading(filling(unread)):
                 pass
-            runner = _released(build(config, unread.model), place)
-            return Loaded(backend=runner, content=runner.content)
+            return _loaded(_released(build(config, unread.model), place))
         with reading(filling(unread)) as under_way:
             runner = build(config, unread.model)
             memory = WeightMemory(runner.model, unread)
             runner.record(enough=under_way.over)
         memory.check()
-    runner = _released(runner, place)
-    return Loaded(backend=runner, content=runner.content)
+    return _loaded(_released(runner, place))
+
+
+def _loaded(runner: DeviceRunner) -> Loaded:
+    return Loaded(backend=runner, content=runner.content, weights=runner.weights)
 
 
 def _released(runner: DeviceRunner, place: torch.device) -> DeviceRunner:
@@ -100,6 +101,8 @@ def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
     limits = limits_for(config, model.config, layout)
     runner = make_device_runner(config, model, layout, limits, operations)
     runner.note = said
+    palettes = operations is not None and operations.has_palettes
+    runner.weights = weight_form(model.dtype, fp8=model.scaled, palettes=palettes)
     return runner
 
 

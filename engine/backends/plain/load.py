@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.backends.common.loading import Loaded, LoadSource, load_on_host, sizes
+from engine.backends.common.loading import Loaded, LoadSource, load_on_host, sizes, weight_form
 from engine.backends.common.storage import KvStorage
 from engine.backends.plain.embedding import EmbeddingRunner
 from engine.backends.plain.forward import PlainForward
@@ -39,7 +39,8 @@ def _load_pooled(source: LoadSource, pooling: Pooling, *, labelled: bool = False
     if not model.packed:
         model.pack(int8=config.quantization == "int8")
     runner = EmbeddingRunner(model, storage, limits, pooling, model.labels if labelled else None)
-    return Loaded(backend=runner, vectors=runner)
+    weights = weight_form(model.dtype, int8=config.quantization == "int8")
+    return Loaded(backend=runner, vectors=runner, weights=weights)
 
 
 def make_forward(

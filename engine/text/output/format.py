@@ -91,11 +91,15 @@ def _is_answer(calls: CallFormat, text: Growing, parts: Parts) -> Reading[bool]:
 
 def _read_thinking(markers: tuple[str, str], text: Growing, parts: Parts, *, begun: bool) -> Reading[None]:
     begin, end = markers
+    # Where the prompt has begun it, all tokens are reasoning: also those that give no text yet.
+    parts.thinks, parts.undecided = begun, not begun
     text.begin()
     yield from text.skip()
     space = text.taken()
     # Even where the prompt has begun it, a model may begin it again.
-    if (yield from text.begins((begin,))) is None and not begun:
+    found = yield from text.begins((begin,))
+    parts.undecided = False
+    if found is None and not begun:
         parts.content(space)
         return
     parts.thinks = True

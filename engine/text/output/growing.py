@@ -50,6 +50,11 @@ class Growing:
         """Add text at the end."""
         self._text += text
 
+    @property
+    def waits(self) -> bool:
+        """Whether text has come that is not taken yet."""
+        return bool(self._text)
+
     def begin(self) -> None:
         """Remember what is taken from here on, for ``taken``."""
         self._taken.clear()

@@ -39,6 +39,8 @@ class Parts:
         """Whether the output is to end here, as it has the only call that it may have."""
         self.thinks = False
         """Whether what is read now is reasoning."""
+        self.undecided = False
+        """Whether what is read now may become the marker that begins reasoning."""
         self._parts: list[Part] = []
         self._calls = 0
         self._token = 0

@@ -25,13 +25,15 @@ class OutputReader:
         """``entries``: the bytes of each token."""
         self._entries = entries
         self._marked = spelling.texts
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = Growing(spelling.marked)
         self._parts = Parts(tools)
         self._reading = read(form, self._text, self._parts, thinking)
         self._running = True
         self.reasoning_tokens = 0
-        """Tokens so far that are reasoning."""
+        """Tokens so far that are reasoning, those of its markers among them."""
+        self._waiting = 0
+        """Tokens so far that may be part of the marker that begins reasoning."""
         self._go_on()
 
     @property
@@ -48,19 +50,27 @@ class OutputReader:
             thought = self._parts.thinks
             self._text.push(self._spelt(token))
             self._go_on()
-            self.reasoning_tokens += thought or self._parts.thinks
+            self._count(thought or self._parts.thinks)
         if ending is not Finish.NONE and not self.over:
-            self._text.push(self._decode(b"", True))
+            self._text.push(self._decoder.decode(b"", True))
             self._text.ended, self._parts.cut = True, ending is Finish.LENGTH
             self._go_on()
             self._parts.end()
         return self._parts.drain()
 
+    def _count(self, thought: bool) -> None:
+        """Count a token. One of a marker that is not complete waits; one that has part of a character does too, since
+        the marker may begin with it."""
+        begun = self._parts.undecided and (self._text.waits or bool(self._decoder.getstate()[0]))
+        if thought:
+            self.reasoning_tokens += 1 + self._waiting
+        self._waiting = self._waiting + 1 if begun and not thought else 0
+
     def _spelt(self, token: int) -> str:
         marked = self._marked.get(token)
         if marked is not None:
-            return self._decode(b"", True) + marked
-        return self._decode(self._entries[token]) if token < len(self._entries) else ""
+            return self._decoder.decode(b"", True) + marked
+        return self._decoder.decode(self._entries[token]) if token < len(self._entries) else ""
 
     def _go_on(self) -> None:
         if self._running:

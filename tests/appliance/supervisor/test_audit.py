@@ -18,6 +18,7 @@ from appliance.common.errors import AuditNamesError
 from appliance.supervisor import audit as module
 from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
 from appliance.supervisor.operator_socket import OperatorSocket
+from isolation.ipc.messages import WeightForm
 
 
 def refused(count: int = 1) -> Entry:
@@ -163,7 +164,7 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
         return False
 
     watched = watching(publish, records.append, {"m": "ab" * 32}, {"m": "ef" * 32}, "cd" * 32)
-    up = SandboxUp("m", "engine", 1, 77, 0, "", {})
+    up = SandboxUp("m", "engine", 1, 77, 0, "", {"weights": WeightForm.FP8})
     cause = "the process ended with status 1; its last words: the prompt was CANARY"
     down = SandboxDown("m", "engine", 1, 1, "failed", cause, 0.5)
     messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0, "")]
@@ -174,6 +175,7 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
     assert records[0].fields["model_digest"] == "ab" * 32
     assert records[0].fields["model_signer"] == "ef" * 32
     assert records[0].fields["image"] == "cd" * 32
+    assert [one.fields["weights"] for one in records] == ["fp8", "", ""]
 
 
 def test_a_tenants_own_sandboxes_are_recorded_as_its_own() -> None:

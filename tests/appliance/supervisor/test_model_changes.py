@@ -20,9 +20,10 @@ from appliance.common.model_memory import Memory, ModelNeed
 from appliance.common.served_models import ModelDifference
 from appliance.supervisor import model_changes
 from appliance.supervisor.adapters import leave_out, with_adapters
-from appliance.supervisor.lifecycle import Life
+from appliance.supervisor.lifecycle import Life, State
 from appliance.supervisor.model_changes import ModelChanges, ServedNow, lacking
 from appliance.supervisor.model_keepers import ModelKeepers
+from isolation.ipc.messages import Role
 
 
 class Room:
@@ -170,15 +171,15 @@ def test_sleeping_models_take_no_memory_from_one_that_comes(monkeypatch: pytest.
     assert found(sleeper, budget=5 * GIB) == []
 
 
-def test_a_model_that_wakes_has_not_taken_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three gigabytes are available, and a model of one is waking: two can be had, whether it stays or goes; one that
+def test_a_model_that_boots_has_not_taken_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gigabytes are available, and a model of one boots: two can be had, whether it stays or goes; one that
     comes asleep may have its memory later. Controls: the same model awake."""
     monkeypatch.setattr(model_changes, "machine_memory", lambda: Memory(16 * GIB, 3 * GIB))
     models = {"a": planned_model("a", "while_used", GIB)}
 
-    def found(gib: int, keep: str, waking: str, removed: tuple[str, ...] = ()) -> list[str]:
+    def found(gib: int, keep: str, booting: str, removed: tuple[str, ...] = ()) -> list[str]:
         sandbox = SimpleNamespace(models_memory_bytes=0, memory_bytes=16 * GIB)
-        served = ServedNow(models, frozenset("a"), frozenset(waking))
+        served = ServedNow(models, frozenset("a"), frozenset(booting))
         config: Any = SimpleNamespace(sandbox=sandbox)
         return list(lacking(config, [planned_model("c", keep, gib * GIB)], ModelDifference(removed=removed), served))
 
@@ -188,6 +189,23 @@ def test_a_model_that_wakes_has_not_taken_its_memory(monkeypatch: pytest.MonkeyP
     assert (found(3, "always", "a", ("a",)), found(4, "always", "a", ("a",))) == ([], ["c"]), "a has nothing to give"
     assert (found(3, "while_used", "a"), found(4, "while_used", "a")) == ([], ["c"]), "a sleeps then"
     assert found(4, "while_used", "") == [], "the control"
+
+
+async def test_an_engine_that_boots_or_is_down_has_not_taken_its_memory() -> None:
+    """Two reloads one after the other are not promised one memory: a model counts as booting from the moment when it is
+    added until its engine is there, and again while its engine is down. Controls: a text sandbox that is down, and a
+    model that sleeps."""
+    keepers = ModelKeepers(Kept, lambda: None)  # type: ignore[arg-type]
+    files = SimpleNamespace(digest="0", signer="")
+    for name, keep in (("m", "always"), ("sleeper", "while_used")):
+        plans = [SimpleNamespace(name=f"{role.name.lower()}-{name}", role=role) for role in (Role.ENGINE, Role.TEXT)]
+        keepers.add(SimpleNamespace(entry=SimpleNamespace(name=name, keep=keep), files=files, plans=plans))  # type: ignore[arg-type]
+    engine, text = (one for one in keepers.keepers if one.plan.name.endswith("-m"))
+    for up, booting in ((False, {"m"}), (True, set()), (False, {"m"})):
+        engine.life = Life(state=State.READY if up else State.BOOTING)
+        assert keepers.booting == booting
+    engine.life, text.life = Life(state=State.READY), Life()
+    assert not keepers.booting
 
 
 def never_kept(name: str) -> ModelConfig:
@@ -252,12 +270,12 @@ async def test_memory_is_reserved_for_wakes() -> None:
 
     for name, about in (("a", 1), ("b", 4), ("c", 2), ("d", 0)):
         need = ModelNeed(name, about, about, 0, engine=0) if about else Gone()
-        plans = (SimpleNamespace(name=f"engine-{name}"),)
+        plans = (SimpleNamespace(name=f"engine-{name}", role=Role.ENGINE),)
         files = SimpleNamespace(digest=name, signer="")
         keepers.add(SimpleNamespace(entry=never_kept(name), files=files, plans=plans, need=need))  # type: ignore[arg-type]
-    assert (keepers.reserved, keepers.waking) == (4, frozenset())
+    assert (keepers.reserved, keepers.booting) == (4, frozenset())
     told: list[tuple[int, frozenset[str]]] = []
-    keepers.on_wake = lambda: told.append((keepers.reserved, keepers.waking))
+    keepers.on_wake = lambda: told.append((keepers.reserved, keepers.booting))
     wakes = asyncio.create_task(keepers.wake("a", lambda: None))
     await asyncio.sleep(0)
     assert told == [(5, frozenset("a"))]

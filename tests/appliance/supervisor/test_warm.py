@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import shutil
 import tempfile
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from appliance.common.catalog import embedded_model, read_model
@@ -32,12 +36,19 @@ from appliance.supervisor.warm import (
     start_is_ahead,
     starts,
 )
+from engine.config import TextConfig
+from engine.text.grammar_matcher import CompiledGrammar
+from engine.text.token_bytes import build_tokenizer
+from engine.text.worker import load_worker
 from isolation.errors import CheckpointError, SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint, ListedFolders
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.spec import GpuAccess, Mount
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
-from isolation.ipc.messages import Role
+from isolation.ipc.channel import Channel
+from isolation.ipc.grammar import Advance, GrammarKind, Masks, OpenGrammar
+from isolation.ipc.messages import Failed, FailureCode, Role
+from tests.engine.text.test_process import next_message
 
 pytestmark = pytest.mark.runsc
 
@@ -155,6 +166,59 @@ def test_a_copy_that_is_late_is_given_up(made: tuple[WarmStarts, BootPlan]) -> N
     booting = boot_module._Booting(plan, Lives(), threading.Event(), until=0.0)  # type: ignore[arg-type]
     with pytest.raises(SandboxStartError, match="not ready in time"):
         booting._check()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+
+
+def first_masks(channel: Channel, source: bytes) -> Masks:
+    """The first row of request 1, which a machine under load may refuse a few times."""
+    for _ in range(20):
+        channel.send(OpenGrammar(1, bytes(16), GrammarKind.JSON_SCHEMA, source))
+        answer = next_message(channel)
+        if isinstance(answer, Masks):
+            return answer
+        assert isinstance(answer, Failed) and answer.code is FailureCode.DEADLINE, answer
+    raise AssertionError("the grammar was never compiled in time")
+
+
+def test_a_copy_computes_the_masks_of_a_grammar(made: tuple[WarmStarts, BootPlan]) -> None:
+    """A text sandbox that began as a copy forks the processes of its grammars afterwards. They give, token by token,
+    the rows that the compiler gives here, up to an output that satisfies the schema; what is no grammar is refused."""
+    warm, plan = made
+    words = load_worker(TextConfig(model_dir=str(embedded_model()))).words()
+    assert words is not None
+    source, rng, output = json.dumps(SCHEMA).encode(), random.Random(1), b""
+    here = CompiledGrammar(build_tokenizer(words), GrammarKind.JSON_SCHEMA, source, words)
+    booted = warm.boot(plan, threading.Event())
+    try:
+        assert booted.start == RESTORED
+        channel = booted.channel
+        assert channel is not None
+        masks, row = first_masks(channel, source), here.open(1)
+        while True:
+            assert row is not None
+            assert (bytes(masks.words), masks.states[0], masks.positions[0]) == (row.words, row.state, row.position)
+            allowed = [place for place in range(8 * len(row.words)) if row.words[place >> 3] >> (place & 7) & 1]
+            if not allowed:
+                break
+            token = rng.choice(allowed)
+            output += words.entries[token]
+            channel.send(Advance(array("Q", [1]), array("I", [token])))
+            row, answer = here.advance(1, token), next_message(channel)
+            assert isinstance(answer, Masks)
+            masks = answer
+        jsonschema.validate(json.loads(output), SCHEMA)
+        channel.send(OpenGrammar(2, bytes(16), GrammarKind.REGEX, b"("))
+        refused = next_message(channel)
+        assert isinstance(refused, Failed) and refused.request == 2
+    finally:
+        end(booted)
 
 
 def test_nothing_of_anybody_is_in_a_checkpoint(made: tuple[WarmStarts, BootPlan]) -> None:

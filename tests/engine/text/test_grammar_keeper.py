@@ -11,22 +11,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.sandbox.shared_pipe import SharedPipe, memory_by_descriptor
+from engine.sandbox.attach import receive_packet, send_packet, socket_pair
+from engine.sandbox.shared_pipe import AREA_BYTES, SharedMemory, SharedPipe, memory_by_descriptor
 from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, REFUSED, RESULT, ROW
 from engine.text.grammar_keeper import (
     COMPILE_WALL_S,
     HEAVY_AFTER_S,
     KEPT_S,
+    MASK_WALL_S,
     TENANT_GRAMMARS,
     TENANT_QUEUE,
     TURN_S,
     Keeper,
 )
-from engine.text.grammar_process_handle import GrammarProcess
+from engine.text.grammar_process import MAX_UNSENT_BYTES, FrameReader, KeeperLoop
+from engine.text.grammar_process_handle import MAX_COMMAND_BYTES, GrammarProcess
+from engine.text.sandbox_memory import SandboxMemory
 from isolation.ipc.codec import encode
 from isolation.ipc.doorbell import create_pipe
-from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, OpenGrammar, Whitespace
+from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar, Whitespace
 from isolation.ipc.messages import Failed, FailureCode
+from isolation.ipc.sweeping import Rounds
 
 
 class Sleepers:
@@ -299,6 +304,123 @@ def test_no_result_ends_the_keeper(sleepers: Sleepers, told: bytes) -> None:
     answers = keeper.drain()
     assert len(answers) == 1
     assert all(encode(one) for one in answers)
+
+
+MASK_BYTES = 48 << 10
+"""Of a model with 393,000 token ids: a few hundred masks are more than the loop may hold."""
+
+ASKED = 300
+"""Rows that are asked for and that the worker does not take: 14 MiB."""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        RESULT.pack(ROW, 1, 0, int(MaskState.OPEN), 4) + bytes(4),
+        RESULT.pack(ROW, 7, 0, int(MaskState.OPEN), 4) + bytes(4),
+        RESULT.pack(ROW, 1, 0, int(MaskState.OPEN), 0),
+        RESULT.pack(COMPILED, 1, 0, 0, 0),
+    ],
+    ids=("its own request", "another request", "a row of no size", "compiled"),
+)
+def test_a_flood_of_results_ends_its_process(sleepers: Sleepers, told: bytes) -> None:
+    """A process that writes results without end is ended after the one row that was asked for, its request is told,
+    and the process beside it goes on."""
+    keeper = Keeper(sleepers.fork, 4)
+    process = _hostile(sleepers, keeper)
+    keeper.take(OpenGrammar(2, b"b" * 16, GrammarKind.REGEX, b"b"))
+    keeper.forked(sleepers.processes[1].pid)
+    other = keeper.processes[next(reversed(keeper.processes))]
+    for end, one, request in zip(sleepers.ends, (process, other), (1, 2), strict=False):
+        end.write(RESULT.pack(COMPILED, request, 0, 0, 0))
+        keeper.read(one)
+    sleepers.ends[0].write(told * 1_000)
+    keeper.read(process)
+    (masks,) = keeper.drain()
+    assert isinstance(masks, Masks)
+    assert process.ended
+    assert masks.states[-1] == MaskState.BROKEN
+    assert set(masks.requests) == {1}
+    assert len(masks.requests) <= 2
+    row = RESULT.pack(ROW, 2, 0, int(MaskState.OPEN), 4) + bytes(4)
+    sleepers.ends[1].write(row)
+    keeper.read(other)
+    keeper.take(Advance(array("Q", (2,)), array("I", (1,))))
+    sleepers.ends[1].write(row)
+    keeper.read(other)
+    (masks,) = keeper.drain()
+    assert isinstance(masks, Masks)
+    assert list(masks.requests) == [2, 2]
+    assert not other.ended
+
+
+def test_a_process_that_reads_no_commands_is_ended(sleepers: Sleepers) -> None:
+    """A process may leave its commands unread while its grammar's requests come and go: what waits for it is bounded,
+    and beyond that it is ended."""
+    keeper = Keeper(sleepers.fork, 4)
+    process = _hostile(sleepers, keeper)
+    sleepers.ends[0].write(RESULT.pack(COMPILED, 1, 0, 0, 0))
+    keeper.read(process)
+    for request in range(10, 10 + MAX_COMMAND_BYTES // 20):
+        keeper.take(OpenGrammar(request, b"a" * 16, GrammarKind.REGEX, b"a"))
+        keeper.take(CloseGrammar(request))
+        assert len(process._outbound) <= MAX_COMMAND_BYTES + 26
+    keeper.tick()
+    assert process.ended
+
+
+def test_answers_that_nobody_takes_are_bounded(sleepers: Sleepers) -> None:
+    """While the worker takes nothing, the loop holds ``MAX_UNSENT_BYTES`` and one turn's results, however many rows a
+    process may write; nobody is ended for being late meanwhile, and no row is lost."""
+    ours, forker = socket_pair()
+    shared = SharedMemory(None)
+    (worker_in, keeper_out), (keeper_in, worker_out) = create_pipe(), create_pipe()
+    worker = SharedPipe(shared, worker_in, worker_out, first=True)
+    keeper_end = SharedPipe(shared, keeper_in, keeper_out, first=False)
+    loop = KeeperLoop(MASK_BYTES, ours, keeper_end, Rounds(lambda: None), SandboxMemory(0, 0))
+    now = [0.0]
+    keeper = loop._keeper
+    keeper._clock = lambda: now[0]
+    keeper.prepare()
+    _, fds = receive_packet(forker, 3)
+    os.set_blocking(fds[1], False)
+    child = SharedPipe.opened(*fds, first=False)
+    sleepers.processes.append(subprocess.Popen(sleepers.program))
+    send_packet(forker, sleepers.processes[0].pid.to_bytes(4, "little"))
+    for request in (1, 2):
+        worker.write(encode(OpenGrammar(request, b"a" * 16, GrammarKind.REGEX, b"a")))
+    while not keeper.processes:
+        loop.turn()
+    (process,) = keeper.processes.values()
+    child.write(RESULT.pack(COMPILED, 1, 0, 0, 0))
+    while not process.compiled:
+        loop.turn()
+    worker.write(encode(Advance(array("Q", [1] * (ASKED - 1)), array("I", [0] * (ASKED - 1)))))
+    while process.owed < ASKED + 1:
+        loop.turn()
+    rows = (RESULT.pack(ROW, 1, 0, int(MaskState.OPEN), MASK_BYTES) + bytes(MASK_BYTES)) * ASKED
+    sent = before = 0
+    while (sent := sent + child.write(memoryview(rows)[sent:])) > before or len(loop._unsent) <= MAX_UNSENT_BYTES:
+        before = sent
+        loop.turn()
+        assert len(loop._unsent) <= MAX_UNSENT_BYTES + 3 * (AREA_BYTES + MASK_BYTES)
+    for _ in range(3):
+        now[0] += MASK_WALL_S
+        loop.turn()
+    assert sent < len(rows)
+    assert not process.ended
+    reader, found = FrameReader(worker), 0
+    while found < ASKED:
+        found += sum(len(one.requests) for one in reader.read() or () if isinstance(one, Masks))
+        sent += child.write(memoryview(rows)[sent:])
+        loop.turn()
+    assert not process.ended
+    child.close()
+    process.pipe.close()
+    for fd in (*worker.bells, *keeper_end.bells):
+        os.close(fd)
+    for end in (forker, ours):
+        end.close()
 
 
 def test_an_impossible_cursor_met_by_a_command_ends_the_process_alone(sleepers: Sleepers) -> None:

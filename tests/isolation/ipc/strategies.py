@@ -179,7 +179,9 @@ key = st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES)
 BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
-    m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans(), st.booleans()),
+    m.EngineReady: st.builds(
+        m.EngineReady, *[count] * 4, st.booleans(), st.booleans(), weights=st.sampled_from(m.WeightForm).map(int)
+    ),
     m.TextReady: count.flatmap(
         lambda size: st.tuples(*[st.booleans()] * 5, think_tokens(size)).map(
             lambda row: m.TextReady(size, *row[:5], *row[5])
@@ -280,7 +282,7 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
 SAMPLES: tuple[Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
-    m.EngineReady(128_256, 8192, 16, 4096, True, True),
+    m.EngineReady(128_256, 8192, 16, 4096, True, True, weights=m.WeightForm.FP8),
     m.TextReady(128_256, True, False, True, True, False),
     m.TextReady(151_936, True, True, False, True, True, 151_667, 151_668),
     Submit(

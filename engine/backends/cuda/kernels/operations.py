@@ -75,6 +75,11 @@ class KernelOperations:
         self._arrived: Tensor | None = None
         self._palettes: palette_choice.PaletteChoice | None = None
 
+    @property
+    def has_palettes(self) -> bool:
+        """Whether products are taken from palettes."""
+        return self._palettes is not None
+
     def take_palettes(self, model: Decoder, measure: palette_choice.Measure = palette_choice.replayed) -> str:
         """Lay palettes beside the matrices of gated MLPs, and take products from them where that is faster; see
         ``palette_choice``. Says what was chosen. Call it with filled weights, before anything is recorded."""

@@ -177,6 +177,11 @@ class Operations(Protocol):
     mixing: Mixing
     """When one pass of prompts and rows is better than two."""
 
+    @property
+    def has_palettes(self) -> bool:
+        """Whether products are taken from palettes."""
+        ...
+
     def take_palettes(self, model: Decoder, /) -> str:
         """Lay matrices in palettes beside those of the model, which is filled, and take products from them where that
         is faster. Says what was chosen."""

@@ -43,6 +43,7 @@ from engine.core.backend import Capabilities, Samples
 from engine.core.kv.tags import NO_STAMP
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.plan import Admission, Chunk, StepPlan
+from isolation.ipc.messages import WeightForm
 
 MOST_AHEAD = 4
 """Steps that are run ahead at once while nobody comes."""
@@ -53,6 +54,9 @@ class DeviceRunner:
 
     note = ""
     """What else there is to say of how it computes."""
+
+    weights = WeightForm.UNKNOWN
+    """Form in which the model's weights are held; set by what loads it."""
 
     def __init__(  # noqa: PLR0913 - ways to turn off, for comparison, what an engine does
         self,
@@ -285,6 +289,9 @@ class DeviceRunner:
         if joining is None or not len(joining.coming):
             parts += ahead.run(chunks, rows, riders, prompts=bool(plan.prefills))
         owes = joining is not None and not joining.waits
+        if owes:
+            # The next plan may evict these prompts' blocks before the host has waited for the pass.
+            self.storage.mark_pass()
         return self._collector.collect(Started(plan, rows, self._places, parts, prefilled, owes))
 
     def _dealt(self, plan: StepPlan) -> tuple[list[Chunk], list[Chunk]]:

@@ -3,7 +3,8 @@
 Steps, prompts and what is written before them run in the *main* queue, in the order in which they were started. Copies
 of whole blocks run beside it. Four words keep the order between both, and the host waits for none of them:
 
-* ``mark``: blocks were cleaned or moved in the main queue;
+* ``mark``: the main queue was given something that changes blocks and that the host does not wait for: blocks were
+  cleaned or moved, or tokens of a cut prompt computed;
 * ``follow_mark``: copies that are started from here on begin behind the last mark;
 * ``follow_all``: they begin behind everything that the main queue was given so far;
 * ``join``: what the main queue is given from here on begins behind all copies that were started.
@@ -32,7 +33,7 @@ class SideQueue(Protocol):
         ...
 
     def mark(self) -> None:
-        """Note in the main queue that blocks were cleaned or moved."""
+        """Note in the main queue that blocks were changed by something that the host does not wait for."""
         ...
 
     def follow_mark(self) -> None:

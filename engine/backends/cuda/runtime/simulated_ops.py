@@ -42,6 +42,9 @@ class PlainOperations:
     mixing = NEVER
     """A processor has no graph to replay, and nothing is gained by the other."""
 
+    has_palettes = False
+    """They are kernels' business."""
+
     def __init__(self, *, fused: bool = False) -> None:
         """``fused``: whether products are asked for together with what surrounds them, which is no gain here."""
         self._fused = fused

@@ -4,9 +4,11 @@ Each buffer holds one block at a time, so never bytes of two tenants, and is zer
 and the queue of these copies are taken before anybody is served. Where no buffer is free a block does not leave, and
 none is taken in.
 
-**Out.** The copy runs beside steps. A block that may leave is complete: the host has waited for the steps that
-computed it, and the copy begins behind the last move of tokens into blocks. The block is overwritten by nothing but
-``DeviceStorage.zero`` and by a copy in, which both wait for it.
+**Out.** The copy runs beside steps. A block that may leave was computed by passes for which the host has waited, or by
+passes of cut prompts, for which it waits later: where such a request is aborted or preempted, its blocks may leave
+first. So a mark follows each such pass (``DeviceStorage.mark_pass``) and each move of tokens into blocks, and the copy
+begins behind the last mark. The block is overwritten by nothing but ``DeviceStorage.zero`` and by a copy in, which
+both wait for it.
 
 **In.** The copy begins behind all steps that were started: one that ran ahead for a row that has ended may still write
 to the block's last holder. A plan that admits a row, or gives a block, cleans blocks first, and

@@ -132,6 +132,11 @@ class DeviceStorage:
                 lines.index_copy_(0, targets[some], lines.index_select(0, sources[some]))
         self._side.mark()
 
+    def mark_pass(self) -> None:
+        """Have copies of blocks to the host, from here on, begin behind the passes that were started so far. To be
+        called behind a pass for which the host does not wait before the next plan."""
+        self._side.mark()
+
     def move_most(self) -> None:
         """Move as much as is moved at once, from the padding block into itself, and copy it to the host and back."""
         slots = torch.full((MOVED_AT_ONCE,), (self.num_blocks - 1) * self.stride, device=self.device)

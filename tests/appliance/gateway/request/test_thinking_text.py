@@ -52,6 +52,7 @@ def test_it_reads_as_the_text_sandbox_does(batches: list[list[int]], state: Thin
     assert content == "".join(part.text for part in parts if part.kind is PartKind.CONTENT)
     assert reasoning == "".join(part.text for part in parts if part.kind is PartKind.REASONING)
     assert used == len(token_ids) + 1
+    assert text.reasoning_tokens == reader.reasoning_tokens
 
 
 def test_reasoning_and_answer_are_apart() -> None:
@@ -63,6 +64,19 @@ def test_reasoning_and_answer_are_apart() -> None:
     text = text_of(Thinking.NONE)
     assert told(text, [[LINE, A, BEGIN, B]])[:2] == ("", "\na<think> b")
     assert text.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("first", [[HALF], [HALF, A], [LINE], [NOTHING], [END], [BEGIN, HALF]], ids=str)
+def test_each_token_of_begun_reasoning_counts(first: list[int]) -> None:
+    """Where the prompt has begun the reasoning, a token counts also if it has part of a character, white space or no
+    text: on the host and in the text sandbox alike, token by token."""
+    markers = ("<think>", "</think>")
+    reader = OutputReader(OutputFormat(None, markers), Spelling(markers, {}), ENTRIES, NO_TOOLS, Thinking.BEGUN)
+    text = text_of(Thinking.BEGUN)
+    for number, token in enumerate(first, 1):
+        reader.push([token], Finish.NONE)
+        text.push([token], (), Finish.NONE)
+        assert reader.reasoning_tokens == text.reasoning_tokens == number
 
 
 def test_stop_strings_end_the_answer_alone() -> None:

@@ -81,6 +81,7 @@ SERVICE = ServiceFacts(
         version="0.1.0",
         policy_digest="9f86d081884c7d65",
         cgroup="cgroup v2: memory, cpu, pids",
+        weights=(("qwen3-8b", "bf16"),),
     ),
     threads=("15 threads: 16 physical cores, one is left for the sandbox's kernel and the gateway",),
 )

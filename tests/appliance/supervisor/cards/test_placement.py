@@ -8,22 +8,27 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.common.audit.entry import Entry
+from appliance.common.config_loader import Resolved
 from appliance.common.control import Control, SandboxDown, decode, encode
 from appliance.common.control_cards import GPU_LOST, CardState, EngineEnds
+from appliance.common.control_models import ModelsReviewed, ReviewModels
+from appliance.common.model_memory import Memory
+from appliance.common.served_models import models_digest
 from appliance.supervisor import gpu as gpu_module
 from appliance.supervisor import keeper as keeper_module
-from appliance.supervisor import lifecycle
+from appliance.supervisor import lifecycle, model_changes
 from appliance.supervisor.boot import Booted, BootPlan
 from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.trials import FIRST_TRIAL_S, MEMORY_S, MOST_LOSSES, CardTrials
 from appliance.supervisor.cards.watch import watch_cards
 from appliance.supervisor.keeper import Keeper
-from appliance.supervisor.model_changes import read_models
-from appliance.supervisor.model_keepers import ModelKeepers
+from appliance.supervisor.model_changes import ModelChanges, read_models
+from appliance.supervisor.model_keepers import ModelKeepers, PlannedModel
 from appliance.supervisor.planner import Planner
 from engine.config import EngineConfig
 from isolation.errors import SandboxStartError
@@ -221,6 +226,66 @@ async def test_a_model_for_which_no_card_has_room_waits(
         events = [("lost", 0, "", ""), ("refused", 0, "a", ""), ("back", 0, "", ""), ("trusted", 0, "", "")]
         assert house.events() == events
         assert "5 % are left and 90 % (72 GiB)" in str(house.audited[1].fields["cause"])
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["looks again", "control"])
+async def test_a_reload_promises_no_room_that_another_engine_takes(
+    looks: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A reload is reviewed, with a model that wants the free card, while an engine without one is given that card: the
+    review refuses. Control: a review that does not look again promises the room that is taken."""
+    if not looks:
+        monkeypatch.setattr(ModelChanges, "_uses", lambda _: {})
+    machine.card(0, **EMPTY)
+    machine.card(1, **EMPTY)
+    async with serving(machine, monkeypatch, tmp_path, *({"name": name, "gpu": "auto"} for name in "ab")) as house:
+        machine.card(0, state=LOST)
+        await house.until(lambda one: "a" in one.unplaced)
+        wanted = appliance(tmp_path, {"name": "a", "gpu": "auto"}, {"name": "c", "gpu": [1]})
+        moved, planned = threading.Event(), asyncio.Event()
+        loop, plan = asyncio.get_running_loop(), model_changes._planned
+
+        def slow(*given: Any) -> PlannedModel:
+            found = plan(*given)
+            loop.call_soon_threadsafe(planned.set)
+            assert moved.wait(20)
+            return found
+
+        monkeypatch.setattr(model_changes, "_planned", slow)
+        monkeypatch.setattr(model_changes, "machine_memory", lambda: Memory(64 * GIB, 64 * GIB))
+        origins = {f"models[{index}].name": "athanor.yaml" for index in range(2)}
+        engine = house.engine("a")
+        changes = ModelChanges(
+            wanted,
+            house.models,
+            engine._runtime,
+            house.publish,
+            house.audited.append,
+            lambda: Resolved(wanted, origins),
+        )
+        changes.out = lambda: house.placement.out
+        changes.turn = house.placement.turn
+        async with house.placement.turn:  # Until the review has looked, the engine gets no card.
+            house.models.leave("b", again=False)
+            house.models.drained("b")
+            await house.models.end("b", 5)
+            changes.take(ReviewModels("r", models_digest(wanted.models)))
+            async with asyncio.timeout(20):
+                await planned.wait()
+        async with asyncio.timeout(20):
+            while house.use("a")[0] != 1:
+                await asyncio.sleep(0.005)
+            moved.set()
+            while not (answers := [one for one in house.told if isinstance(one, ModelsReviewed)]):
+                await asyncio.sleep(0.005)
+        await changes.close()
+        uses = [house.use("a"), *((one.card.card, one.card.percent) for one in house.models.coming if one.card)]
+        if looks:
+            assert "engine-a may hold 90 %" in answers[0].problems[0]
+            assert uses == [(1, 90)]
+        else:
+            assert answers[0].problems == []
+            assert uses == [(1, 90), (1, 90)]
 
 
 async def test_a_start_with_a_lost_card_serves_what_it_can(

@@ -89,6 +89,13 @@ def assert_close(found: Tensor, wanted: Tensor, dtype: torch.dtype, magnitude: f
     assert worst <= 0, f"{worst.item()} over the bound, of errors up to {error.max().item()}"
 
 
+def assert_within(found: Tensor, wanted: Tensor, bound: Tensor) -> None:
+    """Finite, and each number within its own bound."""
+    assert found.isfinite().all()
+    worst = ((found.double() - wanted).abs() - bound).max().item()
+    assert worst <= 0, f"{worst} over the bound"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCase:
     """A layer's shape and how it weighs."""

@@ -14,12 +14,21 @@ from engine.backends.cuda.kernels import gemv
 from engine.backends.cuda.kernels.activation import Gate
 from engine.backends.cuda.kernels.gemv import FewRows, Scratch
 from engine.backends.cuda.kernels.lines import Map
-from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, assert_close, for_each, noise, poisoned
+from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, ROUNDING, assert_within, for_each, noise, poisoned
 
 pytestmark = pytest.mark.usefixtures("place")
 
 BF16 = torch.bfloat16
 EPS = 1e-5
+
+ROUNDED = 2.0**-23
+"""Error of an addition in float32, relative to its result: tensor cores cut where others round, which is half of it."""
+
+STEEPEST = 1.13
+"""Most by which SiLU and GELU enlarge a difference."""
+
+CURVED = 2.0**-19
+"""Error of SiLU and GELU in float32, relative to their argument: of an exponential, a sum and a quotient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,11 @@ class Case:
         """Its gate."""
         return Gate(self.gate) if self.gate else None  # type: ignore[arg-type]
 
+    @property
+    def additions(self) -> int:
+        """Additions that a product passes: in its tile, from tile to tile, and from part to part."""
+        return self.shape.depth + -(-self.size // self.shape.depth) + self.programs
+
     def drawn(self) -> tuple[Tensor, Map, Tensor]:
         """Rows that are apart from each other, the matrix, and what is added to."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -65,21 +79,42 @@ class Case:
         return scratch
 
 
-def wanted(case: Case, x: Tensor, given: Map, before: Tensor) -> tuple[Tensor, float]:
-    """The result in float64, and how large the numbers are that it is made of."""
-    wide = x.double()
+def wanted(case: Case, x: Tensor, given: Map, before: Tensor, additions: int = 0) -> tuple[Tensor, Tensor]:
+    """The result in float64, and by how much each number of a bfloat16 result may differ from it.
+
+    Inputs are rounded behind their gains as a kernel rounds them: the gain with its offset, the product with it and the
+    rounding to bfloat16 are single operations, which are repeated exactly. What is left is the error of sums: a number
+    that passes ``n`` additions takes ``n`` roundings, so a sum of products differs by at most ``n`` times ``ROUNDED``
+    of the sum of their absolute values (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+
+    Args:
+        case: what is computed.
+        x: the rows.
+        given: the matrix.
+        before: what is added to.
+        additions: that a product passes at most; 0: as many as there are inputs, which holds for any order.
+    """
+    wide, values, scale = x.double(), x, torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
     if given.gain is not None:
-        gain = given.gain.double() + float(case.offset)
-        wide = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + EPS) * gain
-    y = wide @ given.weight.double().T
+        values = (x.float() * (given.gain.float() + float(case.offset))).to(x.dtype)
+        scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + EPS)
+    weight = given.weight.double()
+    y = values.double() @ weight.T * scale
+    total = values.double().abs() @ weight.abs().T * scale
     if given.bias is not None:
-        y = y + given.bias.double()
-    magnitude = y.abs().max().item()
+        y, total = y + given.bias.double(), total + given.bias.double().abs()
+    # Squares of a norm are added up in the same order; a few roundings more are what stands around the sums.
+    error = (2 * (additions or case.size) + 16) * ROUNDED * total
     if case.gate:
-        gate, up = y.chunk(2, 1)
-        y = (F.silu(gate) if case.gate == "silu" else F.gelu(gate, approximate="tanh")) * up
-        magnitude = magnitude**2
-    return (y + before.double() if case.adds else y), magnitude
+        (gate, up), (gate_error, up_error) = y.chunk(2, 1), error.chunk(2, 1)
+        bent = F.silu(gate) if case.gate == "silu" else F.gelu(gate, approximate="tanh")
+        bent_error = STEEPEST * gate_error + CURVED * gate.abs()
+        y = bent * up
+        error = bent_error * up.abs() + bent.abs() * up_error + bent_error * up_error + 4 * ROUNDED * y.abs()
+    if case.adds:
+        y = y + before.double()
+        error = error + ROUNDED * y.abs()
+    return y, error + ROUNDING[BF16] * (y.abs() + error)
 
 
 def run(case: Case, x: Tensor, given: Map, before: Tensor, scratch: Scratch) -> Tensor:
@@ -113,15 +148,25 @@ def test_products_are_those_of_float64(count: int) -> None:
     def check(case: Case) -> None:
         x, given, before = case.drawn()
         scratch = case.scratch()
-        target, magnitude = wanted(case, x, given, before)
-        # Inputs are rounded behind their gains: where few outputs all happen to be small, sums are of larger numbers.
-        usual = float(case.size) if case.gate else case.size**0.5
+        target, bound = wanted(case, x, given, before, case.additions)
         for _ in range(2):
             found = run(case, x, given, before, scratch)
-            assert_close(found, target, BF16, max(magnitude, usual))
+            assert_within(found, target, bound)
             assert not scratch.counters.any()
 
     for_each(count, CASES, check)
+
+
+def test_an_input_that_is_left_out_is_seen() -> None:
+    """Control of the bound: a product without the last of its inputs differs by more, with and without a norm."""
+    for normed in (False, True):
+        case = Case(3, 40, 208, "", normed, False, True, False, 4, 1)
+        x, given, before = case.drawn()
+        target, bound = wanted(case, x, given, before, case.additions)
+        assert_within(run(case, x, given, before, case.scratch()), target, bound)
+        given.weight[:, -1] = 0.0
+        with pytest.raises(AssertionError, match="over the bound"):
+            assert_within(run(case, x, given, before, case.scratch()), target, bound)
 
 
 def test_parts_are_made_of_long_matrices_only() -> None:

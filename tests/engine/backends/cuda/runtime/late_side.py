@@ -54,7 +54,7 @@ class LateSide:
         return LateSideFence(self)
 
     def mark(self) -> None:
-        """Blocks were cleaned or moved."""
+        """Blocks were cleaned, moved, or computed by a pass for which nobody waits yet."""
         self._marks += 1
 
     def follow_mark(self) -> None:

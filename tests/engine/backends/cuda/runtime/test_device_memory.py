@@ -122,11 +122,12 @@ def bench(
     side: LateSide | None = None,
     spill: SpillChannel | None = None,
     mixing: Mixing = NEVER,
+    queue: LateQueue | None = None,
 ) -> Bench:
     """An engine that was warmed up, with a queue that is late. ``settles``: whether it takes memory beforehand;
     ``upload``: watches what goes to the device; ``side``, ``spill``: where copies of its blocks are made and go;
     ``mixing``: which rows join prompts."""
-    queue, memory = LateQueue(random.Random(seed)), ShadowMemory(DIVISOR)
+    queue, memory = queue or LateQueue(random.Random(seed)), ShadowMemory(DIVISOR)
     staged = () if spill is None else (BLOCK_BYTES,) * (2 * STAGED)
     sizes = replace(sizes_of(limits_of(schedule.budget), staged), stretch=1 << 14)
     place = torch.zeros(sizes.total, dtype=torch.uint8)

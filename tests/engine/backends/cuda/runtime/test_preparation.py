@@ -33,6 +33,7 @@ from engine.model.layers.decoder import Decoder
 from engine.startup.load import build_engine, load_engine
 from engine.startup.warmup import warm_up
 from isolation.ipc.engine import Submit
+from isolation.ipc.messages import WeightForm
 from tests.engine.backends.cuda.runtime.held import LOOK_S, logits_of, recorded_first
 from tests.engine.model.families.table import FAMILIES, save_reference
 from tests.engine.support import make_engine, model_config, random_model, save_model, submit
@@ -369,9 +370,11 @@ def test_an_engine_with_palettes_reads_its_weights_first(tmp_path: Path, monkeyp
         return "palettes: as told"
 
     monkeypatch.setattr(PlainOperations, "take_palettes", take)
+    monkeypatch.setattr(PlainOperations, "has_palettes", True)
     plain, other = (load_engine(config_of(tmp_path, palette=palette), warm=False) for palette in (False, True))
     assert len(seen) == 1
     assert seen[0] > 0
     assert tokens(other) == tokens(plain)
     assert other.runner.description.endswith("; palettes: as told")
     assert "palettes" not in plain.runner.description
+    assert (plain.ready().weights, other.ready().weights) == (WeightForm.FLOAT32, WeightForm.PALETTE)
