@@ -31,7 +31,7 @@ from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, Engi
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 19
+CONTROL_VERSION = 20
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -218,6 +218,18 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepCharges:
+    """Gateway: asks for memory in which charges of running requests outlive it
+    (``appliance.common.usage.open_charges``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChargesUp:
+    """Supervisor: that memory comes with this message, in place of earlier one, and the end of a pipe that the gateway
+    keeps open as long as it lives."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeysUsed:
     """Gateway, every few seconds: last uses of API keys, as Unix seconds by secret
     (``appliance.common.keys.secret_name``)."""
@@ -364,6 +376,7 @@ FromGateway = (
     | Attest
     | UsageQuery
     | OpenStore
+    | KeepCharges
     | ModelWishes
 )
 FromSupervisor = (
@@ -384,6 +397,7 @@ FromSupervisor = (
     | Used
     | StoreUp
     | StoreState
+    | ChargesUp
     | ModelWords
 )
 Control = FromGateway | FromSupervisor

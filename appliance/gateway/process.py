@@ -19,6 +19,7 @@ from appliance.common import notify
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import (
     AuditState,
+    ChargesUp,
     Control,
     DiskState,
     Frozen,
@@ -27,6 +28,7 @@ from appliance.common.control import (
     Spent,
     SpillState,
     StoreState,
+    StoreUp,
     Welcome,
 )
 from appliance.common.control_cards import CardState
@@ -51,6 +53,7 @@ from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.charge_memory import ChargeMemory
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
@@ -137,8 +140,10 @@ class Gateway:
         self._table = ModelTable(
             self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
         )
-        takers, take_store = self._takers(questions), self._batches.link.take
-        self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
+        self._charges = ChargeMemory(supervisor.tell, self._audit.charges, wanted=config.audit is not None)
+        fd_takers = {StoreUp: self._batches.link.take, ChargesUp: self._charges.take}
+        served = self._models, tenant_sandboxes, self._service
+        self._sandboxes = Sandboxes(supervisor, *served, self._takers(questions), fd_takers)
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
@@ -347,6 +352,7 @@ class Gateway:
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
+        self._charges.attached(welcome)
 
     def _audit_policy(self, outcome: str, digest: str) -> None:
         tenants = len(self._service.ledger.policy.tenants)

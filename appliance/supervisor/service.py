@@ -53,6 +53,7 @@ from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.metering import Metering, open_metering
 from appliance.supervisor.model_changes import ModelChanges, Reread, read_models
 from appliance.supervisor.model_keepers import ModelKeepers
+from appliance.supervisor.open_charges import ChargeKeeper
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.planner import Planner
 from appliance.supervisor.policy_keeper import PolicyKeeper
@@ -90,7 +91,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), []),
         on_attach=lambda: _attached(server, models, residents, recorder),
-        on_leave=lambda: _gateway_left(models, residents, metering, answering, port),
+        on_leave=lambda: _gateway_left(models, residents, metering, answering, port, charges),
         on_wish=lambda wish: _wish(models, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
@@ -98,6 +99,8 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     vault = open_vault(config, server.namespace)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
+    charges = ChargeKeeper(server.publish, recorder.record)
+    recorder.on_taken, server.on_charges = charges.note, charges.open
     _connect(server, vault, port)
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
@@ -131,6 +134,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         notify.stopping()
         await _end_models(models, changes, residents, tasks)
         server.close()
+        charges.close()
         await operator.close()
         await _close(vault, recorder, metering, writing, port)
         await asyncio.to_thread(runtime.close)
@@ -340,8 +344,14 @@ def _attached(server: ControlServer, models: ModelKeepers, residents: Residents,
 
 
 def _gateway_left(
-    models: ModelKeepers, residents: Residents, metering: Metering | None, answering: Answering, port: StorePort | None
+    models: ModelKeepers,
+    residents: Residents,
+    metering: Metering | None,
+    answering: Answering,
+    port: StorePort | None,
+    charges: ChargeKeeper,
 ) -> None:
+    charges.gateway_left()
     if port is not None:
         port.gateway_left()
     if metering is not None:

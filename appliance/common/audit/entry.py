@@ -160,6 +160,10 @@ FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity"}
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
 
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+"""Encodes without blanks; ``json.dumps`` makes an encoder for each call that asks for it."""
+
+
 class EntryError(ValueError):
     """The entry is of no kind of the list above, or does not have that kind's fields."""
 
@@ -185,7 +189,7 @@ def entry(kind: str, **fields: Value) -> Entry:
 
 def to_wire(one: Entry) -> str:
     """The entry as a text of the control socket."""
-    return json.dumps({"kind": one.kind, **one.fields}, separators=(",", ":"))
+    return _compact({"kind": one.kind, **one.fields})
 
 
 def from_wire(text: str) -> Entry:

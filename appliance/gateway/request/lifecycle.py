@@ -27,6 +27,7 @@ from appliance.common.errors import (
     QuarantinedError,
     UnavailableError,
 )
+from appliance.common.usage.open_charges import NO_CHARGE
 from appliance.gateway.generate_request import (
     AnyRequest,
     AttestRequest,
@@ -138,6 +139,8 @@ class Lifecycle:
         self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
         self._names = _names(request)
         self._content = content_of(request)
+        self._streams_out = isinstance(request, GenerateRequest) and request.stream
+        self._charge = NO_CHARGE
         self._reservation: Reservation | None = None
         self._answered = False
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
@@ -315,7 +318,8 @@ class Lifecycle:
         self.trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
 
     async def secure(self, reservation: Reservation) -> None:
-        """Have the reserved cost recorded, where the tenant's spend is limited: the account must survive this process.
+        """Have the reserved cost recorded, where the tenant's spend is limited, and keep what the request is to be
+        charged: the account must survive this process.
 
         Raises:
             ApplianceError: it was not recorded in time, or the request was withdrawn.
@@ -324,6 +328,12 @@ class Lifecycle:
         if reservation.reserved_cost and record is not None:
             with self.waiting():
                 await record(self.call.request_id, self.principal.tenant, reservation.reserved_cost)
+        most = reservation.reserved_cost or None
+        begin = self.dependencies.audited_calls.begin
+        self._charge = begin(self.principal, self.call, reservation.decision, most, self._turns.queued_ms)
+        if self._streams_out:
+            # An answer that is collected is shown at its end, which ``served`` notes before its first byte leaves.
+            self.outcome.charge = self._charge
 
     async def limits(self, largest_id: int, param: str) -> EngineReady:
         """Return what the engine can do, once its vocabulary is known to have the request's largest token id.
@@ -400,7 +410,7 @@ class Lifecycle:
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(
-                self.principal, self.call, reservation.decision, charge, error, self._turns.queued_ms
+                self.principal, self.call, reservation.decision, charge, error, self._turns.queued_ms, self._charge
             )
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
