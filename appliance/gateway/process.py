@@ -42,6 +42,7 @@ from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.external.attach import ExternalModels
+from appliance.gateway.fleet.sharing import open_sharing
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
@@ -112,7 +113,8 @@ class Gateway:
         self._gauges: Gauges | None = None
         self._models = _model_sandboxes(config)
         names = ServedNames(self._models)
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
+        hosts = 1 if config.fleet is None else len(config.fleet.hosts)
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys, hosts)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
@@ -129,6 +131,7 @@ class Gateway:
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
+        self._sharing = open_sharing(config, self._service.ledger, spends, self._audit, self._spend.reserve)
         self._sleep = _sleep_control(config, self._service, supervisor, lambda: self._sandboxes.attachment.attached)
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
@@ -205,18 +208,23 @@ class Gateway:
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
-            background.append(self._keep(self._audit.run(), "audit feed"))
-            background.append(self._keep(self._credentials.run(self._service.end_unproved), "watch over credentials"))
-            background.append(self._keep(self._credentials.uses.run(), "last uses of keys"))
-            background.append(self._keep(self._credentials.tokens.run(), "keys of token issuers"))
+            asides = (
+                (self._audit.run(), "audit feed"),
+                (self._credentials.run(self._service.end_unproved), "watch over credentials"),
+                (self._credentials.uses.run(), "last uses of keys"),
+                (self._credentials.tokens.run(), "keys of token issuers"),
+                (self._sharing.run(self._service.count), "limits of the fleet"),
+            )
+            background += [self._keep(work, name) for work, name in asides]
             background.append(self._keep(_external(self._service, self._telemetry, self._config_file), "external"))
+            gauges.store_problem = self._sharing.store_problem
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
-            background.append(self._keep(keep_forgetting(lambda: _forgets(self._service.ledger.policy)), "forgetting"))
-            background.append(self._keep(keep_giving_back(), "giving free memory back"))
-            background.append(self._keep(self._batches.run(), "batches"))
+            forgetting = keep_forgetting(lambda: _forgets(self._service.ledger.policy))
+            last = (forgetting, "forgetting"), (keep_giving_back(), "free memory"), (self._batches.run(), "batches")
+            background += [self._keep(work, name) for work, name in last]
             await self._serve(background, gauges)
         finally:
             self._audit.flush()

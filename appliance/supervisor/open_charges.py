@@ -2,9 +2,9 @@
 
 The gateway writes what its running requests are to be charged into memory that the supervisor made
 (``appliance.common.usage.open_charges``). Once everything that the gateway had sent was taken, and its process is gone,
-what is left there becomes entries like those that it would have made. A gateway that was only detached goes on and tells
-them itself, so the end of the process is what counts. An entry that arrived and whose slot was not freed any more is
-known by its request.
+what is left there becomes entries like those that it would have made. A gateway that was only detached goes on and
+tells them itself, so the end of the process is what counts. An entry that arrived and whose slot was not freed any more
+is known by its request.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What running requests are to be charged, in memory that outlives the gateway which writes it.
 
-The supervisor makes the memory, sealed, and hands it to the gateway. A request has a slot from the moment before it
-enters an engine until its entry was sent to the supervisor: the slot has the entry as it would be if the gateway ended
-now, and numbers beside it that change while the answer is delivered. A number is one aligned word of eight bytes and is
-written before the bytes that it counts leave the gateway, so a kill at any instruction leaves it whole. Once the gateway
-is gone the supervisor reads the slots (``lost_requests``) and makes the entries that the gateway cannot make any more.
+The supervisor makes the memory, sealed, and hands it to the gateway. A request has a slot from before it enters an
+engine until its entry was sent to the supervisor: the slot has the entry as it would be if the gateway ended now, and
+numbers beside it that change while the answer is delivered. A number is one aligned word of eight bytes and is written
+before the bytes that it counts leave the gateway, so a kill at any instruction leaves it whole. Once the gateway is
+gone the supervisor reads the slots (``lost_requests``) and makes the entries that the gateway cannot make any more.
 That it is gone is told by a pipe: the gateway holds the only end to write to, and the kernel closes it.
 
 What a slot says is as hostile as an entry that a gateway reports: it is checked in the same way.
@@ -38,7 +38,8 @@ GATEWAY_LOST = "GATEWAY_LOST"
 FREE, RUNS, ENDED = 0, 1, 2
 """States of a slot: nothing; a request that runs, charged what it was shown; one that ended with its outcome."""
 
-STATE, TEXT_BYTES, OUTCOME_BYTES, SHOWN, INPUT, CACHED, OUTPUT, PRICE_INPUT, PRICE_CACHED, PRICE_OUTPUT, MOST = range(11)
+STATE, TEXT_BYTES, OUTCOME_BYTES, SHOWN, INPUT, CACHED, OUTPUT = range(7)
+PRICE_INPUT, PRICE_CACHED, PRICE_OUTPUT, MOST = range(7, 11)
 """Words of a slot. ``SHOWN`` is 1 once some of the answer was shown; ``MOST`` is the reserved cost plus one, or 0 where
 none was reserved."""
 
@@ -157,8 +158,8 @@ class OpenCharges:
             os.close(alive)  # Only now: nothing is left that the end of the pipe would have charged.
 
     def open(self, one: Entry, price: Price, most: int | None) -> OpenCharge:
-        """Keep a request's entry, whose numbers and outcome stand in the slot; ``most`` is the cost reserved for it, None
-        where none was. Where there is no slot any more the charge is kept nowhere."""
+        """Keep a request's entry, whose numbers and outcome stand in the slot; ``most`` is the cost reserved for it,
+        None where none was. Where there is no slot any more the charge is kept nowhere."""
         text = to_wire(one).encode()
         if self._memory is None or len(text) > SLOT_BYTES - TEXT_AT or not (self._free or self._next < MAX_OPEN):
             return NO_CHARGE

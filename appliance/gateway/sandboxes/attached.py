@@ -128,8 +128,8 @@ class Sandboxes:
         fd_takers: Mapping[type[Control], Callable[[tuple[int, ...]], None]] | None = None,
     ) -> None:
         """``takers`` act on messages that are not about sandboxes, by the type of message; they raise ValueError at
-        what no supervisor of this release sends. ``fd_takers`` take over the descriptors of messages that are nothing else, by type;
-        there may be none where this process can open no more."""
+        what no supervisor of this release sends. ``fd_takers`` take over the descriptors of messages that are nothing
+        else, by type; there may be none where this process can open no more."""
         self._fd_takers = fd_takers or {}
         self._supervisor = supervisor
         self._models = models

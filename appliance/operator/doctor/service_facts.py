@@ -316,7 +316,10 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
     if pepper is not None:
         yield _mode(pepper, "pepper", secret=True)
     listen = config.listen
-    for file, purpose in ((listen.metrics_token, "token of the metrics listener"), (listen.fleet_key, "fleet's key")):
+    secrets = [(listen.metrics_token, "token of the metrics listener"), (listen.fleet_key, "fleet's key")]
+    if config.fleet is not None:
+        secrets.append((config.fleet.store_password, "password of the fleet's store"))
+    for file, purpose in secrets:
         if file is not None and not str(file).startswith(SERVICE_CREDENTIALS):
             yield _mode(file, purpose, secret=True)
     if config.listen.tls is not None:

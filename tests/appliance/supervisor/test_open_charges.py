@@ -56,7 +56,9 @@ async def house() -> AsyncIterator[House]:
 
 def opened(charges: OpenCharges, name: str) -> None:
     """A request that streams."""
-    charge = charges.open(filled("request", request=name, outcome=GATEWAY_LOST), Price(input=1, cached_input=1, output=1), None)
+    charge = charges.open(
+        filled("request", request=name, outcome=GATEWAY_LOST), Price(input=1, cached_input=1, output=1), None
+    )
     charge.show(3, 0)
     charge.words[OUTPUT] = 2
 

@@ -55,8 +55,8 @@ def begun(charges: OpenCharges, name: str, most: int | None = None) -> module.Op
 
 
 def test_what_a_gateway_leaves() -> None:
-    """A request that nobody was shown costs nothing; one that was shown some costs the prompt and what was shown, at most
-    what was reserved; one that had ended has its outcome and charge; one whose entry was sent is left out."""
+    """A request that nobody was shown costs nothing; one that was shown some costs the prompt and what was shown, at
+    most what was reserved; one that had ended has its outcome and charge; one whose entry was sent is left out."""
     kept = Kept()
     begun(kept.charges, "waits")
     for name, most in (("streams", None), ("reserved", 100)):
@@ -109,8 +109,8 @@ def test_a_supervisor_that_comes_anew_gets_what_runs() -> None:
 
 
 def test_what_no_gateway_writes_is_left_out() -> None:
-    """Rubbish in a slot, by a gateway that was taken over, makes no entry and no error: random words, random pages, texts
-    of another kind, lengths past the page. Control: the honest slot beside them is read."""
+    """Rubbish in a slot, by a gateway that was taken over, makes no entry and no error: random words, random pages,
+    texts of another kind, lengths past the page. Control: the honest slot beside them is read."""
     kept, draw = Kept(), random.Random(1)
     begun(kept.charges, "honest").end("OK", PROMPT, 0, 1)
     for number in range(300):
