@@ -34,6 +34,8 @@ TURN_S = 0.25
 AWAY_S = 2.0
 """Seconds between two attempts while the store is away."""
 
+NOT_ASKED = "it was not asked yet"
+
 LIFE_BYTES = 8
 """Random bytes of the number of a process's life, and of a loan."""
 
@@ -50,7 +52,7 @@ class Sharing:
     """Records a reservation of spend on disk; None where no account is kept."""
     count: Callable[..., None] = lambda *_args, **_labels: None
     """Adds to a counter of ``names``."""
-    problem: str = "it was not asked yet"
+    problem: str = NOT_ASKED
     """Why nothing is lent now; empty while the store answers."""
     strangers: int = 0
     """Values of the store that no host of the fleet has written, since the start."""
@@ -142,7 +144,7 @@ class Sharing:
         )
 
     def _become(self, problem: str) -> None:
-        if problem and not self.problem:
+        if problem and self.problem in ("", NOT_ASKED):
             log.warning("the fleet's store is away; this host has its own part of each limit", problem=problem)
         elif self.problem and not problem:
             log.info("the fleet's store answers")

@@ -207,8 +207,8 @@ SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in ran
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
 def test_rates_overshoot_by_one_lease_at_most(seed: int) -> None:
-    """Over two to four hosts whose clocks differ by days and 1 %, with a store that is away, cut off from some, late, or
-    gives old values and those of others: in no window is more admitted than the rate gives, and one lease."""
+    """Over two to four hosts whose clocks differ by days and 1 %, with a store that is away, cut off from some, late,
+    or gives old values and those of others: in no window is more admitted than the rate gives, and one lease."""
     hosts, rpm = 2 + seed % 3, 1_200
     world = World(hosts, seed, policy(rpm))
     lease = rpm // hosts // LEASE
@@ -336,8 +336,8 @@ def test_an_answer_is_taken_once_while_it_is_fresh_and_no_larger_than_asked() ->
 
 
 def test_a_question_is_answered_once_in_each_life() -> None:
-    """Repeated by the store, also after another life's, it lends nothing more; a host that is none of the fleet's is not
-    heard; what is withheld is in no answer."""
+    """Repeated by the store, also after another life's, it lends nothing more; a host that is none of the fleet's is
+    not heard; what is withheld is in no answer."""
     _, lender, _ = pair()
     old, new = (Message("a", Question(life, 1, (Thing("t", "tokens", 8),)), {}) for life in ("one", "two"))
     assert len(lender.read([old], 0.0)) == 1
