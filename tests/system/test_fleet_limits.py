@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -33,6 +35,8 @@ RPM = 240
 LEASE = RPM // 2 // 2
 BUDGET = 1_000_000_000
 """Billionths that each tenant may spend in a day."""
+
+ROOT = Path(__file__).resolve().parents[2]
 
 ROUNDING = 2
 """Requests: each host's bucket is rounded once."""
@@ -147,7 +151,7 @@ def test_a_rate_is_of_both_hosts(fleet: Fleet) -> None:
     whole = alone.served(0) + both.served(0, 1)
     most = RPM + seconds * RPM / 60
     print(
-        f"rate {RPM} a minute over two hosts: {alone.served(0)} on one in 14 s, its part is {part:.0f}; {whole} on both "
+        f"rate {RPM} a minute: {alone.served(0)} on one host in 14 s, its part is {part:.0f}; {whole} on both "
         f"in {seconds:.1f} s, the policy gives {most:.0f}, and one lease is {LEASE}"
     )
     assert alone.served(0) > 1.2 * part
@@ -171,6 +175,16 @@ def logged(served: Served) -> tuple[int, int, int]:
     return len(entries), *(sum(one[name] for one in entries) for name in ("output_tokens", "cost"))  # type: ignore[return-value]
 
 
+def exported(served: Served) -> dict[tuple[str, int], dict[str, Any]]:
+    """Requests of a host as a collector keeps them: each line by its log and number."""
+    line = [sys.executable, "-m", "appliance.operator.cli", "audit", "export", "--form", "entries", "--kind", "request"]
+    told = subprocess.run(
+        [*line, "--from", str(served.state / "audit")], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0, told.stderr
+    return {(one["log"], one["n"]): one for one in map(json.loads, told.stdout.splitlines())}
+
+
 def settle(check: Callable[[], bool], what: Callable[[], Any]) -> None:
     """Wait until something holds."""
     until = time.monotonic() + 30
@@ -180,8 +194,8 @@ def settle(check: Callable[[], bool], what: Callable[[], Any]) -> None:
 
 
 def test_a_budget_is_of_both_hosts_over_kills(fleet: Fleet) -> None:
-    """A tenant spends at one host until that is refused, over a kill -9 of each gateway, and then at the other: together
-    no more than its budget, to the billionth, by the answers and by both books, and most of it at the first. Usage
+    """A tenant spends at one host until that is refused, over a kill -9 of each gateway, and then at the other: both
+    give no more than its budget, to the billionth, by the answers and by both books, and most of it at the first. Usage
     equals the audit log on both hosts, and no request is in both."""
     spent = ask(fleet, 1, (0,), 6, tokens=30).cost
     fleet.kill_gateway(0)
@@ -199,6 +213,9 @@ def test_a_budget_is_of_both_hosts_over_kills(fleet: Fleet) -> None:
         entry["request"] for one in fleet.hosts for entry in written(one.state / "audit") if entry["kind"] == "request"
     )
     assert max(ids.values()) == 1
+    collected = {**exported(hosts[0]), **exported(hosts[1]), **exported(hosts[0])}  # The first host's came twice.
+    sums = len(collected), *(sum(one[name] for one in collected.values()) for name in ("output_tokens", "cost"))
+    assert sums == tuple(map(sum, zip(*map(booked, hosts), strict=True)))
     tenant = TENANTS[1]
     charged = sum(
         entry["cost"]
