@@ -47,7 +47,7 @@ from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
 from appliance.gateway.front.tls_files import CertificateDates
-from appliance.gateway.model_table import ModelTable, ServedNames
+from appliance.gateway.model_table import ModelTable, ServedNames, shared_sandboxes
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -111,7 +111,7 @@ class Gateway:
         self._config, self._config_file = config, ConfigFile(config, reread)
         self._alone, self._hopeless = alone, ""
         self._gauges: Gauges | None = None
-        self._models = _model_sandboxes(config)
+        self._models = shared_sandboxes(config)
         names = ServedNames(self._models)
         hosts = 1 if config.fleet is None else len(config.fleet.hosts)
         self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys, hosts)
@@ -269,7 +269,7 @@ class Gateway:
         drain = self._service.operator_drain
         drain.notice_s = listen.drain_notice_s
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
-        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain)
+        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain, self._sharing.store_problem)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload, keys, self._sleep) as admin,
@@ -483,21 +483,6 @@ def _say_ready(addresses: dict[str, str], own: dict[str, str], models: list[str]
     status = f"STATUS=serving {', '.join(models)} in {sandbox}"
     notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
     log.info("ready", **words)
-
-
-def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
-    """Make the shared sandboxes of every model."""
-    return {
-        model.name: ModelSandboxes(
-            model.name,
-            model.runner,
-            truncates=model.truncates,
-            adapters=model.adapter_digests,
-            templated=model.pairs == "template",
-            labels=model.labels,
-        )
-        for model in config.models
-    }
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -460,6 +460,8 @@ class ServiceFacts:
     """Process of the operator's API; None where none is configured."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
+    store_problem: str | None = None
+    """Why the fleet's store does not answer, empty where it does; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

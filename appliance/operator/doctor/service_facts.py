@@ -44,6 +44,7 @@ from appliance.operator.doctor.facts import (
     ServiceFacts,
     ServiceUnit,
 )
+from appliance.operator.doctor.fleet_store import store_problem
 from appliance.operator.doctor.gpu_kernel_facts import look_at_cards, look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder
 from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
@@ -134,6 +135,7 @@ def look_at_service(
         rank_problems=rank_problems,
         forms=_forms(config),
         operator_api=look_at_operator_api(config),
+        store_problem=store_problem(config.fleet) if config.fleet is not None and config.fleet.store else None,
         account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
 
