@@ -131,6 +131,7 @@ class Sharing:
                 lender.withhold(peer, thing)
                 return
             self._tell("lent", peer, thing, lease)
+            self.audit.flush()  # It is on its way to the log before anybody is told: a kill leaves no loan without it.
         self.count(names.FLEET_LENT, thing.amount, kind=thing.kind)
 
     def _borrowed(self, peer: str, thing: Thing) -> None:
