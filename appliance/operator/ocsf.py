@@ -218,7 +218,7 @@ def _integrity(values: Values) -> _Event:
 
 def _lease(values: Values) -> _Event:
     title = f"part of a budget was {values['what']} within the fleet"
-    return _Event(0, OTHER, title, SUCCESS, INFORMATIONAL, {"count": max(1, int(values["cost"]))})
+    return _Event(0, OTHER, title, SUCCESS, INFORMATIONAL)
 
 
 def _gap(values: Values) -> _Event:

@@ -50,7 +50,8 @@ class Store:
                     await self._connect()
                 assert self._streams is not None, "it was connected"
                 reader, writer = self._streams
-                writer.write(_command(b"SET", key, value, b"PX", b"%d" % KEPT_MS) + _command(b"MGET", *others))
+                asked = _command(b"MGET", *others) if others else b""
+                writer.write(_command(b"SET", key, value, b"PX", b"%d" % KEPT_MS) + asked)
                 await writer.drain()
                 await _expect(reader, b"+OK")
                 return await _values(reader, len(others))
