@@ -208,8 +208,8 @@ SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in ran
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")
 def test_rates_overshoot_by_one_lease_at_most(seed: int) -> None:
     """Over two to four hosts whose clocks differ by days and 1 %, with a store that is away, cut off from some, late,
-    or gives old values and those of others: in no window is more admitted than the rate gives, and one lease, nor than it
-    gives and what it gives in 2 seconds."""
+    or gives old values and those of others: in no window is more admitted than the rate gives, and one lease or what
+    it gives in 2 seconds, whichever is less."""
     hosts, rpm = 2 + seed % 3, 1_200
     world = World(hosts, seed, policy(rpm))
     lease, on_its_way = rpm // hosts // LEASE, rpm / 60 * FRESH_S

@@ -82,8 +82,8 @@ def test_equal_hosts_do_not_differ(run: Run) -> None:
     ],
 )
 def test_a_difference_is_named_and_makes_the_exit_status_1(run: Run, changed: dict[str, object], what: str) -> None:
-    """Version, policy, key of the fleet, list of hosts, and models: other files, not pinned on one host, or served on one
-    alone."""
+    """Version, policy, key of the fleet, list of hosts, and models: other files, not pinned on one host, or served on
+    one alone."""
     with two_hosts(**changed) as (path, _, _):
         shown = run("fleet", "diff", "--hosts", str(path))
         assert (shown.exit_code, shown.stdout.splitlines()[0]) == (exits.REFUSED, f"{what} differs")
