@@ -9,7 +9,7 @@ part, in an answer, or in the asker's part. Whatever is lost on the way is lost 
   while the question is its latest and not older than ``FRESH_S``, by its own monotonic clock. No host reads another's.
 * A host lends no more than what it has above half of its part of a rate, or half of what is left of its part of a
   budget: who asks cannot take a part away, only what is not used.
-* One question is out at a time, so what is on its way to a host is one lease at most: ``amount`` of each thing asked
+* One question is out at a time, so what is on its way to a host is one lease at most: as much of each limit as was asked
   for.
 
 Messages come from a store that may lose, delay, repeat and mix up what it has. They are sealed by a proof under the
@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 REQUESTS, TOKENS, INPUT, OUTPUT, SPEND = KINDS = ("requests", "tokens", "input", "output", "spend")
-"""Kinds of things: four rates, and the budgets of day and month, which are lent together."""
+"""Kinds of amounts: four rates, and the budgets of day and month, which are lent together."""
 
 FRESH_S = 2.0
 """Seconds for which an answer is taken, from when its question was asked."""
 
-MAX_THINGS = 64
-"""Things that one question asks for."""
+MAX_AMOUNTS = 64
+"""Amounts that one question asks for."""
 
 MAX_LIVES = 64
 """Lives of one host whose last question is remembered; a question of an earlier one that is repeated is answered once
@@ -37,7 +37,7 @@ more, and lends to nobody what is then lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class LimitAmount:
     """What can be lent: a tenant's rate or budget, by kind, in its units."""
 
     tenant: str
@@ -46,22 +46,22 @@ class Thing:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LoanQuestion:
     """What one host asks of all others together."""
 
     life: str
     """Random number of the asker's process."""
     count: int
-    things: tuple[Thing, ...]
+    amounts: tuple[LimitAmount, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LoanAnswer:
     """What one host lends another."""
 
     life: str
     count: int
-    things: tuple[Thing, ...]
+    amounts: tuple[LimitAmount, ...]
     day: int
     """Day, by number, of whose budgets it lends."""
 
@@ -71,8 +71,8 @@ class Message:
     """All that one host says at one time."""
 
     sender: str
-    question: Question | None
-    answers: Mapping[str, Answer]
+    question: LoanQuestion | None
+    answers: Mapping[str, LoanAnswer]
     """By the host that asked."""
 
 
@@ -84,15 +84,15 @@ class Parts(Protocol):
         """Day of the budgets now, by number."""
         ...
 
-    def short(self) -> list[Thing]:
+    def short(self) -> list[LimitAmount]:
         """Return what runs short, with the amount that is wanted."""
         ...
 
-    def lend(self, wanted: Thing) -> int:
+    def lend(self, wanted: LimitAmount) -> int:
         """Take at most the amount that is wanted out of the own part; returns how much that is."""
         ...
 
-    def take(self, thing: Thing) -> None:
+    def take(self, loan: LimitAmount) -> None:
         """Put what was lent into the own part."""
         ...
 
@@ -105,21 +105,21 @@ class Lender:
     peers: tuple[str, ...]
     life: str
     parts: Parts
-    borrowed: Callable[[str, Thing], None] = lambda _peer, _thing: None
+    borrowed: Callable[[str, LimitAmount], None] = lambda _peer, _thing: None
     """Told what was taken, with the host that lent it."""
-    _question: Question | None = None
+    _question: LoanQuestion | None = None
     _asked_at: float = 0.0
     _count: int = 0
     _heard: set[str] = field(default_factory=set)
     """Hosts that have answered the latest question."""
-    _answers: dict[str, Answer] = field(default_factory=dict)
+    _answers: dict[str, LoanAnswer] = field(default_factory=dict)
     _seen: dict[str, dict[str, int]] = field(default_factory=dict)
     """Latest count of each life, by host."""
 
-    def read(self, messages: Iterable[Message], now: float) -> list[tuple[str, Thing]]:
+    def read(self, messages: Iterable[Message], now: float) -> list[tuple[str, LimitAmount]]:
         """Take answers, and answer questions; returns what is lent now, with the host that gets it. What must be on
         disk first is to be recorded before ``write``, or taken back by ``withhold``."""
-        lent: list[tuple[str, Thing]] = []
+        lent: list[tuple[str, LimitAmount]] = []
         for message in messages:
             if message.sender not in self.peers:
                 continue
@@ -127,58 +127,58 @@ class Lender:
             if answer is not None:
                 self._take(message.sender, answer, now)
             if message.question is not None and self._is_new(message.sender, message.question):
-                things = self._lend(message.question)
+                amounts = self._lend(message.question)
                 asked = message.question
-                self._answers[message.sender] = Answer(asked.life, asked.count, things, self.parts.day)
-                lent += [(message.sender, thing) for thing in things]
+                self._answers[message.sender] = LoanAnswer(asked.life, asked.count, amounts, self.parts.day)
+                lent += [(message.sender, loan) for loan in amounts]
         return lent
 
-    def withhold(self, peer: str, thing: Thing) -> None:
+    def withhold(self, peer: str, loan: LimitAmount) -> None:
         """Leave something out of an answer that was not told yet."""
         answer = self._answers[peer]
-        things = tuple(one for one in answer.things if one != thing)
-        self._answers[peer] = Answer(answer.life, answer.count, things, answer.day)
+        amounts = tuple(one for one in answer.amounts if one != loan)
+        self._answers[peer] = LoanAnswer(answer.life, answer.count, amounts, answer.day)
 
     def write(self, now: float) -> Message:
         """Return what this host says now; asks anew where something runs short and no question is out."""
         if self._question is not None and (self._heard >= {*self.peers} or now - self._asked_at > FRESH_S):
             self._question = None
-        if self._question is None and (short := self.parts.short()[:MAX_THINGS]):
+        if self._question is None and (short := self.parts.short()[:MAX_AMOUNTS]):
             self._count += 1
-            self._question, self._asked_at = Question(self.life, self._count, tuple(short)), now
+            self._question, self._asked_at = LoanQuestion(self.life, self._count, tuple(short)), now
             self._heard.clear()
         return Message(self.name, self._question, dict(self._answers))
 
-    def _take(self, peer: str, answer: Answer, now: float) -> None:
+    def _take(self, peer: str, answer: LoanAnswer, now: float) -> None:
         question = self._question
         if question is None or (answer.life, answer.count) != (question.life, question.count) or peer in self._heard:
             return
         if now - self._asked_at > FRESH_S:
             return
         self._heard.add(peer)
-        most = {(one.tenant, one.kind): self._each(one.amount) for one in question.things}
-        for thing in answer.things:
-            # Honest hosts lend no more; each thing is taken once.
-            amount = min(thing.amount, most.pop((thing.tenant, thing.kind), 0))
-            if amount > 0 and (thing.kind != SPEND or answer.day == self.parts.day):
-                taken = Thing(thing.tenant, thing.kind, amount)
+        most = {(one.tenant, one.kind): self._each(one.amount) for one in question.amounts}
+        for loan in answer.amounts:
+            # Honest hosts lend no more; each loan is taken once.
+            amount = min(loan.amount, most.pop((loan.tenant, loan.kind), 0))
+            if amount > 0 and (loan.kind != SPEND or answer.day == self.parts.day):
+                taken = LimitAmount(loan.tenant, loan.kind, amount)
                 self.parts.take(taken)
                 self.borrowed(peer, taken)
 
-    def _lend(self, question: Question) -> tuple[Thing, ...]:
-        """Take what is asked for out of the own parts, each thing once."""
-        lent: dict[tuple[str, str], Thing] = {}
-        for one in question.things[:MAX_THINGS]:
-            wanted = Thing(one.tenant, one.kind, self._each(one.amount))
+    def _lend(self, question: LoanQuestion) -> tuple[LimitAmount, ...]:
+        """Take what is asked for out of the own parts, each loan once."""
+        lent: dict[tuple[str, str], LimitAmount] = {}
+        for one in question.amounts[:MAX_AMOUNTS]:
+            wanted = LimitAmount(one.tenant, one.kind, self._each(one.amount))
             if (one.tenant, one.kind) not in lent and (amount := self.parts.lend(wanted)) > 0:
-                lent[one.tenant, one.kind] = Thing(one.tenant, one.kind, amount)
+                lent[one.tenant, one.kind] = LimitAmount(one.tenant, one.kind, amount)
         return tuple(lent.values())
 
     def _each(self, amount: int) -> int:
         """Return what one host lends of an amount that is asked of all."""
         return -(-amount // len(self.peers))
 
-    def _is_new(self, peer: str, question: Question) -> bool:
+    def _is_new(self, peer: str, question: LoanQuestion) -> bool:
         lives = self._seen.setdefault(peer, {})
         if question.count <= lives.get(question.life, 0):
             return False

@@ -12,10 +12,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from appliance.gateway.fleet.lending import KINDS, MAX_THINGS, Answer, Message, Question, Thing
+from appliance.gateway.fleet.lending import KINDS, MAX_AMOUNTS, LimitAmount, LoanAnswer, LoanQuestion, Message
 
 MAX_BYTES = 64 << 10
-"""Longest message: 16 answers of 64 things take 50 kB."""
+"""Longest message: 16 answers of 64 amounts take 50 kB."""
 
 MAX_AMOUNT = 1 << 53
 """Bound of numbers, which every JSON reader has exactly."""
@@ -50,16 +50,16 @@ class Sealer:
         question = message.question
         document = {
             "from": message.sender,
-            "asks": None if question is None else [question.life, question.count, self._rows(question.things)],
+            "asks": None if question is None else [question.life, question.count, self._rows(question.amounts)],
             "answers": {
-                name: [one.life, one.count, one.day, self._rows(one.things)] for name, one in message.answers.items()
+                name: [one.life, one.count, one.day, self._rows(one.amounts)] for name, one in message.answers.items()
             },
         }
         text = _COMPACT(document).encode()
         return self._proof(text) + text
 
     def read(self, data: bytes, sender: str, tenant_of: Callable[[str], str | None]) -> Message:
-        """Return the message that ``sender`` wrote; things of tenants that are not known here are left out.
+        """Return the message that ``sender`` wrote; amounts of tenants that are not known here are left out.
 
         Raises:
             MessageError: it is none, or another host's.
@@ -81,8 +81,8 @@ class Sealer:
     def _proof(self, text: bytes) -> bytes:
         return hmac.new(self._key, b"message " + text, hashlib.sha256).hexdigest().encode()
 
-    def _rows(self, things: tuple[Thing, ...]) -> list[list[Any]]:
-        return [[self.tag(one.tenant), one.kind, one.amount] for one in things]
+    def _rows(self, amounts: tuple[LimitAmount, ...]) -> list[list[Any]]:
+        return [[self.tag(one.tenant), one.kind, one.amount] for one in amounts]
 
 
 def _message(document: Mapping[str, Any], tenant_of: Callable[[str], str | None]) -> Message:
@@ -90,18 +90,18 @@ def _message(document: Mapping[str, Any], tenant_of: Callable[[str], str | None]
     question = None
     if asks is not None:
         life, count, rows = asks
-        question = Question(_text(life), _number(count), _things(rows, tenant_of))
+        question = LoanQuestion(_text(life), _number(count), _amounts(rows, tenant_of))
     answers = {}
     for name, (life, count, day, rows) in document["answers"].items():
-        answers[name] = Answer(_text(life), _number(count), _things(rows, tenant_of), _number(day))
+        answers[name] = LoanAnswer(_text(life), _number(count), _amounts(rows, tenant_of), _number(day))
     return Message(_text(document["from"]), question, answers)
 
 
-def _things(rows: list[Any], tenant_of: Callable[[str], str | None]) -> tuple[Thing, ...]:
+def _amounts(rows: list[Any], tenant_of: Callable[[str], str | None]) -> tuple[LimitAmount, ...]:
     found = []
-    for tag, kind, amount in rows[:MAX_THINGS]:
+    for tag, kind, amount in rows[:MAX_AMOUNTS]:
         if kind in KINDS and (tenant := tenant_of(_text(tag))) is not None:
-            found.append(Thing(tenant, kind, _number(amount)))
+            found.append(LimitAmount(tenant, kind, _number(amount)))
     return tuple(found)
 
 

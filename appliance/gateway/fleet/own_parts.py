@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from appliance.common.usage.periods import period_of
-from appliance.gateway.fleet.lending import INPUT, MAX_THINGS, OUTPUT, REQUESTS, SPEND, TOKENS, Thing
+from appliance.gateway.fleet.lending import INPUT, MAX_AMOUNTS, OUTPUT, REQUESTS, SPEND, TOKENS, LimitAmount
 from appliance.gateway.request.accounts import Account
 from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.spend import Spends
 from policy.limits import Bucket, Rate, level
 from policy.model import Limits
 
@@ -28,19 +28,6 @@ SMALLEST = 64
 
 MAX_USED = 256
 """Tenants that are looked at in one turn; one that runs short is used again at once."""
-
-
-class Spends(Protocol):
-    """What is asked of the account of spend."""
-
-    @property
-    def now(self) -> float:
-        """Unix time of the account."""
-        ...
-
-    def move(self, tenant: str, cost: int) -> None:
-        """Count what was lent, or with a negative amount what was borrowed, as spent."""
-        ...
 
 
 @dataclass(slots=True)
@@ -62,24 +49,24 @@ class OwnParts:
         """Day of the budgets now, by number."""
         return period_of(self.spends.now).day
 
-    def short(self) -> list[Thing]:
+    def short(self) -> list[LimitAmount]:
         """Return what runs short of tenants that used something since the last call."""
         used, self._used = self._used, {}
-        found = list[Thing]()
+        found = list[LimitAmount]()
         for tenant in used:
             if (account := self.ledger.account(tenant)) is None:
                 continue
             for kind, rate, bucket in _buckets(account):
                 if level(bucket, rate, self.clock()) < rate.capacity / SHORT:
-                    found.append(Thing(tenant, kind, max(1, rate.capacity // LEASE)))
+                    found.append(LimitAmount(tenant, kind, max(1, rate.capacity // LEASE)))
             part, left = self._budget(tenant)
             if part and left < part // SHORT:
-                found.append(Thing(tenant, SPEND, max(1, part // BUDGET_LEASE)))
-            if len(found) >= MAX_THINGS:
+                found.append(LimitAmount(tenant, SPEND, max(1, part // BUDGET_LEASE)))
+            if len(found) >= MAX_AMOUNTS:
                 break
         return found
 
-    def lend(self, wanted: Thing) -> int:
+    def lend(self, wanted: LimitAmount) -> int:
         """Take at most the amount that is wanted of what is above half of a rate's part, or of half of what is left of
         a budget's."""
         tenant = wanted.tenant
@@ -103,18 +90,18 @@ class OwnParts:
                 return amount
         return 0
 
-    def take(self, thing: Thing) -> None:
+    def take(self, loan: LimitAmount) -> None:
         """Put what was lent into the own part: a rate's bucket is full at most."""
-        tenant = thing.tenant
+        tenant = loan.tenant
         if tenant not in self.ledger.policy.tenants:
             return
-        if thing.kind == SPEND:
-            self.spends.move(tenant, -thing.amount)
+        if loan.kind == SPEND:
+            self.spends.move(tenant, -loan.amount)
         account, now = self.ledger.account(tenant, begin=True), self.clock()
         for kind, rate, bucket in _buckets(account) if account is not None else ():
-            if kind == thing.kind:
+            if kind == loan.kind:
                 held = level(bucket, rate, now)
-                _set(account, kind, Bucket(max(held, min(held + thing.amount, float(rate.capacity))), now))
+                _set(account, kind, Bucket(max(held, min(held + loan.amount, float(rate.capacity))), now))
         self.ledger.lines.wake(tenant)
 
     def _budget(self, tenant: str) -> tuple[int, int]:

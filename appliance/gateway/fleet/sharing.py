@@ -17,13 +17,14 @@ import structlog
 from appliance.common.config import ApplianceConfig
 from appliance.common.errors import UnavailableError
 from appliance.common.fleet_config import FleetConfig
-from appliance.gateway.fleet.lending import SPEND, Lender, Message, Thing
+from appliance.gateway.fleet.lending import SPEND, Lender, LimitAmount, Message
 from appliance.gateway.fleet.message import MessageError, Sealer
-from appliance.gateway.fleet.own_parts import OwnParts, Spends
-from appliance.gateway.fleet.store import Store, StoreError
+from appliance.gateway.fleet.own_parts import OwnParts
+from appliance.gateway.fleet.store import FleetStoreError, Store
 from appliance.gateway.front.affinity import read_fleet_key
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.spend import Spends
 from appliance.gateway.telemetry import names
 
 log = structlog.get_logger()
@@ -86,13 +87,13 @@ class Sharing:
                 mine = lender.write(time.monotonic())
                 try:
                     values = await store.exchange(self._key(sealer, config.host), sealer.write(mine), keys)
-                except StoreError as error:
+                except FleetStoreError as error:
                     self._become(str(error))
                     await asyncio.sleep(AWAY_S)
                     continue
                 self._become("")
-                for peer, thing in lender.read(self._messages(sealer, config.peers, values), time.monotonic()):
-                    await self._lent(lender, peer, thing)
+                for peer, loan in lender.read(self._messages(sealer, config.peers, values), time.monotonic()):
+                    await self._lent(lender, peer, loan)
                 await asyncio.sleep(TURN_S)
         finally:
             await store.close()
@@ -118,30 +119,30 @@ class Sharing:
         if self._tagged is not tenants:
             self._tags, self._tagged = {sealer.tag(name): name for name in tenants}, tenants
 
-    async def _lent(self, lender: Lender, peer: str, thing: Thing) -> None:
+    async def _lent(self, lender: Lender, peer: str, loan: LimitAmount) -> None:
         """Note what is lent; a budget is told only once the loan is on disk, so that no restart forgets it."""
-        if thing.kind == SPEND:
+        if loan.kind == SPEND:
             lease = f"lease_{secrets.token_hex(LIFE_BYTES)}"
             try:
                 if self.record_spend is None:
                     raise UnavailableError("no account of spend is kept")
-                await self.record_spend(lease, thing.tenant, thing.amount)
+                await self.record_spend(lease, loan.tenant, loan.amount)
             except UnavailableError as error:
-                log.warning("a budget is not lent", tenant=thing.tenant, problem=error.message)
-                lender.withhold(peer, thing)
+                log.warning("a budget is not lent", tenant=loan.tenant, problem=error.message)
+                lender.withhold(peer, loan)
                 return
-            self._tell("lent", peer, thing, lease)
+            self._tell("lent", peer, loan, lease)
             self.audit.flush()  # It is on its way to the log before anybody is told: a kill leaves no loan without it.
-        self.count(names.FLEET_LENT, thing.amount, kind=thing.kind)
+        self.count(names.FLEET_LENT, loan.amount, kind=loan.kind)
 
-    def _borrowed(self, peer: str, thing: Thing) -> None:
-        if thing.kind == SPEND:
-            self._tell("borrowed", peer, thing, f"lease_{secrets.token_hex(LIFE_BYTES)}")
-        self.count(names.FLEET_BORROWED, thing.amount, kind=thing.kind)
+    def _borrowed(self, peer: str, loan: LimitAmount) -> None:
+        if loan.kind == SPEND:
+            self._tell("borrowed", peer, loan, f"lease_{secrets.token_hex(LIFE_BYTES)}")
+        self.count(names.FLEET_BORROWED, loan.amount, kind=loan.kind)
 
-    def _tell(self, what: str, peer: str, thing: Thing, lease: str) -> None:
+    def _tell(self, what: str, peer: str, loan: LimitAmount, lease: str) -> None:
         self.audit.add(
-            "lease", what=what, tenant=thing.tenant, host=peer, lease=lease, day=self.parts.day, cost=thing.amount
+            "lease", what=what, tenant=loan.tenant, host=peer, lease=lease, day=self.parts.day, cost=loan.amount
         )
 
     def _become(self, problem: str) -> None:

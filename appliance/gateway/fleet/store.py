@@ -27,7 +27,7 @@ MAX_LINE_BYTES = 512
 MAX_PASSWORD_BYTES = 4_096
 
 
-class StoreError(Exception):
+class FleetStoreError(Exception):
     """The store is away, refuses, or says what no such store says."""
 
 
@@ -42,7 +42,7 @@ class Store:
         """Keep a value, and return those of the other keys; None for one that is not there.
 
         Raises:
-            StoreError: it did not, and the connection is closed.
+            FleetStoreError: it did not, and the connection is closed.
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -57,11 +57,11 @@ class Store:
                 return await _values(reader, len(others))
         except TimeoutError as error:
             await self.close()
-            raise StoreError(f"it does not answer within {TIMEOUT_S:g} s") from error
+            raise FleetStoreError(f"it does not answer within {TIMEOUT_S:g} s") from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
             await self.close()
-            raise StoreError(str(error)) from error
-        except StoreError:
+            raise FleetStoreError(str(error)) from error
+        except FleetStoreError:
             await self.close()
             raise
 
@@ -103,7 +103,7 @@ async def _expect(reader: asyncio.StreamReader, wanted: bytes) -> None:
     line = await _line(reader)
     if line != wanted:
         said = line[:100].decode("ascii", "replace") if line.startswith(b"-") else "what is no reply"
-        raise StoreError(f"it says: {said}")
+        raise FleetStoreError(f"it says: {said}")
 
 
 async def _values(reader: asyncio.StreamReader, count: int) -> list[bytes | None]:
@@ -111,7 +111,7 @@ async def _values(reader: asyncio.StreamReader, count: int) -> list[bytes | None
     if count == 0:
         return []
     if await _line(reader) != b"*%d" % count:
-        raise StoreError("it gives another number of values")
+        raise FleetStoreError("it gives another number of values")
     values: list[bytes | None] = []
     for _ in range(count):
         line = await _line(reader)
@@ -122,7 +122,7 @@ async def _values(reader: asyncio.StreamReader, count: int) -> list[bytes | None
             values.append(await reader.readexactly(length))
             with suppress(asyncio.IncompleteReadError):
                 if await reader.readexactly(2) != b"\r\n":
-                    raise StoreError("a value does not end where its length says")
+                    raise FleetStoreError("a value does not end where its length says")
         else:
-            raise StoreError("a value is longer than a host writes")
+            raise FleetStoreError("a value is longer than a host writes")
     return values

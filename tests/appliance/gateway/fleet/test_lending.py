@@ -8,14 +8,23 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
 from appliance.common.control import Spent
 from appliance.common.errors import ApplianceError
 from appliance.common.usage.periods import period_of
-from appliance.gateway.fleet.lending import FRESH_S, KINDS, SPEND, Answer, Lender, Message, Question, Thing
+from appliance.gateway.fleet.lending import (
+    FRESH_S,
+    KINDS,
+    SPEND,
+    Lender,
+    LimitAmount,
+    LoanAnswer,
+    LoanQuestion,
+    Message,
+)
 from appliance.gateway.fleet.message import MAX_BYTES, MessageError, Sealer
 from appliance.gateway.fleet.own_parts import LEASE, OwnParts
 from appliance.gateway.request.ledger import Ledger
@@ -110,10 +119,10 @@ class Host:
         self.lender = Lender(self.name, peers, str(world.draw.random()), self.parts, self.borrowed)
         self.sealer = Sealer(b"f" * 32)
 
-    def borrowed(self, _peer: str, thing: Thing) -> None:
+    def borrowed(self, _peer: str, loan: LimitAmount) -> None:
         """Note on disk; the note may be lost with the process."""
-        if thing.kind == SPEND and self.world.draw.random() < 0.9:
-            self.disk.spent -= thing.amount
+        if loan.kind == SPEND and self.world.draw.random() < 0.9:
+            self.disk.spent -= loan.amount
         self.world.moved += 1
 
     def turn(self) -> None:
@@ -126,12 +135,12 @@ class Host:
             if (value := store.get(peer)) is not None:
                 with suppress(MessageError):
                     messages.append(self.sealer.read(value, peer, {self.sealer.tag("acme"): "acme"}.get))
-        for peer, thing in self.lender.read(messages, now):
-            if thing.kind == SPEND:
+        for peer, loan in self.lender.read(messages, now):
+            if loan.kind == SPEND:
                 if self.world.draw.random() < 0.1:
-                    self.lender.withhold(peer, thing)  # the disk did not take it
+                    self.lender.withhold(peer, loan)  # the disk did not take it
                 else:
-                    self.disk.spent += thing.amount
+                    self.disk.spent += loan.amount
 
     def ask(self) -> bool:
         """Try to have one request served."""
@@ -286,51 +295,51 @@ def test_without_parts_budgets_are_exceeded() -> None:
 class Fixed:
     """Parts that lend all that is asked for."""
 
-    def __init__(self, *wanted: Thing) -> None:
-        self.wanted, self.taken, self.day = list(wanted), list[Thing](), 3
+    def __init__(self, *wanted: LimitAmount) -> None:
+        self.wanted, self.taken, self.day = list(wanted), list[LimitAmount](), 3
 
-    def short(self) -> list[Thing]:
+    def short(self) -> list[LimitAmount]:
         """What is wanted."""
         return self.wanted
 
-    def lend(self, wanted: Thing) -> int:
+    def lend(self, wanted: LimitAmount) -> int:
         """All."""
         return wanted.amount
 
-    def take(self, thing: Thing) -> None:
+    def take(self, loan: LimitAmount) -> None:
         """Keep."""
-        self.taken.append(thing)
+        self.taken.append(loan)
 
 
-def pair(*wanted: Thing) -> tuple[Lender, Lender, Fixed]:
+def pair(*wanted: LimitAmount) -> tuple[Lender, Lender, Fixed]:
     """One that asks for these, and one that lends."""
     parts = Fixed(*wanted)
     return Lender("a", ("b",), "life-a", parts), Lender("b", ("a",), "life-b", Fixed()), parts
 
 
+EIGHT, MONEY = LimitAmount("t", "tokens", 8), LimitAmount("t", SPEND, 5)
+
+
 def test_an_answer_is_taken_once_while_it_is_fresh_and_no_larger_than_asked() -> None:
     """Repeated, late, of another life, of another day, or with more than was asked for: nothing more is taken. Budgets
     are of their day, rates of any."""
-    asker, lender, parts = pair(Thing("t", "tokens", 8), Thing("t", SPEND, 5))
+    asker, lender, parts = pair(EIGHT, MONEY)
     lender.read([asker.write(0.0)], 50.0)
     answer = lender.write(50.0)
     for _ in range(2):
         asker.read([answer], FRESH_S)
-    assert parts.taken == [Thing("t", "tokens", 8), Thing("t", SPEND, 5)]
-    for change in ({"life": "other"}, {"count": 9}):
-        asker, lender, parts = pair(Thing("t", "tokens", 8))
+    assert parts.taken == [EIGHT, MONEY]
+    for other in (LoanAnswer("other", 1, (EIGHT,), 3), LoanAnswer("life-a", 9, (EIGHT,), 3)):
+        asker, lender, parts = pair(EIGHT)
         asker.write(0.0)
-        asker.read(
-            [Message("b", None, {"a": replace(Answer("life-a", 1, (Thing("t", "tokens", 8),), 3), **change)})], 0.1
-        )
+        asker.read([Message("b", None, {"a": other})], 0.1)
         assert parts.taken == []
-    asker, lender, parts = pair(Thing("t", "tokens", 8), Thing("t", SPEND, 5))
+    asker, lender, parts = pair(EIGHT, MONEY)
     asker.write(0.0)
-    asker.read(
-        [Message("b", None, {"a": Answer("life-a", 1, (Thing("t", "tokens", 99), Thing("t", SPEND, 5)), 4)})], 0.1
-    )
-    assert parts.taken == [Thing("t", "tokens", 8)]
-    asker, lender, parts = pair(Thing("t", "tokens", 8))
+    more = LoanAnswer("life-a", 1, (LimitAmount("t", "tokens", 99), MONEY), 4)
+    asker.read([Message("b", None, {"a": more})], 0.1)
+    assert parts.taken == [EIGHT]
+    asker, lender, parts = pair(EIGHT)
     lender.read([asker.write(0.0)], 0.0)
     asker.read([lender.write(0.0)], FRESH_S + 0.1)
     assert parts.taken == []
@@ -340,28 +349,28 @@ def test_a_question_is_answered_once_in_each_life() -> None:
     """Repeated by the store, also after another life's, it lends nothing more; a host that is none of the fleet's is
     not heard; what is withheld is in no answer."""
     _, lender, _ = pair()
-    old, new = (Message("a", Question(life, 1, (Thing("t", "tokens", 8),)), {}) for life in ("one", "two"))
+    old, new = (Message("a", LoanQuestion(life, 1, (EIGHT,)), {}) for life in ("one", "two"))
     assert len(lender.read([old], 0.0)) == 1
     assert lender.read([old], 0.0) == []
     assert len(lender.read([new, old, new], 0.0)) == 1
     assert lender.read([Message("z", old.question, {})], 0.0) == []
-    assert lender.write(0.0).answers["a"].things == (Thing("t", "tokens", 8),)
-    lender.withhold("a", Thing("t", "tokens", 8))
-    assert lender.write(0.0).answers["a"].things == ()
+    assert lender.write(0.0).answers["a"].amounts == (EIGHT,)
+    lender.withhold("a", EIGHT)
+    assert lender.write(0.0).answers["a"].amounts == ()
 
 
 def test_messages_are_proved_before_they_are_read() -> None:
     """A message comes back as it was written; each changed byte, another sender, another key and another length are
     refused. Tenants stand in it by tags, and those that are not known are left out."""
     sealer, draw = Sealer(b"f" * 32), random.Random(3)
-    things = tuple(Thing("acme", kind, 5) for kind in KINDS)
-    message = Message("a", Question("life", 2, things), {"b": Answer("other", 1, things, 7)})
+    amounts = tuple(LimitAmount("acme", kind, 5) for kind in KINDS)
+    message = Message("a", LoanQuestion("life", 2, amounts), {"b": LoanAnswer("other", 1, amounts, 7)})
     data = sealer.write(message)
     known = {sealer.tag("acme"): "acme"}.get
     assert b"acme" not in data
     assert sealer.read(data, "a", known) == message
     left_out = sealer.read(data, "a", {}.get)
-    assert left_out.question == Question("life", 2, ())
+    assert left_out.question == LoanQuestion("life", 2, ())
     for _ in range(300):
         at = draw.randrange(len(data))
         changed = data[:at] + bytes([data[at] ^ (1 << draw.randrange(8))]) + data[at + 1 :]

@@ -18,7 +18,7 @@ from appliance.gateway.fleet import store as module
 from appliance.gateway.fleet.message import MAX_BYTES
 from appliance.gateway.fleet.own_parts import OwnParts
 from appliance.gateway.fleet.sharing import Sharing
-from appliance.gateway.fleet.store import Store, StoreError
+from appliance.gateway.fleet.store import FleetStoreError, Store
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.spend import Spends
@@ -68,7 +68,7 @@ async def test_values_are_kept_for_all_hosts(running: RunningStore, monkeypatch:
     assert await other.exchange(b"b", b"", [b"a", b"b"]) == [value, b""]
     await asyncio.sleep(0.15)
     assert await other.exchange(b"b", b"x", [b"a"]) == [None]
-    with pytest.raises(StoreError, match="NOAUTH"):
+    with pytest.raises(FleetStoreError, match="NOAUTH"):
         await Store(config(running.address)).exchange(b"a", b"", [b"b"])
     await one.close()
     await other.close()
@@ -104,7 +104,7 @@ async def test_what_is_no_reply_ends_the_connection(lie: str, monkeypatch: pytes
         server = await asyncio.start_unix_server(serve, path=f"{folder}/s")
         asked = Store(config(f"unix:{folder}/s"))
         began = time.monotonic()
-        with pytest.raises(StoreError):
+        with pytest.raises(FleetStoreError):
             await asked.exchange(b"a", b"v", [b"b"])
         assert time.monotonic() - began < 1.0
         assert await asked.exchange(b"a", b"v", [b"b"]) == [b"x"]
