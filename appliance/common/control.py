@@ -28,6 +28,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
+from appliance.common.control_charges import ChargesUp, KeepCharges
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
@@ -215,18 +216,6 @@ class Audited:
 
     entries: list[str]
     dropped: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepCharges:
-    """Gateway: asks for memory in which charges of running requests outlive it
-    (``appliance.common.usage.open_charges``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChargesUp:
-    """Supervisor: that memory comes with this message, in place of earlier one, and the end of a pipe that the gateway
-    keeps open as long as it lives."""
 
 
 @dataclass(frozen=True, slots=True)

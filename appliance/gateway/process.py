@@ -19,7 +19,6 @@ from appliance.common import notify
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import (
     AuditState,
-    ChargesUp,
     Control,
     DiskState,
     Frozen,
@@ -32,6 +31,7 @@ from appliance.common.control import (
     Welcome,
 )
 from appliance.common.control_cards import CardState
+from appliance.common.control_charges import ChargesUp
 from appliance.common.control_models import ModelRest
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
@@ -206,25 +206,16 @@ class Gateway:
             gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
             idle = partial(_look_at_idle, self._sleep, self._freezer, self._sandboxes)
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
-            background.append(self._keep(watching, "watch over engines"))
-            self._audit_policy("ok", policy.digest)
-            asides = (
-                (self._audit.run(), "audit feed"),
-                (self._credentials.run(self._service.end_unproved), "watch over credentials"),
-                (self._credentials.uses.run(), "last uses of keys"),
-                (self._credentials.tokens.run(), "keys of token issuers"),
-                (self._sharing.run(self._service.count), "limits of the fleet"),
-            )
-            background += [self._keep(work, name) for work, name in asides]
-            background.append(self._keep(_external(self._service, self._telemetry, self._config_file), "external"))
             gauges.store_problem = self._sharing.store_problem
+            self._audit_policy("ok", policy.digest)
+            works = _works(self._service, self._credentials, self._telemetry, self._config_file)
+            own = (watching, "watch over engines"), (self._batches.run(), "batches")
+            works += (*own, (self._sharing.run(self._service.count), "limits of the fleet"))
+            background += [self._keep(work, name) for work, name in works]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
-            forgetting = keep_forgetting(lambda: _forgets(self._service.ledger.policy))
-            last = (forgetting, "forgetting"), (keep_giving_back(), "free memory"), (self._batches.run(), "batches")
-            background += [self._keep(work, name) for work, name in last]
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
@@ -407,6 +398,21 @@ class Gateway:
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+def _works(
+    service: GatewayService, credentials: Credentials, telemetry: OtelTelemetry, file: ConfigFile
+) -> tuple[tuple[Coroutine[Any, Any, None], str], ...]:
+    """Return what runs as long as the gateway serves, with names."""
+    return (
+        (service.audit.run(), "audit feed"),
+        (credentials.run(service.end_unproved), "watch over credentials"),
+        (credentials.uses.run(), "last uses of keys"),
+        (credentials.tokens.run(), "keys of token issuers"),
+        (_external(service, telemetry, file), "external"),
+        (keep_forgetting(lambda: _forgets(service.ledger.policy)), "forgetting"),
+        (keep_giving_back(), "giving free memory back"),
+    )
 
 
 def _sleep_control(

@@ -20,7 +20,6 @@ from appliance.common.control import (
     Fault,
     Freeze,
     HandedOver,
-    KeepCharges,
     KeysUsed,
     NamespaceQuery,
     Namespaces,
@@ -35,6 +34,7 @@ from appliance.common.control import (
     receive,
     send,
 )
+from appliance.common.control_charges import KeepCharges
 from appliance.common.control_models import ModelWishes
 from appliance.common.errors import ControlError
 from appliance.common.paths import identity

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import structlog
 
 from appliance.common.audit.entry import Entry
-from appliance.common.control import ChargesUp, Control, KeepCharges
+from appliance.common.control import Control
+from appliance.common.control_charges import ChargesUp, KeepCharges
 from appliance.common.figures import counted
 from appliance.common.usage.open_charges import create_memory, lost_requests
 

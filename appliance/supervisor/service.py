@@ -99,9 +99,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     vault = open_vault(config, server.namespace)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
-    charges = ChargeKeeper(server.publish, recorder.record)
-    recorder.on_taken, server.on_charges = charges.note, charges.open
-    _connect(server, vault, port)
+    charges = _connect(server, vault, port, recorder)
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
@@ -134,9 +132,8 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         notify.stopping()
         await _end_models(models, changes, residents, tasks)
         server.close()
-        charges.close()
         await operator.close()
-        await _close(vault, recorder, metering, writing, port)
+        await _close(vault, recorder, metering, writing, port, charges)
         await asyncio.to_thread(runtime.close)
 
 
@@ -162,12 +159,15 @@ async def _end_models(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None) -> None:
-    """Give what the gateway says of kept data to what keeps it."""
+def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None, recorder: Recorder) -> ChargeKeeper:
+    """Give what the gateway says of kept data and charges to what keeps them; returns what keeps its charges."""
+    charges = ChargeKeeper(server.publish, recorder.record)
+    recorder.on_taken, server.on_charges = charges.note, charges.open
     if vault is not None:
         server.on_retention = vault.set_retention
     if port is not None:
         server.on_store = port.open
+    return charges
 
 
 def _stop_signal() -> asyncio.Event:
@@ -198,8 +198,10 @@ async def _close(
     metering: Metering | None,
     writing: asyncio.Task[None],
     port: StorePort | None,
+    charges: ChargeKeeper,
 ) -> None:
     """Close the stores, then write the rest of the audit log and count it."""
+    charges.close()
     if port is not None:
         await port.close()
     if vault is not None:

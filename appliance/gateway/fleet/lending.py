@@ -3,13 +3,13 @@
 Each host has its part of each limit and decides by it alone, so nothing shared is needed to keep a limit. A host
 whose part of a rate or of a budget runs short asks; another host that has some to spare takes it from its own part,
 for good, and says so in an answer to that very question. What is lent is thus in one place at a time: in the lender's
-part, in an answer, or in the asker's part. Whatever is lost on the way is lost to the tenant, and to nobody's bill.
+part, in an answer, or in the asker's part. Whatever is lost on the way is lost to the tenant, and on no bill.
 
 * A question has the number of the asker's life and a count. A host answers each once, and takes each answer once, only
   while the question is its latest and not older than ``FRESH_S``, by its own monotonic clock. No host reads another's.
 * A host lends no more than what it has above half of its part of a rate, or half of what is left of its part of a
   budget: who asks cannot take a part away, only what is not used.
-* One question is out at a time, so what is on its way to a host is one lease at most: as much of each limit as was asked
+* One question is out at a time, so what is on its way to a host is one lease at most: as much of each as was asked
   for.
 
 Messages come from a store that may lose, delay, repeat and mix up what it has. They are sealed by a proof under the

@@ -48,8 +48,18 @@ class Outcome:
     """Tokens that the text sandbox made of the prompt, or gave it up at."""
     emitted: bool = False
     """Whether some of the answer was shown: then the request cannot be replayed."""
+    streamed: bool = False
+    """Whether the answer is shown while it is made; one that is collected is shown at its end."""
+    kept: OpenCharge = NO_CHARGE
+    """What is kept of the request in case that this process ends."""
     charge: OpenCharge = NO_CHARGE
-    """Where the numbers of a streamed answer are kept in case that this process ends."""
+    """Where the numbers of an answer that is streamed are kept."""
+
+    def keep(self, kept: OpenCharge) -> None:
+        """Keep the request's charge; that of a collected answer is noted at its end, before its first byte leaves."""
+        self.kept = kept
+        if self.streamed:
+            self.charge = kept
 
     def show(self) -> None:
         """Note that some of the answer is about to be shown."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
-from appliance.common.control import Control, KeepCharges, Welcome
+from appliance.common.control import Control, Welcome
+from appliance.common.control_charges import KeepCharges
 from appliance.common.usage.open_charges import OpenCharges
 
 log = structlog.get_logger()

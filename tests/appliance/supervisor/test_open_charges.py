@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from appliance.common.audit.entry import Entry
-from appliance.common.control import ChargesUp, Control, KeepCharges
+from appliance.common.control import Control
+from appliance.common.control_charges import ChargesUp, KeepCharges
 from appliance.common.usage.open_charges import GATEWAY_LOST, OUTPUT, OpenCharges
 from appliance.supervisor.open_charges import MAX_MEMORIES, ChargeKeeper
 from policy.model import Price
