@@ -136,8 +136,9 @@ class Gateway:
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
-        wanted = config.batches is not None
-        self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
+        self._batches = Batches(
+            self._service, supervisor.tell, lambda: self._file.keys, wanted=config.batches is not None
+        )
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, partial(_count_thaw, self._telemetry))
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
