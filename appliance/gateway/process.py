@@ -42,7 +42,7 @@ from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.external.attach import ExternalModels
-from appliance.gateway.fleet.sharing import open_sharing
+from appliance.gateway.fleet.sharing import Sharing, open_sharing
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
@@ -136,9 +136,8 @@ class Gateway:
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
-        self._batches = Batches(
-            self._service, supervisor.tell, lambda: self._file.keys, wanted=config.batches is not None
-        )
+        wanted = config.batches is not None
+        self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, partial(_count_thaw, self._telemetry))
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
@@ -209,9 +208,8 @@ class Gateway:
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
             gauges.store_problem = self._sharing.store_problem
             self._audit_policy("ok", policy.digest)
-            works = _works(self._service, self._credentials, self._telemetry, self._config_file)
-            own = (watching, "watch over engines"), (self._batches.run(), "batches")
-            works += (*own, (self._sharing.run(self._service.count), "limits of the fleet"))
+            works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
+            works += (watching, "watch over engines"), (self._batches.run(), "batches")
             background += [self._keep(work, name) for work, name in works]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
@@ -402,7 +400,7 @@ class Gateway:
 
 
 def _works(
-    service: GatewayService, credentials: Credentials, telemetry: OtelTelemetry, file: ConfigFile
+    service: GatewayService, credentials: Credentials, telemetry: OtelTelemetry, file: ConfigFile, sharing: Sharing
 ) -> tuple[tuple[Coroutine[Any, Any, None], str], ...]:
     """Return what runs as long as the gateway serves, with names."""
     return (
@@ -413,6 +411,7 @@ def _works(
         (_external(service, telemetry, file), "external"),
         (keep_forgetting(lambda: _forgets(service.ledger.policy)), "forgetting"),
         (keep_giving_back(), "giving free memory back"),
+        (sharing.run(service.count), "limits of the fleet"),
     )
 
 
