@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import signal
+import socket
+from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from appliance.common.audit.entry import Entry
+from appliance.common import control
+from appliance.common.audit.entry import Entry, to_wire
+from appliance.common.audit.log import open_log
 from appliance.common.control import Control
 from appliance.common.control_charges import ChargesUp, KeepCharges
-from appliance.common.usage.open_charges import GATEWAY_LOST, OUTPUT, OpenCharges
+from appliance.common.usage.open_charges import GATEWAY_LOST, OUTPUT, OpenCharge, OpenCharges
+from appliance.supervisor.audit import Recorder
+from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.open_charges import MAX_MEMORIES, ChargeKeeper
 from policy.model import Price
 from tests.appliance.common.audit.entries import filled
+
+PRICE = Price(input=1, cached_input=1, output=1)
 
 
 class House:
@@ -118,3 +129,91 @@ async def test_a_gateway_that_was_detached_and_comes_again_is_not_charged(house:
     for pair in house.handed:
         for fd in pair:
             os.close(fd)
+
+
+def gateway(path: Path, out: int) -> None:
+    """A gateway that answers for ever: it attaches, keeps charges, writes an answer's id for each of its tokens, and
+    sends entries now and then."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(str(path))
+    control.send(sock, control.Attach(control.CONTROL_VERSION))
+    control.send(sock, KeepCharges())
+    charges = OpenCharges()
+    while True:
+        found = control.receive(sock)
+        assert found is not None
+        if isinstance(found[0], ChargesUp):
+            charges.use(*found[1])
+            break
+    waiting, number = list[tuple[str, OpenCharge]](), 0
+    while True:
+        number += 1
+        name = f"r{os.getpid()}-{number}"
+        charge = charges.open(filled("request", request=name, outcome=GATEWAY_LOST), PRICE, None)
+        charge.show(3, 0)
+        for tokens in (1, 2):
+            charge.words[OUTPUT] = tokens
+            os.write(out, f"{name}\n".encode())
+        charge.end("OK", 3, 0, 2)
+        waiting.append((to_wire(filled("request", request=name, outcome="OK", output_tokens=2)), charge))
+        if len(waiting) == 7:
+            control.send(sock, control.Audited([text for text, _ in waiting], 0))
+            for _, kept in waiting:
+                kept.release()
+            waiting.clear()
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(300, marks=pytest.mark.full)])
+async def test_a_killed_process_is_charged_once_for_what_left_it(kills: int, tmp_path: Path) -> None:
+    """kill -9 at random instructions of a process at the real socket: each answer of which a byte had left is recorded
+    once, with the tokens that had left, or one more. Control: some were recorded by the supervisor."""
+    log = open_log(tmp_path / "audit")
+    recorder, recorded, draw = Recorder(log, lambda _: None), list[Entry](), random.Random(kills)
+    recorder.record = recorded.append  # type: ignore[method-assign]
+    server = ControlServer(
+        tmp_path / "s",
+        control.Welcome(control.CONTROL_VERSION, "none", "none", []),
+        on_attach=lambda: None,
+        on_leave=lambda: keeper.gateway_left(),
+        on_wish=lambda _wish: None,
+        on_audited=recorder.take,
+    )
+    left = list[Entry]()
+
+    def record(one: Entry) -> None:
+        left.append(one)
+        recorded.append(one)
+
+    keeper = ChargeKeeper(server.publish, record)
+    recorder.on_taken, server.on_charges = keeper.note, keeper.open
+    server.open()
+    path = tmp_path / "out"
+    out = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in range(kills):
+        child = os.fork()
+        if not child:
+            try:
+                gateway(tmp_path / "s", out)
+            finally:
+                os._exit(1)
+        async with asyncio.timeout(20):
+            while f"r{child}-" not in path.read_text():
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(draw.random() / 50)
+            os.kill(child, signal.SIGKILL)
+            await asyncio.to_thread(os.waitpid, child, 0)
+            if number % 2:
+                server.publish(control.Namespaces({}), ())  # fails, and must lose nothing that was sent
+            while server._peer is not None or keeper._memories:
+                await asyncio.sleep(0.002)
+    server.close()
+    served = Counter(path.read_text().split())
+    ids = Counter(str(one.fields["request"]) for one in recorded)
+    assert max(ids.values()) == 1
+    charged = {str(one.fields["request"]): int(one.fields["output_tokens"]) for one in recorded}
+    for name, tokens in served.items():
+        assert tokens <= charged[name] <= tokens + 1, name
+    assert sum(charged[name] for name in charged.keys() - served.keys()) <= kills
+    assert left
+    os.close(out)
+    log.close()
