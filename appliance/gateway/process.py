@@ -53,7 +53,7 @@ from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.spend import Spends
-from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.attached import Sandboxes, TakeFds
 from appliance.gateway.sandboxes.charge_memory import ChargeMemory
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
@@ -144,7 +144,7 @@ class Gateway:
             self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
         )
         self._charges = ChargeMemory(supervisor.tell, self._audit.charges, wanted=config.audit is not None)
-        fd_takers = {StoreUp: self._batches.link.take, ChargesUp: self._charges.take}
+        fd_takers: dict[type[Control], TakeFds] = {StoreUp: self._batches.link.take, ChargesUp: self._charges.take}
         served = self._models, tenant_sandboxes, self._service
         self._sandboxes = Sandboxes(supervisor, *served, self._takers(questions), fd_takers)
         self._certificate = CertificateDates(config.listen.tls)

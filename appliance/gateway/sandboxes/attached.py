@@ -58,6 +58,10 @@ MOST_LOSSES = 3
 """Supervisors that may come and go before anything is served."""
 
 
+TakeFds = Callable[[tuple[int, ...]], None]
+"""Takes over the descriptors of a message."""
+
+
 @dataclass(slots=True)
 class FirstStart:
     """Decides whether a gateway that has started by itself can still expect a supervisor. Pure: times are monotonic
@@ -125,7 +129,7 @@ class Sandboxes:
         tenant_sandboxes: TenantSandboxes,
         listener: SandboxListener,
         takers: Mapping[type[Control], Callable[[Any], None]],
-        fd_takers: Mapping[type[Control], Callable[[tuple[int, ...]], None]] | None = None,
+        fd_takers: Mapping[type[Control], TakeFds] | None = None,
     ) -> None:
         """``takers`` act on messages that are not about sandboxes, by the type of message; they raise ValueError at
         what no supervisor of this release sends. ``fd_takers`` take over the descriptors of messages that are nothing
