@@ -1,6 +1,6 @@
 """Get the programs through which tests look at an appliance as an operator or a client would.
 
-    python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser
+    python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser, a store
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
@@ -12,7 +12,8 @@
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
-``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
+``share/chromium`` of the environment. The store for limits of a fleet is Debian's Valkey, or the Redis of a release
+that has none, likewise in ``share/store``. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
 gRPC, buf, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the
 HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may
 fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
@@ -93,6 +94,18 @@ exec "$root/usr/lib/chromium/chromium" "$@"
 """
 
 
+STORES = ("valkey-server", "redis-server")
+"""Programs that keep values for a fleet, with the names of their packages; Debian has the first from 13 on."""
+
+RUN_STORE = """\
+#!/bin/sh
+# The store with the libraries that this machine lacked for it.
+root={root}
+export LD_LIBRARY_PATH="$(echo "$root"/usr/lib/*-linux-gnu)"
+exec "$root/usr/bin/{name}" "$@"
+"""
+
+
 def prometheus(into: Path, scratch: Path) -> None:
     """Debian's Prometheus.
 
@@ -127,6 +140,35 @@ def chromium(into: Path, scratch: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
     (scratch / "chromium").write_text(RUN_CHROMIUM.format(root=shlex.quote(os.fspath(folder.absolute()))))
     place(scratch / "chromium", into / "chromium")
+
+
+def store(into: Path, scratch: Path) -> None:
+    """The machine's own Valkey or Redis, or Debian's in a folder with the libraries that this machine has not.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached or has neither.
+    """
+    if own := next((found for name in STORES if (found := shutil.which(name))), None):
+        (into / "fleet-store").symlink_to(own)
+        return
+    apt = debian(scratch, INSTALLED)
+    get = [*apt, "--no-install-recommends", "--yes", "--download-only", "install"]
+    name = STORES[0]
+    try:
+        command([*get, name], scratch)
+    except StepError:
+        name = STORES[1]
+        command([*get, name], scratch)
+    folder = into.parent / "share/store"
+    new = folder.with_name(f".store.{os.getpid()}")
+    try:
+        extract((scratch / "cache/archives").glob("*.deb"), new)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    (scratch / "store").write_text(RUN_STORE.format(root=shlex.quote(os.fspath(folder.absolute())), name=name))
+    place(scratch / "store", into / "fleet-store")
 
 
 def emulator(folder: Path, scratch: Path) -> None:
@@ -277,7 +319,7 @@ def place(source: Path, target: Path) -> None:
 def main() -> int:
     """Get what is missing; the status is 1 where something cannot be had."""
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
-    parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
+    parser.add_argument("--into", type=Path, help="folder for prometheus, rotel-agent, chromium, fleet-store")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
     parser.add_argument("--model-signing", type=Path, help="folder for an environment with model-signing")
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
@@ -289,7 +331,7 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
     if arguments.into is not None:
-        programs = (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium))
+        programs = (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium), ("fleet-store", store))
         wanted += [(name, arguments.into, get) for name, get in programs if not (arguments.into / name).exists()]
     if arguments.emulator is not None:
         wanted.append(("emulator", arguments.emulator, emulator))

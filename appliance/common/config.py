@@ -23,6 +23,7 @@ from appliance.common.config_places import (
 )
 from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Unit
 from appliance.common.external_config import ExternalConfig
+from appliance.common.fleet_config import FleetConfig
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.listen_config import ListenConfig
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
@@ -294,6 +295,8 @@ class ApplianceConfig(Section):
     """The operator's gRPC API. Without this section there is none."""
     remote_operators: RemoteOperatorsConfig | None = None
     """Operators on other machines. Without this section there are none."""
+    fleet: FleetConfig | None = None
+    """Hosts that share the policy's limits. Without this section they are this host's alone."""
     host: HostConfig | None = None
     """What this machine costs. Without this section nothing has a cost but what the policy prices."""
     digest_cache: Path | None = Field(default=None, strict=False)
@@ -310,6 +313,8 @@ class ApplianceConfig(Section):
     def _keyed(self) -> Self:
         if self.sandbox.spill is not None and self.keys is None:
             raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
+        if self.fleet is not None and self.fleet.store and self.listen.fleet_key is None:
+            raise ValueError("fleet.store needs listen.fleet_key: what hosts say to each other is proved under it")
         if self.batches is not None and (self.keys is None or self.audit is None):
             raise ValueError("batches need keys and audit: files are sealed, and what is charged is in the audit log")
         return self

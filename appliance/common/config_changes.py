@@ -24,7 +24,7 @@ supervisor's, which has made its sandboxes by it. Who has which role the operato
 MODELS = "models["
 """Beginning of the keys of models, which come and go without a restart (``appliance.common.served_models``)."""
 
-GATEWAY_ONLY = ("listen.",)
+GATEWAY_ONLY = ("listen.", "fleet.")
 """Beginnings of keys for which a restart of the gateway is enough."""
 
 

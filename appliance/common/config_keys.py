@@ -22,6 +22,7 @@ from appliance.common import (
     config,
     config_places,
     external_config,
+    fleet_config,
     listen_config,
     operator_config,
     token_config,
@@ -160,7 +161,8 @@ def _alternatives(annotation: Any) -> list[Any]:
 def _docstrings() -> Mapping[tuple[str, str], str]:
     """Section and attribute to the docstring below it, as one line."""
     found = {}
-    modules = config, adapter_config, config_places, external_config, listen_config, operator_config, token_config
+    extra = external_config, fleet_config, listen_config, operator_config, token_config
+    modules = config, adapter_config, config_places, *extra
     for section in (part for module in modules for part in ast.parse(inspect.getsource(module)).body):
         if not isinstance(section, ast.ClassDef):
             continue

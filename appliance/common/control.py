@@ -28,10 +28,11 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
+from appliance.common.control_charges import ChargesUp, KeepCharges
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 19
+CONTROL_VERSION = 20
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -364,6 +365,7 @@ FromGateway = (
     | Attest
     | UsageQuery
     | OpenStore
+    | KeepCharges
     | ModelWishes
 )
 FromSupervisor = (
@@ -384,6 +386,7 @@ FromSupervisor = (
     | Used
     | StoreUp
     | StoreState
+    | ChargesUp
     | ModelWords
 )
 Control = FromGateway | FromSupervisor

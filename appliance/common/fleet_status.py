@@ -13,5 +13,9 @@ class FleetStatus:
     """Fingerprint of the fleet's key in hex; empty where it has none."""
     models: dict[str, str] = field(default_factory=dict)
     """Digest of each configured model's files as the configuration pins it, by name; empty where it is not pinned."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts that share its limits; empty where these are its own."""
+    store: str = ""
+    """Why nothing is lent now by the fleet's store; empty while it answers, and where there is none."""
     draining: bool = False
     """Whether it takes no requests, or soon will not: by the operator's word, or because it stops."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from appliance.common.config import MODEL_NAME, ModelConfig
+from appliance.common.config import MODEL_NAME, ApplianceConfig, ModelConfig
 from appliance.common.control import Control, Welcome
 from appliance.common.control_models import (
     ApplyModels,
@@ -293,3 +293,18 @@ def _adapters(message: ModelServed) -> dict[str, bytes]:
     if not all(re.fullmatch("[0-9a-f]{64}", digest) for _, _, digest in pairs):
         raise ValueError("adapters of a model that no supervisor of this release serves")
     return {name: bytes.fromhex(digest) for name, _, digest in pairs}
+
+
+def shared_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
+    """Make the shared sandboxes of every model."""
+    return {
+        model.name: ModelSandboxes(
+            model.name,
+            model.runner,
+            truncates=model.truncates,
+            adapters=model.adapter_digests,
+            templated=model.pairs == "template",
+            labels=model.labels,
+        )
+        for model in config.models
+    }

@@ -24,6 +24,7 @@ from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.shadow import Shadow
 from policy.errors import PolicyError
 from policy.files import overlooked, read_shadow, read_sources, shadow_file
+from policy.host_part import host_part
 from policy.loader import load_policy
 from policy.model import PolicySet
 from policy.references import dangling
@@ -57,10 +58,17 @@ class PolicyFile:
     """The policy file with its drop-ins (or a folder of these) and the credentials beside it."""
 
     def __init__(
-        self, policy: Path, credentials: Path, pepper: Path, models: Collection[str], signers: Collection[str] = ()
+        self,
+        policy: Path,
+        credentials: Path,
+        pepper: Path,
+        models: Collection[str],
+        signers: Collection[str] = (),
+        hosts: int = 1,
     ) -> None:
         """``models``: names of the models that are served. ``signers``: public keys, one of which must have signed the
-        policy; none where it needs no signature."""
+        policy; none where it needs no signature. ``hosts`` share its limits, of which this one has its part."""
+        self._hosts = hosts
         self._signers = signers
         self._models = models
         self._policy, self._credentials, self._pepper = policy, credentials, pepper
@@ -107,7 +115,8 @@ class PolicyFile:
         check_signed(sources, self._policy, self._signers)
         for line in self.overlooked:
             log.warning("a file beside the policy is not read", said=line)
-        return load_policy(sources), self.key_file.read(self._credentials, self._pepper)
+        policy = host_part(load_policy(sources), self._hosts)
+        return policy, self.key_file.read(self._credentials, self._pepper)
 
     def use(self, credentials: Path, pepper: Path, models: Collection[str]) -> None:
         """Read the keys from these files from now on; ``models`` are served, or will be in a moment."""
@@ -161,7 +170,7 @@ class PolicyFile:
         """Return the shadow policy, or why what is there is none. It is no reason to refuse anything."""
         try:
             sources = read_shadow(self._policy)
-            return (None if sources is None else load_policy(sources)), ()
+            return (None if sources is None else host_part(load_policy(sources), self._hosts)), ()
         except (OSError, PolicyError) as error:
             problems = tuple(str(error).splitlines())[:MAX_WARNINGS]
             log.warning("the shadow policy is not taken", problems=problems)

@@ -28,9 +28,11 @@ from appliance.common.control import (
     Spent,
     SpillState,
     StoreState,
+    StoreUp,
     Welcome,
 )
 from appliance.common.control_cards import CardState
+from appliance.common.control_charges import ChargesUp
 from appliance.common.control_models import ModelRest
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
@@ -41,17 +43,19 @@ from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.external.attach import ExternalModels
+from appliance.gateway.fleet.sharing import Sharing, open_sharing
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
 from appliance.gateway.front.tls_files import CertificateDates
-from appliance.gateway.model_table import ModelTable, ServedNames
+from appliance.gateway.model_table import ModelTable, ServedNames, shared_sandboxes
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.spend import Spends
-from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.attached import Sandboxes, TakeFds
+from appliance.gateway.sandboxes.charge_memory import ChargeMemory
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
@@ -109,9 +113,10 @@ class Gateway:
         self._config, self._config_file = config, ConfigFile(config, reread)
         self._alone, self._hopeless = alone, ""
         self._gauges: Gauges | None = None
-        self._models = _model_sandboxes(config)
+        self._models = shared_sandboxes(config)
         names = ServedNames(self._models)
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys)
+        hosts = 1 if config.fleet is None else len(config.fleet.hosts)
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper, names, config.policy_keys, hosts)
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := self._unusable(policy):
@@ -128,6 +133,7 @@ class Gateway:
         self._service = GatewayService(
             self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
+        self._sharing = open_sharing(config, self._service.ledger, spends, self._audit, self._spend.reserve)
         self._sleep = _sleep_control(config, self._service, supervisor, lambda: self._sandboxes.attachment.attached)
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
@@ -139,8 +145,10 @@ class Gateway:
         self._table = ModelTable(
             self._service, supervisor.tell, lambda: self._sandboxes.attachment.attached, self._models_changed
         )
-        takers, take_store = self._takers(questions), self._batches.link.take
-        self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers, take_store)
+        self._charges = ChargeMemory(supervisor.tell, self._audit.charges, wanted=config.audit is not None)
+        fd_takers: dict[type[Control], TakeFds] = {StoreUp: self._batches.link.take, ChargesUp: self._charges.take}
+        served = self._models, tenant_sandboxes, self._service
+        self._sandboxes = Sandboxes(supervisor, *served, self._takers(questions), fd_takers)
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
@@ -200,20 +208,15 @@ class Gateway:
             gauges = self._gauges = Gauges(*parts, self._certificate, self._disks, self._stored)
             idle = partial(_look_at_idle, self._sleep, self._freezer, self._sandboxes)
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
-            background.append(self._keep(watching, "watch over engines"))
+            gauges.store_problem = self._sharing.store_problem
             self._audit_policy("ok", policy.digest)
-            background.append(self._keep(self._audit.run(), "audit feed"))
-            background.append(self._keep(self._credentials.run(self._service.end_unproved), "watch over credentials"))
-            background.append(self._keep(self._credentials.uses.run(), "last uses of keys"))
-            background.append(self._keep(self._credentials.tokens.run(), "keys of token issuers"))
-            background.append(self._keep(_external(self._service, self._telemetry, self._config_file), "external"))
+            works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
+            works += (watching, "watch over engines"), (self._batches.run(), "batches")
+            background += [self._keep(work, name) for work, name in works]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
-            background.append(self._keep(keep_forgetting(lambda: _forgets(self._service.ledger.policy)), "forgetting"))
-            background.append(self._keep(keep_giving_back(), "giving free memory back"))
-            background.append(self._keep(self._batches.run(), "batches"))
             await self._serve(background, gauges)
         finally:
             self._audit.flush()
@@ -257,7 +260,7 @@ class Gateway:
         keys, resolver = self._credentials.status, self._credentials.resolver(self._service)
         drain.notice_s = listen.drain_notice_s
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
-        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain)
+        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain, self._sharing.store_problem)
         routes = routes_of(self._telemetry, self._state, gauges, self.reload, keys, self._sleep)
         observers = Observers(self._audit, self._telemetry)
         async with (
@@ -349,6 +352,7 @@ class Gateway:
         self._namespaces.attached(welcome)
         self._spend.attached(welcome)
         self._batches.link.attached(welcome)
+        self._charges.attached(welcome)
 
     def _audit_policy(self, outcome: str, digest: str) -> None:
         tenants = len(self._service.ledger.policy.tenants)
@@ -395,6 +399,22 @@ class Gateway:
         while interval is not None:
             await asyncio.sleep(interval)
             notify.watchdog()
+
+
+def _works(
+    service: GatewayService, credentials: Credentials, telemetry: OtelTelemetry, file: ConfigFile, sharing: Sharing
+) -> tuple[tuple[Coroutine[Any, Any, None], str], ...]:
+    """Return what runs as long as the gateway serves, with names."""
+    return (
+        (service.audit.run(), "audit feed"),
+        (credentials.run(service.end_unproved), "watch over credentials"),
+        (credentials.uses.run(), "last uses of keys"),
+        (credentials.tokens.run(), "keys of token issuers"),
+        (_external(service, telemetry, file), "external"),
+        (keep_forgetting(lambda: _forgets(service.ledger.policy)), "forgetting"),
+        (keep_giving_back(), "giving free memory back"),
+        (sharing.run(service.count), "limits of the fleet"),
+    )
 
 
 def _sleep_control(
@@ -471,21 +491,6 @@ def _say_ready(addresses: dict[str, str], own: dict[str, str], models: list[str]
     status = f"STATUS=serving {', '.join(models)} in {sandbox}"
     notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
     log.info("ready", **words)
-
-
-def _model_sandboxes(config: ApplianceConfig) -> dict[str, ModelSandboxes]:
-    """Make the shared sandboxes of every model."""
-    return {
-        model.name: ModelSandboxes(
-            model.name,
-            model.runner,
-            truncates=model.truncates,
-            adapters=model.adapter_digests,
-            templated=model.pairs == "template",
-            labels=model.labels,
-        )
-        for model in config.models
-    }
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -93,6 +93,7 @@ def compare(states: Sequence[HostState]) -> FleetDifference:
         "version": {host: status.version for host, status in told.items()},
         "policy": {host: status.policy.digest for host, status in told.items()},
         "fleet key": {host: status.fleet.key or ABSENT for host, status in told.items()},
+        "list of hosts": {host: ", ".join(sorted(status.fleet.hosts)) or ABSENT for host, status in told.items()},
         **{f"model {name}": {host: _pinned(status, name) for host, status in told.items()} for name in names},
     }
     return FleetDifference(

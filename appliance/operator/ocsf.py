@@ -227,6 +227,11 @@ def _integrity(values: Values) -> _Event:
     return _Event(2004, CREATE, title, FAILURE, CRITICAL, {"finding_info": info})
 
 
+def _lease(values: Values) -> _Event:
+    title = f"part of a budget was {values['what']} within the fleet"
+    return _Event(0, OTHER, title, SUCCESS, INFORMATIONAL)
+
+
 def _gap(values: Values) -> _Event:
     lost = {"count": max(1, int(values["dropped"]))}
     return _Event(0, OTHER, "entries of the audit log were lost", FAILURE, MEDIUM, lost)
@@ -254,6 +259,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "file": _file,
     "batch": _batch,
     "response": _response,
+    "lease": _lease,
     "gap": _gap,
     "log": _log,
 }

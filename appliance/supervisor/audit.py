@@ -71,6 +71,8 @@ class Recorder:
         self._announced = time.monotonic()
         self.on_report: Callable[[Entry], None] = lambda _one: None
         """Takes each entry that the gateway reports; set by the owner."""
+        self.on_taken: Callable[[Entry], None] = lambda _one: None
+        """Likewise, for what must know of requests before their gateway ends."""
         self.problem = ""
         """Why the log is not written now."""
         self.witness = ""
@@ -110,6 +112,7 @@ class Recorder:
         for one in entries:
             self.record(one)
             self.on_report(one)
+            self.on_taken(one)
 
     def greet(self) -> None:
         """Tell a gateway that has attached about a problem of the log."""

@@ -34,6 +34,7 @@ from appliance.common.control import (
     receive,
     send,
 )
+from appliance.common.control_charges import KeepCharges
 from appliance.common.control_models import ModelWishes
 from appliance.common.errors import ControlError
 from appliance.common.paths import identity
@@ -43,6 +44,9 @@ log = structlog.get_logger()
 
 READ_BATCH = 16
 """Most messages taken in one turn of the event loop, so that a flood of them does not block other work."""
+
+LAST_MESSAGES = 1_000
+"""Most messages taken of a gateway that has left: more than a socket holds of those with an entry."""
 
 SOCKET_MODE = 0o660
 """Mode of the socket: the gateway's user reaches it through its group; the folder excludes all others."""
@@ -81,6 +85,8 @@ class ControlServer:
         """Takes questions for attestations and about usage."""
         self.on_store: Callable[[OpenStore], None] = lambda _message: None
         """Takes the question for the socket of files and batches."""
+        self.on_charges: Callable[[KeepCharges], None] = lambda _message: None
+        """Takes the question for memory of open charges."""
         self.on_models: Callable[[ModelWishes], None] = lambda _message: None
         """Takes words about models that come and go, sleep and wake."""
         self._peer: socket.socket | None = None
@@ -203,6 +209,8 @@ class ControlServer:
             self.on_question(message)
         elif isinstance(message, OpenStore):
             self.on_store(message)
+        elif isinstance(message, KeepCharges):
+            self.on_charges(message)
         else:
             self._serve_sandboxes(message)
 
@@ -221,8 +229,22 @@ class ControlServer:
         if self._peer is None:
             return
         asyncio.get_running_loop().remove_reader(self._peer.fileno())
-        self._peer.close()
-        self._peer = None
-        self._attached = False
+        peer, self._peer, self._attached = self._peer, None, False
+        self._take_last(peer)
+        peer.close()
         log.info("gateway detached", reason=reason)
         self._on_leave()
+
+    def _take_last(self, peer: socket.socket) -> None:
+        """Take the entries that a gateway had sent before it left: a message to it may fail before they were read."""
+        for _ in range(LAST_MESSAGES):
+            try:
+                item = receive(peer)
+                if item is None:
+                    return
+                for stray in item[1]:
+                    os.close(stray)
+                if isinstance(item[0], Audited):
+                    self._on_audited(item[0])
+            except (BlockingIOError, ControlError):
+                return

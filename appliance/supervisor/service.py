@@ -53,6 +53,7 @@ from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.metering import Metering, open_metering
 from appliance.supervisor.model_changes import ModelChanges, Reread, read_models
 from appliance.supervisor.model_keepers import ModelKeepers
+from appliance.supervisor.open_charges import ChargeKeeper
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.planner import Planner
 from appliance.supervisor.policy_keeper import PolicyKeeper
@@ -90,7 +91,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), []),
         on_attach=lambda: _attached(server, models, residents, recorder),
-        on_leave=lambda: _gateway_left(models, residents, metering, answering, port),
+        on_leave=lambda: _gateway_left(models, residents, metering, answering, port, charges),
         on_wish=lambda wish: _wish(models, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
@@ -98,7 +99,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     vault = open_vault(config, server.namespace)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
-    _connect(server, vault, port)
+    charges = _connect(server, vault, port, recorder)
     stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
@@ -132,7 +133,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         await _end_models(models, changes, residents, tasks)
         server.close()
         await operator.close()
-        await _close(vault, recorder, metering, writing, port)
+        await _close(vault, recorder, metering, writing, port, charges)
         await asyncio.to_thread(runtime.close)
 
 
@@ -158,12 +159,15 @@ async def _end_models(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None) -> None:
-    """Give what the gateway says of kept data to what keeps it."""
+def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None, recorder: Recorder) -> ChargeKeeper:
+    """Give what the gateway says of kept data and charges to what keeps them; returns what keeps its charges."""
+    charges = ChargeKeeper(server.publish, recorder.record)
+    recorder.on_taken, server.on_charges = charges.note, charges.open
     if vault is not None:
         server.on_retention = vault.set_retention
     if port is not None:
         server.on_store = port.open
+    return charges
 
 
 def _stop_signal() -> asyncio.Event:
@@ -194,8 +198,10 @@ async def _close(
     metering: Metering | None,
     writing: asyncio.Task[None],
     port: StorePort | None,
+    charges: ChargeKeeper,
 ) -> None:
     """Close the stores, then write the rest of the audit log and count it."""
+    charges.close()
     if port is not None:
         await port.close()
     if vault is not None:
@@ -340,8 +346,14 @@ def _attached(server: ControlServer, models: ModelKeepers, residents: Residents,
 
 
 def _gateway_left(
-    models: ModelKeepers, residents: Residents, metering: Metering | None, answering: Answering, port: StorePort | None
+    models: ModelKeepers,
+    residents: Residents,
+    metering: Metering | None,
+    answering: Answering,
+    port: StorePort | None,
+    charges: ChargeKeeper,
 ) -> None:
+    charges.gateway_left()
     if port is not None:
         port.gateway_left()
     if metering is not None:

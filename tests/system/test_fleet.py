@@ -75,12 +75,15 @@ class Hosts:
         return found
 
     def billed(self) -> tuple[int, int]:
-        """Requests in both audit logs, and the output tokens that they are charged; entries are written together, so
-        the logs are read until they stay as they are for a second."""
+        """Requests in both audit logs that are charged anything, and their output tokens: one that a killed host had
+        shown nothing of is in both, and charged by the other. Entries are written together, so the logs are read until
+        they stay as they are for a second."""
         before: list[int] = [-1]
         while True:
             entries = [entry for one in self.served for entry in written(one.state / "audit")]
-            charged = [entry["output_tokens"] for entry in entries if entry["kind"] == "request"]
+            charged = [
+                entry["output_tokens"] for entry in entries if entry["kind"] == "request" and entry["input_tokens"]
+            ]
             if charged == before:
                 return len(charged), sum(charged)
             before = charged

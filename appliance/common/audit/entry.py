@@ -112,6 +112,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "model_signer": _T,
     },
     "card": {"event": _T, "card": _N, "model": _T, "tenant": _T, "to": _T, "cause": _T},
+    "lease": {"what": _T, "tenant": _T, "host": _T, "lease": _T, "day": _N, "cost": _N},
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -150,6 +151,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   user 0 and the id of the key that has signed it;
 * ``card``: a GPU was lost, answers again (back), or gets engines again (trusted); an engine got another one (moved,
   ``to`` is its number) or found none with room (refused); told by the supervisor;
+* ``lease``: a part of a tenant's budget was lent to another host of the fleet, or borrowed from it, with the day, by
+  number, that it is of, and the amount; ``lease`` is the name of its reservation in the usage book;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
@@ -172,8 +175,12 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""
 
-FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity", "admin"})
+FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity", "admin", "lease"})
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
+
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+"""Encodes without blanks; ``json.dumps`` makes an encoder for each call that asks for it."""
 
 
 class EntryError(ValueError):
@@ -201,7 +208,7 @@ def entry(kind: str, **fields: Value) -> Entry:
 
 def to_wire(one: Entry) -> str:
     """The entry as a text of the control socket."""
-    return json.dumps({"kind": one.kind, **one.fields}, separators=(",", ":"))
+    return _compact({"kind": one.kind, **one.fields})
 
 
 def from_wire(text: str) -> Entry:

@@ -75,6 +75,9 @@ ADD_SPENT = f"""
 INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost = MIN(cost + excluded.cost, {MOST})
 """  # noqa: S608 - a constant
 
+LENT = "lent"
+"""What an entry ``lease`` says of a budget that went to another host; of one that came it says ``borrowed``."""
+
 MAX_RELEASED = 8_192
 """Requests remembered whose entries were counted, a megabyte: a reservation that comes behind its entry is not
 recorded. It is behind by a second at most, for both wait for one lock."""
@@ -149,6 +152,9 @@ class UsageBook:
                 if one.kind == "request":
                     _count(connection, time_ms, one)
                     self._released[str(one.fields["request"])] = None
+                elif one.kind == "lease":
+                    _move(connection, one)
+                    self._released[str(one.fields["lease"])] = None
                 elif one.kind == "order":
                     destroyed |= users.carry_out(connection, one)
             runs.follow(connection, batch)
@@ -272,6 +278,13 @@ def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
         users.count(connection, hour // HOURS_PER_DAY, one, price)
     if price:
         connection.execute(ADD_SPENT, (tenant, hour // HOURS_PER_DAY, price))
+
+
+def _move(connection: sqlite3.Connection, one: Entry) -> None:
+    """Count what was lent as spent, in place of its reservation, and what was borrowed as not spent; no bill has it."""
+    fields, cost = one.fields, min(int(one.fields["cost"]), MOST)
+    connection.execute("DELETE FROM reserved WHERE request = ?", (fields["lease"],))
+    connection.execute(ADD_SPENT, (fields["tenant"], fields["day"], cost if fields["what"] == LENT else -cost))
 
 
 def open_book(folder: Path) -> tuple[UsageBook, bool]:

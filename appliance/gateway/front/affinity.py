@@ -82,8 +82,15 @@ def open_affinity(path: Path | None) -> SessionAffinity | None:
     Raises:
         StartError: the file cannot be read, or has no key.
     """
-    if path is None:
-        return None
+    return None if path is None else SessionAffinity(read_fleet_key(path))
+
+
+def read_fleet_key(path: Path) -> bytes:
+    """Return the key that all hosts of a fleet have, from its file.
+
+    Raises:
+        StartError: the file cannot be read, or has no key.
+    """
     try:
         key = path.read_bytes().strip()
     except OSError as error:
@@ -96,4 +103,4 @@ def open_affinity(path: Path | None) -> SessionAffinity | None:
             f"{path} has no fleet key of 64 hex digits; make one with: openssl rand -hex 32 > {path}, and copy it to "
             f"every host"
         )
-    return SessionAffinity(bytes.fromhex(key.decode()))
+    return bytes.fromhex(key.decode())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from appliance.common.audit.entry import Entry, entry, to_wire
 from appliance.common.control import Audited, AuditState
+from appliance.common.usage.open_charges import NO_CHARGE, OpenCharge, OpenCharges
 
 FLUSH_S = 0.5
 """Seconds between two hand-overs of entries."""
@@ -44,7 +45,7 @@ class AuditFeed:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._pending: deque[Entry] = deque()
+        self._pending: deque[tuple[Entry, OpenCharge]] = deque()
         self._counts: Counter[Counted] = Counter()
         self._dropped = 0
         self.problem = ""
@@ -53,6 +54,8 @@ class AuditFeed:
         """Whether no request may be taken meanwhile."""
         self.witness = ""
         """What is wrong with the witnesses of the log's checkpoints."""
+        self.charges = OpenCharges()
+        """What requests without an entry are to be charged, should this process end."""
 
     def take(self, state: AuditState) -> None:
         """Take the supervisor's word on whether the log is written."""
@@ -63,7 +66,15 @@ class AuditFeed:
         if len(self._pending) >= MAX_PENDING:
             self._dropped += 1
             return
-        self._pending.append(entry(kind, **fields))
+        self._pending.append((entry(kind, **fields), NO_CHARGE))
+
+    def end(self, one: Entry, charge: OpenCharge) -> None:
+        """Add the entry of a request, whose charge is kept until the entry was sent."""
+        if len(self._pending) >= MAX_PENDING:
+            self._dropped += 1
+            charge.release()
+            return
+        self._pending.append((one, charge))
 
     def count(self, kind: str, **fields: str | int) -> None:
         """Count an event: the next hand-over has one entry with the ``count``."""
@@ -89,7 +100,7 @@ class AuditFeed:
             if not self._pending and not self._dropped:
                 return number > 0
             texts, size = [], 0
-            for one in self._pending:
+            for one, _ in self._pending:
                 text = to_wire(one)
                 size += len(text) + text.count('"') + len('"", ')
                 if size > MAX_BYTES:
@@ -99,7 +110,8 @@ class AuditFeed:
                 return number > 0
             self._dropped = 0
             for _ in texts:
-                self._pending.popleft()
+                # The socket keeps what was sent, whatever becomes of this process.
+                self._pending.popleft()[1].release()
         return True
 
 
@@ -112,11 +124,12 @@ class LineFeed(AuditFeed):
         self.problem, self.refuses = feed.problem, feed.refuses
 
     def add(self, kind: str, **fields: str | int) -> None:
-        """Give the caller the entry of its request; hand on any other."""
-        if kind == "request":
-            self._charge(entry(kind, **fields))
-        else:
-            self._feed.add(kind, **fields)
+        """Add where all are added."""
+        self._feed.add(kind, **fields)
+
+    def end(self, one: Entry, _charge: OpenCharge) -> None:
+        """Give the caller the entry of its request."""
+        self._charge(one)
 
     def count(self, kind: str, **fields: str | int) -> None:
         """Count where all are counted."""
@@ -130,6 +143,9 @@ class NoAuditFeed(AuditFeed):
         super().__init__(lambda _message: True)
 
     def add(self, kind: str, **fields: str | int) -> None:
+        """Keep nothing."""
+
+    def end(self, one: Entry, charge: OpenCharge) -> None:
         """Keep nothing."""
 
     def count(self, kind: str, **fields: str | int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
+from appliance.common.audit.entry import Entry, entry
 from appliance.common.errors import ApplianceError, UnauthenticatedError
 from appliance.common.external_config import EXTERNAL
+from appliance.common.usage.open_charges import GATEWAY_LOST, NO_CHARGE, OpenCharge
 from appliance.gateway.generate_request import BatchLine, Principal
 from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
 from policy.decision import Decision
@@ -71,6 +73,16 @@ class AuditedCalls:
         """Whether no request may be taken, because its entry could not be written."""
         return self._feed.refuses
 
+    def begin(
+        self, principal: Principal, call: Call, decision: Decision, reserved: int | None, queued_ms: int = 0
+    ) -> OpenCharge:
+        """Keep what the entry of a request will have, before it enters an engine: should this process end before the
+        entry was sent, the supervisor makes it. ``reserved`` is the cost recorded for it, None where none was."""
+        if decision.obligations is None:
+            return NO_CHARGE
+        fields = _fields(principal, call, decision, Charge(0, 0, 0, 0, reserved=False), GATEWAY_LOST, queued_ms)
+        return self._feed.charges.open(entry("request", **fields), decision.obligations.price, reserved)
+
     def served(
         self,
         principal: Principal,
@@ -79,36 +91,23 @@ class AuditedCalls:
         charge: Charge,
         error: ApplianceError | None,
         queued_ms: int = 0,
+        kept: OpenCharge = NO_CHARGE,
     ) -> None:
         """Make the entry of a request that the policy allowed and that has ended; one that the second decision denied
-        counts as denied. ``queued_ms`` is the time for which it waited for limits."""
+        counts as denied. ``queued_ms`` is the time for which it waited for limits, ``kept`` what ``begin`` gave."""
         if error is not None and error.rule and not charge.reserved:
             self.denied(principal, call, decision.policy_digest, error)
+            kept.release()
             return
-        self._feed.add(
-            "request",
-            request=call.request_id,
-            tenant=principal.tenant,
-            principal=principal.credential,
-            model=call.model,
-            alias=call.alias,
-            operation=call.operation,
-            rule=decision.rule,
-            policy=decision.policy_digest,
-            outcome=_outcome(error),
-            input_tokens=charge.input,
-            cached_tokens=charge.cached,
-            output_tokens=charge.output,
-            cost=charge.cost,
-            queued_ms=queued_ms,
-            downgraded=decision.obligations.downgraded if decision.obligations is not None else "",
-            batch=call.batch,
-            adapter=call.adapter,
-            adapter_digest=call.adapter_digest,
-            runner=call.runner,
-            end_user=call.end_user if _keeps(decision) else "",
-            listener=principal.listener,
-        )
+        outcome = _outcome(error)
+        if kept.entry is None:
+            one = entry("request", **_fields(principal, call, decision, charge, outcome, queued_ms))
+        else:
+            # What was clean before need not be cleaned again, which takes as long as all else here.
+            numbers = {"input_tokens": charge.input, "cached_tokens": charge.cached, "output_tokens": charge.output}
+            one = Entry("request", kept.entry.fields | numbers | {"cost": charge.cost, "outcome": outcome})
+            kept.end(outcome, charge.input, charge.cached, charge.output)
+        self._feed.end(one, kept)
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:
         """Count a request that the policy, or the appliance itself, denied; ``policy`` is its digest, empty where
@@ -157,6 +156,35 @@ class AuditedCalls:
     def integrity(self, model: str, generation: int, count: int) -> None:
         """Make the entry of an engine that ended requests because a KV block in their tables was not theirs."""
         self._feed.add("integrity", model=model, generation=generation, count=count)
+
+
+def _fields(
+    principal: Principal, call: Call, decision: Decision, charge: Charge, outcome: str, queued_ms: int
+) -> dict[str, str | int]:
+    """Return the fields of a request's entry."""
+    return {
+        "request": call.request_id,
+        "tenant": principal.tenant,
+        "principal": principal.credential,
+        "model": call.model,
+        "alias": call.alias,
+        "operation": call.operation,
+        "rule": decision.rule,
+        "policy": decision.policy_digest,
+        "outcome": outcome,
+        "input_tokens": charge.input,
+        "cached_tokens": charge.cached,
+        "output_tokens": charge.output,
+        "cost": charge.cost,
+        "queued_ms": queued_ms,
+        "downgraded": decision.obligations.downgraded if decision.obligations is not None else "",
+        "batch": call.batch,
+        "adapter": call.adapter,
+        "adapter_digest": call.adapter_digest,
+        "runner": call.runner,
+        "end_user": call.end_user if _keeps(decision) else "",
+        "listener": principal.listener,
+    }
 
 
 def _keeps(decision: Decision) -> bool:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from appliance.common.usage.open_charges import NO_CHARGE, OUTPUT, OpenCharge
 from appliance.gateway.generate_request import (
     ChoiceFinished,
     Event,
@@ -47,6 +48,23 @@ class Outcome:
     """Tokens that the text sandbox made of the prompt, or gave it up at."""
     emitted: bool = False
     """Whether some of the answer was shown: then the request cannot be replayed."""
+    streamed: bool = False
+    """Whether the answer is shown while it is made; one that is collected is shown at its end."""
+    kept: OpenCharge = NO_CHARGE
+    """What is kept of the request in case that this process ends."""
+    charge: OpenCharge = NO_CHARGE
+    """Where the numbers of an answer that is streamed are kept."""
+
+    def keep(self, kept: OpenCharge) -> None:
+        """Keep the request's charge; that of a collected answer is noted at its end, before its first byte leaves."""
+        self.kept = kept
+        if self.streamed:
+            self.charge = kept
+
+    def show(self) -> None:
+        """Note that some of the answer is about to be shown."""
+        self.emitted = True
+        self.charge.show(self.input_tokens, self.cached_tokens)
 
 
 class RunProgress:
@@ -76,14 +94,14 @@ class RunProgress:
 
     async def prompt(self, report: PromptReport) -> PromptTokens:
         """Make the event that shows the prompt."""
-        self._outcome.emitted = True
+        self._outcome.show()
         return await report.event()
 
     def tokens(self, count: int) -> None:
         """Note that ``count`` tokens, which arrived in one pass, are about to be shown."""
         if self._first:
             self._first = False
-            self._outcome.emitted = True
+            self._outcome.show()
             self._visit.passed()
             self._trace.end(Phase.PREFILL, cached_tokens=self._outcome.cached_tokens)
             self._trace.first_token(count)
@@ -219,8 +237,10 @@ class Follower:
 
     def _count(self, choice: int, used: int) -> None:
         """Count tokens that are delivered now; ``charge`` settles the sum."""
+        outcome = self._outcome
         self._used[choice] += used
-        self._outcome.output_tokens += used
+        outcome.output_tokens += used
+        outcome.charge.words[OUTPUT] = outcome.output_tokens
 
     def _end(self, choice: int, finish: Finish) -> ChoiceFinished | Finished:
         """End one output, in the engine too; returns its last event."""

@@ -78,8 +78,17 @@ class Ledger:
         self._namespaces = namespaces
         self._clock = clock
         self._accounts: dict[str, Account] = {}
+        self.on_used: Callable[[str], None] = lambda _tenant: None
+        """Told each tenant of whose limits something was taken or refused; set where limits are a fleet's."""
         self.lines = Lines(clock, lambda tenant: self.limits(tenant).max_queued_requests)
         """Requests that wait for a limit of their tenant."""
+
+    def account(self, tenant: str, *, begin: bool = False) -> Account | None:
+        """Return a tenant's account: None while it has used nothing, unless it is to begin now, and where it is no
+        tenant."""
+        if begin and tenant in self._policy.tenants:
+            return self._account(tenant, self._clock())
+        return self._accounts.get(tenant)
 
     @property
     def policy(self) -> PolicySet:
@@ -315,6 +324,7 @@ class Ledger:
             spend=self.spends.of(access.tenant) if bounded else None,
         )
         decision = evaluate(self._policy, access, usage, now)
+        self.on_used(access.tenant)
         if decision.effect is Effect.DENY:
             raise denial(decision)
         return account, decision

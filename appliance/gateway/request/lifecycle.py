@@ -136,8 +136,7 @@ class Lifecycle:
         """Digest of the adapter with which the model serves it, or nothing."""
         self.call = _call(request, dependencies.batch, self.adapter, self.model.runner)
         self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
-        self._names = _names(request)
-        self._content = content_of(request)
+        self._names, self._content = _names(request), content_of(request)
         self._reservation: Reservation | None = None
         self._answered = False
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
@@ -146,7 +145,7 @@ class Lifecycle:
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
         """``until`` is the deadline, ``enter_by`` the time by which the next engine has to be entered, both in
         monotonic seconds."""
-        self.outcome = Outcome()
+        self.outcome = Outcome(streamed=isinstance(request, GenerateRequest) and request.stream)
         self.pair = SandboxPair(self.model, self.model)
         """Sandboxes that work on the request; ``place`` chooses them."""
         self._withdrawn: ApplianceError | None = None
@@ -315,7 +314,7 @@ class Lifecycle:
         self.trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
 
     async def secure(self, reservation: Reservation) -> None:
-        """Have the reserved cost recorded, where the tenant's spend is limited: the account must survive this process.
+        """Have the reserved cost recorded, where spend is limited, and keep the charge: both must survive this process.
 
         Raises:
             ApplianceError: it was not recorded in time, or the request was withdrawn.
@@ -324,6 +323,8 @@ class Lifecycle:
         if reservation.reserved_cost and record is not None:
             with self.waiting():
                 await record(self.call.request_id, self.principal.tenant, reservation.reserved_cost)
+        begin, most = self.dependencies.audited_calls.begin, reservation.reserved_cost or None
+        self.outcome.keep(begin(self.principal, self.call, reservation.decision, most, self._turns.queued_ms))
 
     async def limits(self, largest_id: int, param: str) -> EngineReady:
         """Return what the engine can do, once its vocabulary is known to have the request's largest token id.
@@ -399,9 +400,8 @@ class Lifecycle:
             self.model.sleep_state.used_at = time.monotonic()
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
-            parts.audited_calls.served(
-                self.principal, self.call, reservation.decision, charge, error, self._turns.queued_ms
-            )
+            ended = charge, error, self._turns.queued_ms, outcome.kept
+            parts.audited_calls.served(self.principal, self.call, reservation.decision, *ended)
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
                 self.trace.annotate(policy_downgraded=downgraded)

@@ -94,6 +94,12 @@ class Spends:
         spent.day += cost
         spent.month += cost
 
+    def move(self, tenant: str, cost: int) -> None:
+        """Count what was lent to another host as spent; a negative amount is what was borrowed."""
+        spent = self._spent(tenant)
+        spent.day += cost
+        spent.month += cost
+
     def take(self, message: Spent) -> None:
         """Take the supervisor's account of tenants that were not asked about before. It has what earlier gateways
         reported and, as far as it was reported, what this one has counted: the larger amount holds. Its account of

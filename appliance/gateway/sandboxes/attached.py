@@ -22,7 +22,6 @@ from appliance.common.control import (
     SandboxDown,
     SandboxUp,
     SandboxUse,
-    StoreUp,
     Welcome,
 )
 from appliance.common.control_cards import EngineEnds
@@ -57,6 +56,10 @@ systemd starts a gateway only when its supervisor has started or failed."""
 
 MOST_LOSSES = 3
 """Supervisors that may come and go before anything is served."""
+
+
+TakeFds = Callable[[tuple[int, ...]], None]
+"""Takes over the descriptors of a message."""
 
 
 @dataclass(slots=True)
@@ -126,11 +129,12 @@ class Sandboxes:
         tenant_sandboxes: TenantSandboxes,
         listener: SandboxListener,
         takers: Mapping[type[Control], Callable[[Any], None]],
-        take_store: Callable[[tuple[int, ...]], None] | None = None,
+        fd_takers: Mapping[type[Control], TakeFds] | None = None,
     ) -> None:
         """``takers`` act on messages that are not about sandboxes, by the type of message; they raise ValueError at
-        what no supervisor of this release sends. ``take_store`` takes over the socket of files and batches."""
-        self._take_store = take_store
+        what no supervisor of this release sends. ``fd_takers`` take over the descriptors of messages that are nothing
+        else, by type; there may be none where this process can open no more."""
+        self._fd_takers = fd_takers or {}
         self._supervisor = supervisor
         self._models = models
         self._tenant_sandboxes = tenant_sandboxes
@@ -191,8 +195,8 @@ class Sandboxes:
         if isinstance(message, SandboxUp) and len(fds) == 3:
             self._up(message, (fds[0], fds[1], fds[2]))
             return
-        if isinstance(message, StoreUp) and self._take_store is not None:
-            self._take_store(fds)
+        if (take_over := self._fd_takers.get(type(message))) is not None:
+            take_over(fds)
             return
         for stray in fds:
             os.close(stray)

@@ -138,6 +138,8 @@ ENGINE_DEFECTS = "athanor.engine.defects"
 INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
 AUDIT_UNWITNESSED = "athanor.audit.unwitnessed"
+FLEET_LENT, FLEET_BORROWED = "athanor.fleet.lent", "athanor.fleet.borrowed"
+FLEET_REFUSED, FLEET_STORE_AWAY = "athanor.fleet.refused_values", "athanor.fleet.store_away"
 CERTIFICATE_END = "athanor.certificate.end"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 KV_CACHED_BLOCKS = "athanor.engine.kv_cached_blocks"
@@ -300,6 +302,9 @@ COUNTERS = {
     MODEL_REFUSALS: Instrument(
         "{request}", "Requests refused because their model sleeps (model_asleep).", frozenset({"model"})
     ),
+    FLEET_LENT: Instrument("{unit}", "Units of limits lent to other hosts, by kind.", frozenset({"kind"})),
+    FLEET_BORROWED: Instrument("{unit}", "Units of limits borrowed from others, by kind.", frozenset({"kind"})),
+    FLEET_REFUSED: Instrument("{value}", "Values in the fleet's store that no host has written.", frozenset()),
     OPERATOR_CALLS: Instrument(
         "{call}",
         "Calls of the operator's API that ended, and requests of operators on other machines to the admin listener, by "
@@ -432,6 +437,7 @@ GAUGES = {
     AUDIT_UNWITNESSED: Instrument(
         "1", "1 while a configured witness refuses, or has not cosigned in time.", frozenset()
     ),
+    FLEET_STORE_AWAY: Instrument("1", "1 while the fleet's store does not answer.", frozenset()),
     CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),
     KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
     KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),

@@ -11,7 +11,10 @@ from appliance.gateway.request.operator_drain import OperatorDrain
 
 
 def fleet_status(
-    config: ConfigFile, affinity: SessionAffinity | None, drain: OperatorDrain
+    config: ConfigFile,
+    affinity: SessionAffinity | None,
+    drain: OperatorDrain,
+    store_problem: Callable[[], str | None] = lambda: None,
 ) -> Callable[[], FleetStatus]:
     """Return what tells a host's part in a fleet as of now."""
 
@@ -19,6 +22,8 @@ def fleet_status(
         return FleetStatus(
             key="" if affinity is None else affinity.fingerprint,
             models={model.name: model.digest for model in config.running.models},
+            hosts=() if config.running.fleet is None else config.running.fleet.hosts,
+            store=store_problem() or "",
             draining=drain.begun,
         )
 

@@ -128,6 +128,8 @@ class Gauges:
         self._spill, self._disks, self._stored = spill, disks or Disks(), stored or StoreGauges()
         self._telemetry = telemetry
         self.door: DoorGauges | None = None
+        self.store_problem: Callable[[], str | None] = lambda: None
+        """Why the fleet's store does not answer; None where there is none."""
         """Gauges of the tenants' ports; None before they are open."""
         self.cards = WatchedCards()
         """GPUs as the supervisor tells of them; ``watch_engines`` puts the appliance's in place."""
@@ -223,6 +225,8 @@ class Gauges:
             yield from self.door.levels(self._telemetry.count)
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
         yield Level(names.AUDIT_UNWITNESSED, int(bool(self._service.audit.witness)), {})
+        if (problem := self.store_problem()) is not None:
+            yield Level(names.FLEET_STORE_AWAY, int(bool(problem)), {})
         if (dates := self._certificate()) is not None:
             yield Level(names.CERTIFICATE_END, dates[1], {})
 

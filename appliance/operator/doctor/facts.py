@@ -466,6 +466,8 @@ class ServiceFacts:
     """Those of operators on other machines, and their certificate; None where none are configured."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
+    store_problem: str | None = None
+    """Why the fleet's store does not answer, empty where it does; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
+from appliance.operator.doctor.fleet_store import check_store
 from appliance.operator.doctor.operator_api import check_operator_api
 from appliance.operator.install.packaged_image import PIN, STORE
 
@@ -54,6 +55,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
         yield from check_account(service.account)
     if service.operator_api is not None:
         yield check_operator_api(service.operator_api)
+    yield from check_store(service.store_problem)
     for disk in service.disks:
         yield check_disk(disk)
     if not service.exporters:

@@ -45,6 +45,7 @@ from appliance.operator.doctor.facts import (
     ServiceFacts,
     ServiceUnit,
 )
+from appliance.operator.doctor.fleet_store import store_problem
 from appliance.operator.doctor.gpu_kernel_facts import look_at_cards, look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder
 from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
@@ -138,6 +139,7 @@ def look_at_service(
         operator_api=look_at_operator_api(config),
         remote_operators=look_at_remote_operators(config, {one.name for one in units}),
         operators_tls=_operators_tls(config),
+        store_problem=store_problem(config.fleet) if config.fleet is not None and config.fleet.store else None,
         account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )
 
@@ -320,7 +322,10 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
     if pepper is not None:
         yield _mode(pepper, "pepper", secret=True)
     listen = config.listen
-    for file, purpose in ((listen.metrics_token, "token of the metrics listener"), (listen.fleet_key, "fleet's key")):
+    secrets = [(listen.metrics_token, "token of the metrics listener"), (listen.fleet_key, "fleet's key")]
+    if config.fleet is not None:
+        secrets.append((config.fleet.store_password, "password of the fleet's store"))
+    for file, purpose in secrets:
         if file is not None and not str(file).startswith(SERVICE_CREDENTIALS):
             yield _mode(file, purpose, secret=True)
     if config.listen.tls is not None:

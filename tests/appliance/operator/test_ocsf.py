@@ -57,6 +57,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "file": [{"event": "created"}, {"event": "deleted"}, {"event": "expired", "principal": ""}],
     "batch": [{"event": "created"}, {"event": "expired", "principal": ""}],
     "response": [{"event": "kept"}, {"event": "read"}, {"event": "expired", "principal": ""}],
+    "lease": [{"what": "lent"}, {"what": "borrowed"}],
     "gap": [{}],
     "log": [{"event": "opened"}, {"event": "damaged"}],
 }

@@ -96,6 +96,38 @@ def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
     assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 0)}
 
 
+def lease(what: str, cost: int, name: str = "lease_1", day: int = period_of(NOON).day) -> Entry:
+    """The entry of a part of a budget that was lent or borrowed."""
+    return entry("lease", what=what, tenant="alpha", host="b", lease=name, day=day, cost=cost)
+
+
+def test_what_is_lent_counts_as_spent_and_is_on_no_bill(tmp_path: Path) -> None:
+    """A loan's entry takes the place of its reservation, on the day that it is of; what is borrowed counts the other
+    way. No row of usage has either, and a book that is made again from the log has the same."""
+    audit = open_log(tmp_path)
+    book, _ = open_book(tmp_path)
+    book.reserve(NOON, [Reserved("lease_1", "alpha", 500)])
+    batch = [(NOON_MS, request(1)), (NOON_MS, lease("lent", 500)), (NOON_MS, lease("borrowed", 30, "lease_2"))]
+    yesterday = period_of(NOON).day - 1
+    batch.append((NOON_MS, lease("borrowed", 1, "lease_3", yesterday)))
+    first = audit.append(batch)
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(0, 0, 500)}
+    book.apply(audit.name, first, batch)
+    spent = {"alpha": SpentNow(100 + 500 - 30, 100 + 500 - 30 - 1, 0)}
+    assert book.spent(NOON, ["alpha"]) == spent
+    assert [row[-1] for row in rows(book)] == [100]
+    book.reserve(NOON, [Reserved("lease_1", "alpha", 500)])  # behind its entry
+    assert book.spent(NOON, ["alpha"]) == spent
+    book.close()
+    audit.close()
+    (tmp_path / FOLDER / NAME).unlink()
+    for left in (tmp_path / FOLDER).glob(f"{NAME}-*"):
+        left.unlink()
+    again, _ = open_book(tmp_path)
+    replay(again, tmp_path, audit.name)
+    assert again.spent(NOON, ["alpha"]) == spent
+
+
 def test_it_survives_a_crash_and_is_made_again_from_the_log(tmp_path: Path) -> None:
     """Entries that the log has and the book has not are counted once; a lost and a damaged book have the same rows."""
     audit = open_log(tmp_path)

@@ -75,13 +75,15 @@ def test_equal_hosts_do_not_differ(run: Run) -> None:
         ({"policy": replace(STATUS.policy, digest="0" * 32)}, "policy"),
         ({"fleet": FleetStatus(key="beef", models=MODELS)}, "fleet key"),
         ({"fleet": FleetStatus(models=MODELS)}, "fleet key"),
+        ({"fleet": FleetStatus(key="f00d", models=MODELS, hosts=("a", "b"))}, "list of hosts"),
         ({"fleet": FleetStatus(key="f00d", models={"athanor-mini": "b" * 64})}, "model athanor-mini"),
         ({"fleet": FleetStatus(key="f00d", models={"athanor-mini": ""})}, "model athanor-mini"),
         ({"fleet": FleetStatus(key="f00d", models={**MODELS, "other": "c" * 64})}, "model other"),
     ],
 )
 def test_a_difference_is_named_and_makes_the_exit_status_1(run: Run, changed: dict[str, object], what: str) -> None:
-    """Version, policy, key of the fleet, and models: other files, not pinned on one host, or served on one alone."""
+    """Version, policy, key of the fleet, list of hosts, and models: other files, not pinned on one host, or served on
+    one alone."""
     with two_hosts(**changed) as (path, _, _):
         shown = run("fleet", "diff", "--hosts", str(path))
         assert (shown.exit_code, shown.stdout.splitlines()[0]) == (exits.REFUSED, f"{what} differs")

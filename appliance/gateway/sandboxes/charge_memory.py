@@ -1,0 +1,49 @@
+"""Memory for open charges, as the supervisor hands it over (``appliance.common.usage.open_charges``)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import structlog
+
+from appliance.common.control import Control, Welcome
+from appliance.common.control_charges import KeepCharges
+from appliance.common.usage.open_charges import OpenCharges
+
+log = structlog.get_logger()
+
+AGAIN_S = 1.0
+"""Seconds until memory that did not arrive is asked for again."""
+
+
+class ChargeMemory:
+    """Asks each supervisor that comes for memory, and again where its descriptor did not arrive."""
+
+    def __init__(self, tell: Callable[[Control], None], charges: OpenCharges, *, wanted: bool) -> None:
+        """``tell`` sends to the supervisor; ``wanted``: whether an audit log is kept."""
+        self._tell = tell
+        self._charges = charges
+        self._wanted = wanted
+
+    def attached(self, _welcome: Welcome) -> None:
+        """Ask a supervisor that has come."""
+        if self._wanted:
+            self._tell(KeepCharges())
+
+    def take(self, fds: tuple[int, ...]) -> None:
+        """Take over the memory, and move what runs into it.
+
+        Raises:
+            ValueError: it is none that a supervisor of this release makes.
+        """
+        try:
+            if len(fds) != 2:
+                for stray in fds:
+                    os.close(stray)
+                raise OSError("its descriptors did not arrive")
+            self._charges.use(*fds)
+        except OSError as error:
+            log.warning("charges of running requests are not kept over the end of this process", problem=str(error))
+            asyncio.get_running_loop().call_later(AGAIN_S, self._tell, KeepCharges())

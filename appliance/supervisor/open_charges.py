@@ -1,0 +1,119 @@
+"""What a gateway that ended had served and not yet reported: charged, once, and told in the audit log.
+
+The gateway writes what its running requests are to be charged into memory that the supervisor made
+(``appliance.common.usage.open_charges``). Once everything that the gateway had sent was taken, and its process is gone,
+what is left there becomes entries like those that it would have made. A gateway that was only detached goes on and
+tells them itself, so the end of the process is what counts. An entry that arrived and whose slot was not freed any more
+is known by its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from appliance.common.audit.entry import Entry
+from appliance.common.control import Control
+from appliance.common.control_charges import ChargesUp, KeepCharges
+from appliance.common.figures import counted
+from appliance.common.usage.open_charges import create_memory, lost_requests
+
+log = structlog.get_logger()
+
+MAX_REPORTED = 8_192
+"""Requests remembered whose entries came, a megabyte: far more than one message has, and a gateway that ends between
+sending and freeing had sent one."""
+
+MAX_MEMORIES = 4
+"""Memories kept of gateways that were attached and may still live; of an earlier one nothing would be charged."""
+
+Publish = Callable[[Control, tuple[int, ...]], bool]
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    memfd: int
+    pipe: int
+    """End to read from of the pipe whose other end the gateway has."""
+    left: bool = False
+    """Whether the gateway is detached."""
+    ended: bool = False
+    """Whether its process has ended."""
+
+
+class ChargeKeeper:
+    """Keeps memory of the gateway that is attached, and of those before it that may live; its methods run in one event
+    loop."""
+
+    def __init__(self, publish: Publish, record: Callable[[Entry], None]) -> None:
+        """``publish`` sends to the gateway, ``record`` takes entries of the audit log."""
+        self._publish = publish
+        self._record = record
+        self._memories: list[_Memory] = []
+        self._reported: dict[str, None] = {}
+        """Requests whose entries came lately, in their order."""
+
+    def open(self, _message: KeepCharges) -> None:
+        """Hand new memory to the gateway; what it has open it writes there again."""
+        try:
+            memfd, (pipe, alive) = create_memory(), os.pipe()
+        except OSError as error:
+            log.error("no memory for charges of running requests", problem=error.strerror)
+            return
+        sent = self._publish(ChargesUp(), (memfd, alive))
+        os.close(alive)
+        memory = _Memory(memfd, pipe)
+        self._memories.append(memory)
+        asyncio.get_running_loop().add_reader(pipe, self._process_ended, memory)
+        if not sent:
+            memory.left = True
+        if len(self._memories) > MAX_MEMORIES:
+            self._close(self._memories[0])
+
+    def note(self, one: Entry) -> None:
+        """Note an entry that the gateway reports."""
+        if one.kind == "request":
+            self._reported[str(one.fields["request"])] = None
+            if len(self._reported) > MAX_REPORTED:
+                del self._reported[next(iter(self._reported))]
+
+    def gateway_left(self) -> None:
+        """Charge what the gateway left, now or as soon as its process has ended; everything that it had sent was
+        taken."""
+        for memory in self._memories[:]:
+            memory.left = True
+            self._settle(memory)
+
+    def close(self) -> None:
+        """Forget all memory."""
+        for memory in self._memories[:]:
+            self._close(memory)
+
+    def _process_ended(self, memory: _Memory) -> None:
+        asyncio.get_running_loop().remove_reader(memory.pipe)
+        memory.ended = True
+        self._settle(memory)
+
+    def _settle(self, memory: _Memory) -> None:
+        if not (memory.left and memory.ended):
+            return
+        found = [one for one in lost_requests(memory.memfd) if one.fields["request"] not in self._reported]
+        self._close(memory)
+        for one in found:
+            self.note(one)
+            self._record(one)
+        if found:
+            log.warning(
+                "the gateway ended and left requests without an entry; they are charged what they were shown",
+                left=counted(len(found), "request", "requests"),
+            )
+
+    def _close(self, memory: _Memory) -> None:
+        self._memories.remove(memory)
+        asyncio.get_running_loop().remove_reader(memory.pipe)
+        os.close(memory.memfd)
+        os.close(memory.pipe)

@@ -1,0 +1,219 @@
+"""A gateway that ends: what it had served is charged once, when its process is gone and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from appliance.common import control
+from appliance.common.audit.entry import Entry, to_wire
+from appliance.common.audit.log import open_log
+from appliance.common.control import Control
+from appliance.common.control_charges import ChargesUp, KeepCharges
+from appliance.common.usage.open_charges import GATEWAY_LOST, OUTPUT, OpenCharge, OpenCharges
+from appliance.supervisor.audit import Recorder
+from appliance.supervisor.control_server import ControlServer
+from appliance.supervisor.open_charges import MAX_MEMORIES, ChargeKeeper
+from policy.model import Price
+from tests.appliance.common.audit.entries import filled
+
+PRICE = Price(input=1, cached_input=1, output=1)
+
+
+class House:
+    """A keeper, and gateways that it hands memory to."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Entry] = []
+        self.handed: list[tuple[int, int]] = []
+        self.takes = True
+        self.keeper = ChargeKeeper(self.publish, self.recorded.append)
+
+    def publish(self, message: Control, fds: tuple[int, ...]) -> bool:
+        """Take the memory as a gateway's socket would."""
+        assert isinstance(message, ChargesUp)
+        if self.takes:
+            self.handed.append((os.dup(fds[0]), os.dup(fds[1])))
+        return self.takes
+
+    def hand(self, charges: OpenCharges) -> None:
+        """Give a gateway its memory."""
+        self.keeper.open(KeepCharges())
+        charges.use(*self.handed.pop())
+
+    async def outcomes(self, count: int) -> list[tuple[object, object]]:
+        """Requests and outcomes recorded, once they are so many."""
+        async with asyncio.timeout(10):
+            while len(self.recorded) < count:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+        return [(one.fields["request"], one.fields["outcome"]) for one in self.recorded]
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    """A keeper, closed at the end."""
+    made = House()
+    yield made
+    made.keeper.close()
+
+
+def opened(charges: OpenCharges, name: str) -> None:
+    """A request that streams."""
+    charge = charges.open(
+        filled("request", request=name, outcome=GATEWAY_LOST), Price(input=1, cached_input=1, output=1), None
+    )
+    charge.show(3, 0)
+    charge.words[OUTPUT] = 2
+
+
+def kill(charges: OpenCharges) -> None:
+    """Close what the kernel closes of a process that ends."""
+    os.close(charges._alive)
+    charges._alive = -1
+
+
+async def test_an_ended_gateway_is_charged_once(house: House) -> None:
+    """After the end of its process and of its socket, in either order; an entry that had come is not made again."""
+    for first in ("socket", "process"):
+        house.recorded.clear()
+        charges = OpenCharges()
+        house.hand(charges)
+        opened(charges, f"cut {first}")
+        opened(charges, f"told {first}")
+        house.keeper.note(filled("request", request=f"told {first}"))
+        if first == "socket":
+            house.keeper.gateway_left()
+            await asyncio.sleep(0.05)
+            assert house.recorded == [], "its process may live"
+            kill(charges)
+        else:
+            kill(charges)
+            await asyncio.sleep(0.05)
+            assert house.recorded == [], "what it sent may not have been read"
+            house.keeper.gateway_left()
+        assert await house.outcomes(1) == [(f"cut {first}", GATEWAY_LOST)]
+        house.keeper.gateway_left()
+        assert len(house.recorded) == 1
+
+
+async def test_a_gateway_that_was_detached_and_comes_again_is_not_charged(house: House) -> None:
+    """It lives, moves what runs into new memory, and that is charged at its end, once. Memory that no gateway takes
+    is forgotten, and of many only some are kept."""
+    charges = OpenCharges()
+    house.hand(charges)
+    opened(charges, "runs")
+    house.keeper.gateway_left()
+    house.hand(charges)
+    await asyncio.sleep(0.05)
+    assert house.recorded == []
+    house.keeper.gateway_left()
+    kill(charges)
+    assert await house.outcomes(1) == [("runs", GATEWAY_LOST)]
+    house.takes, before = False, len(os.listdir("/proc/self/fd"))
+    house.keeper.open(KeepCharges())
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) == before
+    house.takes = True
+    for _ in range(2 * MAX_MEMORIES):
+        house.keeper.open(KeepCharges())
+    assert len(house.keeper._memories) == MAX_MEMORIES
+    for pair in house.handed:
+        for fd in pair:
+            os.close(fd)
+
+
+def gateway(path: Path, out: int) -> None:
+    """A gateway that answers for ever: it attaches, keeps charges, writes an answer's id for each of its tokens, and
+    sends entries now and then."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(str(path))
+    control.send(sock, control.Attach(control.CONTROL_VERSION))
+    control.send(sock, KeepCharges())
+    charges = OpenCharges()
+    while True:
+        found = control.receive(sock)
+        assert found is not None
+        if isinstance(found[0], ChargesUp):
+            charges.use(*found[1])
+            break
+    waiting, number = list[tuple[str, OpenCharge]](), 0
+    while True:
+        number += 1
+        name = f"r{os.getpid()}-{number}"
+        charge = charges.open(filled("request", request=name, outcome=GATEWAY_LOST), PRICE, None)
+        charge.show(3, 0)
+        for tokens in (1, 2):
+            charge.words[OUTPUT] = tokens
+            os.write(out, f"{name}\n".encode())
+        charge.end("OK", 3, 0, 2)
+        waiting.append((to_wire(filled("request", request=name, outcome="OK", output_tokens=2)), charge))
+        if len(waiting) == 7:
+            control.send(sock, control.Audited([text for text, _ in waiting], 0))
+            for _, kept in waiting:
+                kept.release()
+            waiting.clear()
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(300, marks=pytest.mark.full)])
+async def test_a_killed_process_is_charged_once_for_what_left_it(kills: int, tmp_path: Path) -> None:
+    """kill -9 at random instructions of a process at the real socket: each answer of which a byte had left is recorded
+    once, with the tokens that had left, or one more. Control: some were recorded by the supervisor."""
+    log = open_log(tmp_path / "audit")
+    recorder, recorded, draw = Recorder(log, lambda _: None), list[Entry](), random.Random(kills)
+    recorder.record = recorded.append  # type: ignore[method-assign]
+    server = ControlServer(
+        tmp_path / "s",
+        control.Welcome(control.CONTROL_VERSION, "none", "none", []),
+        on_attach=lambda: None,
+        on_leave=lambda: keeper.gateway_left(),
+        on_wish=lambda _wish: None,
+        on_audited=recorder.take,
+    )
+    left = list[Entry]()
+
+    def record(one: Entry) -> None:
+        left.append(one)
+        recorded.append(one)
+
+    keeper = ChargeKeeper(server.publish, record)
+    recorder.on_taken, server.on_charges = keeper.note, keeper.open
+    server.open()
+    path = tmp_path / "out"
+    out = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in range(kills):
+        child = os.fork()
+        if not child:
+            try:
+                gateway(tmp_path / "s", out)
+            finally:
+                os._exit(1)
+        async with asyncio.timeout(20):
+            while f"r{child}-" not in path.read_text():
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(draw.random() / 50)
+            os.kill(child, signal.SIGKILL)
+            await asyncio.to_thread(os.waitpid, child, 0)
+            if number % 2:
+                server.publish(control.Namespaces({}), ())  # fails, and must lose nothing that was sent
+            while server._peer is not None or keeper._memories:
+                await asyncio.sleep(0.002)
+    server.close()
+    served = Counter(path.read_text().split())
+    ids = Counter(str(one.fields["request"]) for one in recorded)
+    assert max(ids.values()) == 1
+    charged = {str(one.fields["request"]): int(one.fields["output_tokens"]) for one in recorded}
+    for name, tokens in served.items():
+        assert tokens <= charged[name] <= tokens + 1, name
+    assert sum(charged[name] for name in charged.keys() - served.keys()) <= kills
+    assert left
+    os.close(out)
+    log.close()
