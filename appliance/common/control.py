@@ -31,7 +31,7 @@ from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, Engi
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 19
+CONTROL_VERSION = 20
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10

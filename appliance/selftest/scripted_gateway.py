@@ -26,6 +26,7 @@ from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
+from appliance.gateway.stored_work import StoredWork
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from isolation.ipc import doorbell, segment
 from isolation.ipc.channel import Channel
@@ -179,8 +180,8 @@ OWN_LISTENERS: tuple[Literal["http", "grpc"], ...] = ("http", "grpc")
 
 
 @contextlib.asynccontextmanager
-async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
-    """Serve on free loopback ports for the duration of the block."""
+async def scripted_gateway(stored: StoredWork | None = None) -> AsyncIterator[ScriptedGateway]:
+    """Serve on free loopback ports for the duration of the block. ``stored`` keeps files and batches."""
     heard = Heard()
     lost: list[str] = []
     guests: list[_Guest] = []
@@ -217,7 +218,7 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
     # One log line for each request would hide the self-test's own output.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        async with serve_front_ends(service, resolver, settings) as ends:
+        async with serve_front_ends(service, resolver, settings, stored=stored) as ends:
             yield ScriptedGateway(service, ends, keys, heard, lost)
     finally:
         structlog.configure(**spoken)

@@ -78,5 +78,6 @@ def running_appliance(admin: str) -> Running:
         cgroup=status.cgroup,
         unsafe=runs_unsafe(status),
         alerts=status.alerts,
+        batches=status.batches,
         engine_cards=tuple((model, card.index) for card in status.cards for model in card.engines),
     )

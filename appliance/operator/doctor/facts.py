@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
 from isolation.gpu.gpu_facts import GpuFacts
@@ -379,6 +380,8 @@ class Running:
     unsafe: bool = False
     alerts: tuple[Alert, ...] = ()
     """What it says is the matter now."""
+    batches: BatchQueue | None = None
+    """Batches that are not over, and what is kept; None where no files are."""
     engine_cards: tuple[tuple[str, int], ...] = ()
     """Models, each with a card on which it has an engine."""
 
