@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import openai
 import pytest
-from appliance.gateway.grpc.generated.batch_pb2_grpc import BatchServiceStub
 from google.rpc import error_details_pb2 as details
 
 from appliance.common.batches.values import PIECE_BYTES
 from appliance.gateway.grpc import batch_calls
 from appliance.gateway.grpc.batch_calls import BATCH_SERVICE
 from appliance.gateway.grpc.generated import batch_pb2 as pb
+from appliance.gateway.grpc.generated.batch_pb2_grpc import BatchServiceStub
 from appliance.selftest.fuzzed_batches import BATCH_METHODS, batch_message
 from appliance.selftest.fuzzed_requests import CODES
 from tests.appliance.gateway.batches.stack import LIMITED, POLICY, Stack, stacked, until
