@@ -167,8 +167,10 @@ class LineCalls:
             return b"".join(parsed.write(await self._service.score(principal, asked, context), asked))
         request = self._service.routed(principal, replace(parsed.request, priority=Priority.LOW, stream=False))
         if parsed.others:
-            changes = {"model": request.model, "alias": request.alias, "adapter": request.adapter}
-            others = [replace(one, priority=Priority.LOW, **changes) for one in parsed.others]
+            others = [
+                replace(one, priority=Priority.LOW, model=request.model, alias=request.alias, adapter=request.adapter)
+                for one in parsed.others
+            ]
             call = LineCall(principal, context, batch.expires, wait_of, charged.append)
             return await PromptRuns(self._service, call, state.places, state.progress, most).run([request, *others])
         writer = parsed.make_writer(request, int(time.time()))

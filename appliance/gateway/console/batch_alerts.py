@@ -27,7 +27,7 @@ def batch_alerts(queue: BatchQueue | None, now: float) -> Iterator[Alert]:
             level="degraded",
             what=f"Files and responses take {size(queue.stored_bytes)} of {size(queue.max_bytes)}",
             who="Every tenant's uploads are refused." if full else "Every tenant that uploads, once it is full.",
-            do="Raise batches: max_bytes in athanor.yaml, or max_stored_bytes of fewer tenants in the policy.",
+            do="Raise batches: max_bytes in athanor.yaml, or lower max_stored_bytes of tenants in the policy.",
             command="athanor status",
         )
 
@@ -44,5 +44,4 @@ def _stuck(one: BatchView, now: float) -> Alert:
         who=f"Only tenant {one.tenant}: {counted(one.total - one.ended, 'line')} left",
         do=do,
         command=command,
-        find=one.tenant,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from appliance.common.batches.values import (
     ENDPOINTS,
@@ -94,7 +95,7 @@ def endpoint_of(endpoint: object) -> str:
     return endpoint
 
 
-def metadata_of(values: Mapping[object, object]) -> dict[str, str]:
+def metadata_of(values: Mapping[Any, Any]) -> dict[str, str]:
     """Return the metadata of a new batch.
 
     Raises:

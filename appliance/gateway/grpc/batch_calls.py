@@ -21,7 +21,7 @@ from appliance.gateway.generate_request import Principal
 from appliance.gateway.grpc import batch_mapping as mapping
 from appliance.gateway.grpc.call import Behaviours, C, GrpcCall, TenantCall, principal_of
 from appliance.gateway.grpc.generated import batch_pb2 as pb
-from appliance.gateway.grpc.usage_mapping import fill
+from appliance.gateway.grpc.usage_mapping import Padded, fill
 from appliance.gateway.service import Service
 from appliance.gateway.stored_work import StoredWork
 
@@ -37,7 +37,7 @@ RECHECK_S = 1.0
 """Seconds after which a caller whose file is on its way is looked at again: a revoked key, or a policy that takes files
 away, ends the call."""
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Padded)
 
 Authenticate = Callable[[], Principal]
 """Gives whose call it is, by the credentials in force now; raises where none holds."""
