@@ -65,7 +65,7 @@ def status_view(status: ApplianceStatus, now: float, width: int) -> RenderableTy
     if status.cards:
         parts += [_cards(status.cards), ""]
     if status.batches is not None:
-        parts += [batches_view(status.batches), ""]
+        parts += [batches_view(status.batches, width), ""]
     if status.public:
         parts += [_public(status.public), ""]
     parts += [_policy(status.policy), ""]
