@@ -46,7 +46,7 @@ class Prompts:
         self.requests: list[GenerateRequest] = []
 
     async def generate(
-        self, _principal: Principal, request: GenerateRequest, context: CallContext, _sink: Any = None
+        self, principal: Principal, request: GenerateRequest, context: CallContext, _sink: Any = None
     ) -> AsyncGenerator[Event]:
         """Answer a prompt."""
         assert isinstance(request.prompt, TextPrompt)
@@ -58,6 +58,7 @@ class Prompts:
         outcome = "CANCELLED"
         try:
             yield Started(len(text), 1)
+            await asyncio.sleep(0.001)
             if text in self.gates:
                 await self.gates[text].wait()
             if self.errors.get(text):
@@ -74,7 +75,7 @@ class Prompts:
                     "request",
                     "",
                     request=request.request_id,
-                    tenant="acme",
+                    tenant=principal.tenant,
                     batch=context.line.batch,
                     operation="text_completion",
                     outcome=outcome,
@@ -178,7 +179,7 @@ async def test_a_prompt_that_fails_ends_its_line(
     prompts.errors["wrong"] = [error]
     stack.use(POLICY.replace("requests_per_minute: 100000", "requests_per_minute: 100000, concurrency: 6"))
     batch = await batch_of(client, ["good", "wrong", "waits", *["later"] * 3], ["next"])
-    await until(lambda: prompts.tries["waits"])
+    await until(lambda: prompts.tries["waits"] and prompts.running == 2)
     prompts.gates["wrong"].set()
     done = await stack.ended(client, batch.id, "completed")
     (failed,), (good,) = await results(client, done.error_file_id), await results(client, done.output_file_id)
@@ -191,12 +192,13 @@ async def test_a_prompt_that_fails_ends_its_line(
     assert charged["-2"] == ("OK", 4)
 
 
-async def test_prompts_leave_room(stack: Stack, prompts: Prompts) -> None:
-    """A line's prompts take half of their tenant's places at most, and none begins while the other half is in use: the
-    line is continued where it stood once they are free."""
+async def test_prompts_leave_room(stack: Stack, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None begins while half of its tenant's places is in use: the line is continued where it stood once they are
+    free."""
     client = stack.openai()
     stack.use(POLICY.replace("requests_per_minute: 100000", "requests_per_minute: 100000, concurrency: 4"))
     prompts.gates["first"] = asyncio.Event()
+    monkeypatch.setattr(turns, "RUNNING_IN_ALL", 1)
     batch = await batch_of(client, ["first", *(f"p{number}" for number in range(6))])
     await until(lambda: prompts.tries["first"])
     held = [stack.ledger.admit("acme", MODEL, 1) for _ in range(2)]

@@ -29,6 +29,7 @@ from tests.appliance.common.audit.entries import filled
 
 MOST = 1 << 40
 DAY_S = 86_400
+NONE_OPEN = {"oldest_s": 0, "max_bytes": MOST}
 
 
 class Store:
@@ -385,7 +386,14 @@ def test_time_removes_files_and_batches(store: Store) -> None:
     store.store.tidy()
     assert store.refusal(m.FileQuery("alpha", output)) == "unknown"
     assert store.refusal(m.BatchQuery("alpha", batch.id)) == "unknown"
-    assert store.store.figures() == {"files": 0, "bytes": 0, "open_batches": 0, "waiting_lines": 0, "responses": 0}
+    assert store.store.figures() == {
+        "files": 0,
+        "bytes": 0,
+        "open_batches": 0,
+        "waiting_lines": 0,
+        "responses": 0,
+        **NONE_OPEN,
+    }
 
 
 def test_a_restart_forgets_half_an_upload(store: Store) -> None:
@@ -394,7 +402,14 @@ def test_a_restart_forgets_half_an_upload(store: Store) -> None:
     begun = store.call(m.BeginUpload("alpha", "key:alpha", "half", MOST))
     store.call(m.UploadPiece(begun.file), b"x" * PIECE_BYTES)  # type: ignore[union-attr]
     store.reopen()
-    assert store.store.figures() == {"files": 1, "bytes": 5, "open_batches": 0, "waiting_lines": 0, "responses": 0}
+    assert store.store.figures() == {
+        "files": 1,
+        "bytes": 5,
+        "open_batches": 0,
+        "waiting_lines": 0,
+        "responses": 0,
+        **NONE_OPEN,
+    }
     assert store.content(file) == b"whole"
     assert store.refusal(m.UploadPiece(begun.file), b"x") == "unknown"  # type: ignore[union-attr]
 
