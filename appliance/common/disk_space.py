@@ -17,6 +17,7 @@ PLACES = {
     "checkpoints": "checkpoints",
     "cache": "cache of digests and forms",
     "keyring": "keyring",
+    "batches": "files and batches",
     "models": "cache of models",
     "run": "sockets and bundles",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.cards import CardStatus
 from appliance.common.figures import counted, printable
 from appliance.common.fleet_status import FleetStatus
@@ -177,36 +178,6 @@ class TenantUse:
     def requests(self) -> int:
         """All requests."""
         return self.ok + self.refused + self.invalid + self.cancelled + self.failed
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowRow:
-    """Requests of one tenant about which a shadow policy differs from the one in force, for one reason."""
-
-    tenant: str
-    verdict: str
-    """``refuses``, ``serves``, ``waits`` or ``other_model``: what the shadow policy would do."""
-    rule: str
-    """Rule of the shadow policy that does; empty where it would serve."""
-    requests: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowStatus:
-    """What a shadow policy would have decided."""
-
-    file: str
-    """Path at which a shadow policy is looked for."""
-    digest: str = ""
-    """SHA-256 of its content in hex; empty where there is none."""
-    since: float = 0.0
-    """When it was taken."""
-    problems: tuple[str, ...] = ()
-    """Why the file that is there is not taken, a line each."""
-    verdicts: dict[str, int] = field(default_factory=dict)
-    """Requests by what it would have done, those on which both agree included."""
-    rows: tuple[ShadowRow, ...] = ()
-    """Differences, the most frequent first; of more than a thousand kinds the rest is in ``verdicts`` alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +368,8 @@ class ApplianceStatus:
     """GPUs that models use."""
     fleet: FleetStatus = field(default_factory=FleetStatus)
     """Its part in a fleet."""
+    batches: BatchQueue | None = None
+    """Batches that are not over, and what is kept; None where no files are."""
 
 
 SERVING_STATES = ("serving", "starting", "failed", "hung", "draining", "waking", "asleep")

@@ -18,7 +18,8 @@ from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
 from appliance.common.policy_signature import check_signed
-from appliance.common.status import PolicyStatus, ReloadOutcome, ShadowStatus
+from appliance.common.shadow_status import ShadowStatus
+from appliance.common.status import PolicyStatus, ReloadOutcome
 from appliance.gateway.front.key_file import KeyFile, KeyRead
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.shadow import Shadow

@@ -137,9 +137,9 @@ class Gateway:
         self._sleep = _sleep_control(config, self._service, supervisor, lambda: self._sandboxes.attachment.attached)
         self._service.shadows.use(self._file.shadow)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
-        self._spill, self._disks, self._stored = SpillGauges(), Disks(), StoreGauges()
-        wanted = config.batches is not None
+        self._spill, self._disks, wanted = SpillGauges(), Disks(), config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
+        self._stored = StoreGauges(self._batches.queue)
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, partial(_count_thaw, self._telemetry))
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
@@ -152,7 +152,7 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        self._stop, self._announced = asyncio.Event(), False
+        self._state.batches, self._stop, self._announced = self._stored.batches, asyncio.Event(), False
         self.reload = SharedRuns(self._reload).run
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:

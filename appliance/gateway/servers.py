@@ -47,8 +47,7 @@ from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.front.tls_files import CertificateDates, TlsContexts, TlsFiles
 from appliance.gateway.grpc import connection as grpc_connection
-from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
-from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
+from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICES, STALL_S, GrpcFrontEnd
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
 from appliance.gateway.http.cross_origin import CrossOrigin
@@ -359,7 +358,7 @@ class FrontEnds:
             listener.announce(ending=self._settings.leaving())
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._ready() else kinds.NOT_SERVING
-        for name in ("", SERVICE, USAGE_SERVICE, HEALTH):
+        for name in ("", *SERVICES, HEALTH):
             self._grpc.health.set(name, status)
 
 
@@ -382,9 +381,8 @@ async def serve_front_ends(
     demands = settings.tls is not None and settings.tls.http_clients == "required"
     of_http = replace(settings.http, demands_certificate=demands)
     http = HttpFrontEnd(service, resolver, of_http, ready, settings.proxies, stored)
-    rpcs = GrpcFrontEnd(
-        service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies, settings.http.affinity
-    )
+    shared = settings.http.padding, settings.max_rpcs, settings.proxies, settings.http.affinity
+    rpcs = GrpcFrontEnd(service, resolver, *shared, stored)
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()
     try:

@@ -11,9 +11,11 @@ from typing import Any
 
 import grpc
 
+from appliance.gateway.grpc.batch_calls import BATCH_SERVICE
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.servicer import SERVICE
 from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
+from appliance.selftest.fuzzed_batches import BATCH_METHODS, batch_message
 from appliance.selftest.fuzzed_scores import SCORING, ranking, scored
 from appliance.selftest.fuzzed_values import TEXTS, prompt, sound, text, value, word
 from appliance.selftest.raw_http import request_bytes, status_of, talk
@@ -29,6 +31,7 @@ CODES = frozenset(
         "OK",
         "INVALID_ARGUMENT",
         "NOT_FOUND",
+        "FAILED_PRECONDITION",
         "PERMISSION_DENIED",
         "RESOURCE_EXHAUSTED",
         "UNAVAILABLE",
@@ -280,8 +283,11 @@ async def _rpc(appliance: RealAppliance, channel: grpc.aio.Channel, draw: random
     """Call a method with a message that is, mostly, of its type."""
     own = ("Generate", "Embed", "Rerank", "CountTokens", "Attest", "ListModels", "GetModel", word(draw))
     methods = (*(f"{SERVICE}/{name}" for name in own), f"{USAGE_SERVICE}/GetLimits", f"{USAGE_SERVICE}/GetUsage")
-    method = draw.choices(methods, (14, 2, 2, 2, 1, 1, 1, 2, 1, 1))[0]
+    methods += (f"{BATCH_SERVICE}/{draw.choice(BATCH_METHODS)}",)
+    method = draw.choices(methods, (14, 2, 2, 2, 1, 1, 1, 2, 1, 1, 6))[0]
     data = (ranking(draw) if method.endswith("/Rerank") else message(draw)).SerializeToString()
+    if method.startswith(BATCH_SERVICE):
+        data = batch_message(method.rpartition("/")[2], draw)
     if draw.random() < 0.3:
         data = mutated(data, draw)
     proof = ("authorization", f"Bearer {appliance.key('beta')}")

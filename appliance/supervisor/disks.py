@@ -18,6 +18,7 @@ def watched(config: ApplianceConfig) -> dict[str, Path]:
         "checkpoints": sandbox.checkpoints,
         "cache": caches[0] if caches else None,
         "keyring": None if config.keys is None else config.keys.keyring,
+        "batches": None if config.batches is None else config.batches.directory,
         "models": None if config.model_cache is None else config.model_cache.directory,
         "run": config.run_dir,
     }

@@ -13,6 +13,7 @@ import uvicorn
 
 from appliance.common.live_requests import DrainStatus, LiveRequest, LiveRequests
 from appliance.common.operator_calls import OperatorCall
+from appliance.common.shadow_status import ShadowStatus
 from appliance.common.status import (
     ApplianceLoad,
     ApplianceStatus,
@@ -25,7 +26,6 @@ from appliance.common.status import (
     Readiness,
     ReloadOutcome,
     SandboxStatus,
-    ShadowStatus,
     TenantStatus,
     TenantTable,
     TenantUse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.gateway.grpc.servicer import SERVICE
-from appliance.selftest import g2_namespace
+from appliance.selftest import g2_namespace, g2_stored
 from appliance.selftest.scripted_gateway import scripted_gateway
 
 
@@ -28,6 +28,14 @@ def test_no_field_header_or_metadata_changes_the_namespace(full: bool) -> None:
         "G2.framing",
         "G2.framing.control",
     }
+    assert [(row.id, row.figure) for row in rows.values() if row.verdict != "pass"] == []
+
+
+def test_nothing_makes_the_store_answer_for_another_tenant() -> None:
+    """Every route and method about files, batches and responses with every word that could name a tenant: the store is
+    asked for the caller's tenant alone, and by each of them; with another key (control) for that one's."""
+    rows = {row.id: row for row in g2_stored.run(full=False)}
+    assert rows.keys() == {"G2.stored", "G2.stored.control"}
     assert [(row.id, row.figure) for row in rows.values() if row.verdict != "pass"] == []
 
 

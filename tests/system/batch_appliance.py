@@ -132,6 +132,10 @@ def requests_file(count: int, url: str = "/v1/chat/completions", **body: Any) ->
             given = {"model": "athanor-mini", "input": f"number {number}", "max_output_tokens": 4}
         elif url == "/v1/embeddings":
             given = {"model": "vectors", "input": f"number {number}"}
+        elif url == "/v1/rerank":
+            given = {"model": "vectors", "query": f"number {number}", "documents": ["one", "number two"]}
+        elif url == "/v1/score":
+            given = {"model": "vectors", "text_1": f"number {number}", "text_2": ["one", "number two"]}
         else:
             given.setdefault("prompt", f"number {number}")
         lines.append(json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": url, "body": given}))

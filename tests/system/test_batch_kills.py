@@ -61,12 +61,12 @@ def charged(kept: Kept, lines: int) -> tuple[Counter[str], int, int]:
     return ids, *used()
 
 
-def run_over_kills(kept: Kept, lines: int, kills: int, most_s: float) -> None:
-    """Run a batch of so many lines, and kill a host process so many times while it runs."""
+def run_over_kills(kept: Kept, lines: int, kills: int, most_s: float, prompts: int = 1) -> None:
+    """Run a batch of so many lines, each of so many prompts, and kill a host process so many times while it runs."""
     draw, client = random.Random(f"{lines} {kills}"), kept.openai()
-    file = client.files.create(
-        file=("in.jsonl", requests_file(lines, "/v1/completions", ignore_eos=True)), purpose="batch"
-    )
+    several = {"prompt": [f"prompt {number}" for number in range(prompts)]} if prompts > 1 else {}
+    text = requests_file(lines, "/v1/completions", ignore_eos=True, **several)
+    file = client.files.create(file=("in.jsonl", text), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     until = time.monotonic() + most_s
     for number in range(kills):
@@ -85,21 +85,23 @@ def run_over_kills(kept: Kept, lines: int, kills: int, most_s: float) -> None:
     assert (found.request_counts.completed, found.request_counts.failed) == (lines, 0)
     results = [json.loads(line) for line in client.files.content(found.output_file_id).text.splitlines()]
     assert [one["custom_id"] for one in results] == [f"line-{number}" for number in range(lines)]
-    ids, requests, cost = charged(kept, lines)
-    assert ids == {line_request(batch.id, number): 1 for number in range(1, lines + 1)}
-    assert requests == lines
+    assert {len(one["response"]["body"]["choices"]) for one in results} == {prompts}
+    ids, requests, cost = charged(kept, lines * prompts)
+    wanted = [line_request(batch.id, number, prompt) for number in range(1, lines + 1) for prompt in range(prompts)]
+    assert ids == dict.fromkeys(wanted, 1)
+    assert requests == lines * prompts
     usages = [one["response"]["body"]["usage"] for one in results]
     cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
-    prompts, outputs = (sum(one[name] for one in usages) for name in ("prompt_tokens", "completion_tokens"))
-    assert cost == prompts * INPUT_PRICE + outputs * OUTPUT_PRICE, cached
+    inputs, outputs = (sum(one[name] for one in usages) for name in ("prompt_tokens", "completion_tokens"))
+    assert cost == inputs * INPUT_PRICE + outputs * OUTPUT_PRICE, cached
     print(f"{lines} lines over {kills} kills: each answered once and charged once, {cost} billionths")
 
 
 @pytest.mark.timeout(400)
 def test_some_kills(kept: Kept) -> None:
-    """400 lines over a kill of each host process: 400 results, 400 entries of the audit log, 400 in the usage book,
-    at the price of batches."""
-    run_over_kills(kept, 400, 2, 300)
+    """200 lines of two prompts over a kill of each host process: 200 results, 400 entries of the audit log, 400 in the
+    usage book, at the price of batches."""
+    run_over_kills(kept, 200, 2, 300, prompts=2)
 
 
 @pytest.mark.full

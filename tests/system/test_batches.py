@@ -3,6 +3,7 @@ reloads and a shred."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from tests.system.batch_appliance import MINI, POLICY, Kept, requests_file, wait
 from tests.system.conftest import PLAIN
 from tests.system.test_embeddings import embedding_model
+from tests.system.test_grpc_document import Reader
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(400)]
 
@@ -73,7 +75,10 @@ def results(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file).text.splitlines()]
 
 
-@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"])
+ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/score"]
+
+
+@pytest.mark.parametrize("url", ROUTES)
 def test_the_official_client_gets_answers_of_models(kept: Kept, url: str) -> None:
     """Each route's lines are answered by a real model; each is in the audit log once, with its batch, the price of
     batches and the least priority of its trace; the batch's own entries are there too."""
@@ -103,6 +108,72 @@ def test_the_official_client_gets_answers_of_models(kept: Kept, url: str) -> Non
         assert entry["cost"] == prompt * 500 + output * 1_000
     trace = kept.get(f"/traces/{batch.id}-1").text
     assert batch.id in trace
+
+
+def test_a_line_of_several_prompts(kept: Kept) -> None:
+    """A real model answers the prompts of a line as its route answers them in one request; each is in the audit log
+    once, and usage and cost are the sums of what it has."""
+    client, prompts = kept.openai(), ["The furnace", "A sandbox is", "Once"]
+    asked: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "n": 2, "seed": 3}
+    batch = begin(client, 2, "/v1/completions", prompt=prompts, **asked)
+    done = ended(kept, client, batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
+    found = [one["response"]["body"] for one in results(client, done.output_file_id)]
+    whole = client.completions.create(model="athanor-mini", prompt=prompts, **asked)
+    for body in found:
+        assert [(one["index"], one["text"]) for one in body["choices"]] == [
+            (one.index, one.text) for one in whole.choices
+        ]
+        assert whole.usage is not None
+        used = (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"])
+        assert used == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+
+    def logged() -> Any:
+        mine = [one for one in kept.entries() if one["kind"] == "request" and one["batch"] == batch.id]
+        return mine if len(mine) >= 6 else None
+
+    entries = wait(logged, 30)
+    wanted = {f"{batch.id}-{line}{more}" for line in (1, 2) for more in ("", ".1", ".2")}
+    assert sorted(one["request"] for one in entries) == sorted(wanted)
+    for number, body in enumerate(found, start=1):
+        mine = [one for one in entries if one["request"].partition(".")[0] == f"{batch.id}-{number}"]
+        prompt, output = (sum(one[name] for one in mine) for name in ("input_tokens", "output_tokens"))
+        assert (prompt, output) == (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"])
+        assert sum(one["cost"] for one in mine) == prompt * 500 + output * 1_000
+
+
+def test_the_page_about_grpc_is_true(kept: Kept, root: Path, tmp_path: Path) -> None:
+    """The program of docs/grpc.md that leaves a file and fetches its answers, as it stands there."""
+    text = (root / "docs/grpc.md").read_text()
+    reader = Reader(text, tmp_path, kept.ready["grpc"], kept.keys["alpha"])
+    status, choices = reader.python("batch.py", "python-batch-code").splitlines()
+    assert status == "BATCH_STATUS_COMPLETED 1 of 1"
+    assert len(ast.literal_eval(choices)) == 2
+
+
+def test_the_operator_sees_batches(kept: Kept) -> None:
+    """Status, doctor and metrics tell that no batch is open, and what is kept."""
+    client = kept.openai()
+    client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+
+    def told() -> Any:
+        queue = kept.get("/status").json()["batches"]
+        return queue if queue["files"] and not queue["open"] else None
+
+    queue = wait(told, 30)
+    assert 0 < queue["stored_bytes"] < queue["max_bytes"] == 16 << 30
+    assert "no batch is open" in athanor(kept, "status")
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance.operator.cli", "doctor", "--config", str(kept.config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert re.search(r"batches\s+none is open; [\d,]+ files?", done.stdout), done.stdout + done.stderr
+    metrics = kept.get("/metrics").text
+    assert re.search(r"athanor_batch_stuck_batches(\{.*\})? 0", metrics)
+    assert re.search(r"athanor_batch_oldest_seconds(\{.*\})? 0", metrics)
 
 
 def test_another_tenant_finds_nothing(kept: Kept) -> None:

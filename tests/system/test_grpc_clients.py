@@ -38,6 +38,7 @@ FREED_S = 60.0
 """Longest wait until the engine has let go of a call; it takes one step, but the machine may be busy."""
 
 SERVICES = [
+    "athanor.batch.v1.BatchService",
     "athanor.inference.v1.InferenceService",
     "athanor.usage.v1.UsageService",
     "grpc.health.v1.Health",

@@ -68,9 +68,9 @@ class Reader:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
-    def python(self, title: str) -> str:
+    def python(self, title: str, code: str = "python-code") -> str:
         """Run a Python program of the page, after the code for its messages was made."""
-        self.shell(self.block("python-code"))
+        self.shell(self.block(code))
         (self.folder / title).write_text(self.block(title))
         return self.shell(f"python {title}")
 

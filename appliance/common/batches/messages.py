@@ -158,13 +158,13 @@ class LineQuery:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """Gateway: what became of a line; its result is the payload. ``entry`` is the request's entry of the audit log
-    (``appliance.common.audit.entry.to_wire``), empty where there is none."""
+    """Gateway: what became of a line; its result is the payload. ``entries`` are those of the audit log that charge it
+    (``appliance.common.audit.entry.to_wire``): none, one, or one for each of its prompts."""
 
     batch: str
     line: int
     ok: int
-    entry: str
+    entries: list[str]
 
 
 @dataclass(frozen=True, slots=True)

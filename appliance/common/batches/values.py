@@ -70,8 +70,14 @@ PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
 """Purposes of uploads and of results."""
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    *("/v1/rerank", "/v1/score", "/v1/classify"),
+)
 """Routes whose requests a batch may have."""
+
+MAX_PROMPTS = 128
+"""Prompts of one request, each of which is a request of the tenant's rate, and has a charge of its own."""
 
 VALIDATING, IN_PROGRESS, CANCELLING = OPEN = ("validating", "in_progress", "cancelling")
 """States of a batch that is not over; its file is being read, its lines run, or those that began are ending."""
@@ -142,6 +148,7 @@ MAX_LINES_GIVEN = 64
 """Lines of one answer of the store, of a piece's bytes together unless one alone has more."""
 
 
-def line_request(batch: str, line: int) -> str:
-    """Return the id of the request that a line is: the same at every attempt, so that it is charged once."""
-    return f"{batch}-{line}"
+def line_request(batch: str, line: int, prompt: int = 0) -> str:
+    """Return the id of the request that a line is: the same at every attempt, so that it is charged once. Each prompt
+    behind the first is a request of its own, and has its number behind the line's id."""
+    return f"{batch}-{line}.{prompt}" if prompt else f"{batch}-{line}"

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from appliance.common.audit.entry import Entry, to_wire
@@ -22,21 +22,28 @@ from appliance.common.errors import (
     UnavailableError,
 )
 from appliance.gateway.batches.checking import BatchRequest, LineError, read_line
+from appliance.gateway.batches.several_prompts import (
+    DEFECTS,
+    LONGEST_S,
+    DelayedError,
+    LineCall,
+    Places,
+    Progress,
+    PromptRuns,
+)
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import BatchLine, CallContext, Operation, Principal
-from appliance.gateway.http import openai, openai_embeddings, openai_objects, responses_objects
+from appliance.gateway.http import openai, openai_embeddings, openai_objects, responses_objects, scoring
 from appliance.gateway.http.collecting import collect, started
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.openai_embeddings import ParsedEmbed
 from appliance.gateway.http.openai_objects import pieces_of
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.responses_request import parse_response
+from appliance.gateway.http.scoring import ParsedScore
 from appliance.gateway.service import Service
 from isolation.ipc.messages import Priority
-
-LONGEST_S = 3_600.0
-"""Seconds that one attempt may take, as any request without a deadline."""
 
 LATER_S = 30.0
 """Seconds after which a line is tried again that met one of ``PASSING``."""
@@ -48,11 +55,14 @@ for a tenant that may not wake it."""
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 60.0
 """Bounds of the wait before a line is tried again: a limit that is raised is noticed within a minute."""
 
-_PARSERS: dict[str, Callable[[bytes, Stamp], Parsed | ParsedEmbed]] = {
+_PARSERS: dict[str, Callable[[bytes, Stamp], Parsed | ParsedEmbed | ParsedScore]] = {
     "/v1/chat/completions": partial(openai.parse, Operation.CHAT),
     "/v1/completions": partial(openai.parse, Operation.TEXT_COMPLETION),
     "/v1/responses": parse_response,
     "/v1/embeddings": openai_embeddings.parse,
+    "/v1/rerank": scoring.parse_rerank,
+    "/v1/score": scoring.parse_score,
+    "/v1/classify": scoring.parse_classify,
 }
 
 
@@ -63,8 +73,8 @@ class LineAnswer:
     ok: bool
     data: bytes
     """The line of the results."""
-    entry: str = ""
-    """Entry of the audit log that charges it."""
+    entries: list[str] = field(default_factory=list)
+    """Entries of the audit log that charge it: one, or one for each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,17 @@ class LineDelay:
     """A line that is to be tried again after so many seconds."""
 
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LineState:
+    """What a line has of whoever runs it."""
+
+    note_model: Callable[[str], None]
+    """Takes the model that the line asks for."""
+    places: Places
+    progress: Progress
+    """What an earlier attempt left: answers to some of its prompts."""
 
 
 class LineCalls:
@@ -83,73 +104,75 @@ class LineCalls:
         self._caller_withdrawn = caller_withdrawn
         self._parser = Parser()
 
-    async def run(
-        self, batch: StoredBatch, number: int, text: bytes, note_model: Callable[[str], None]
-    ) -> LineAnswer | LineDelay:
-        """Run a line to its end. ``note_model`` is called with the model that it asks for."""
+    async def run(self, batch: StoredBatch, number: int, text: bytes, state: LineState) -> LineAnswer | LineDelay:
+        """Run a line to its end, or until there is no room for more of its prompts."""
         request_id = line_request(batch.id, number)
         charged: list[Entry] = []
         try:
             read = await self._parser.parse(batch.tenant, partial(_read_line, batch.endpoint), text, Stamp(request_id))
         except InvalidRequestError as error:  # not a line that passed the check of its file
             return _failed(batch, request_id, "", error)
-        custom_id = read.custom_id
-        left_s = batch.expires - time.time()
-        if left_s <= 0:
+        custom_id, most = read.custom_id, MAX_RESULT_BYTES - len(text) - 1_024
+        if batch.expires <= time.time():
             return expired(batch, number, text)
         try:
-            body = await self._answer(
-                batch, request_id, read.body, min(left_s, LONGEST_S), (note_model, charged.append)
-            )
-            if len(body) > MAX_RESULT_BYTES - len(text) - 1_024:
+            body = await self._answer(batch, request_id, read.body, most, state, charged)
+            if len(body) > most:
                 raise InvalidRequestError("the answer is longer than a result may be")
+        except DelayedError:
+            return LineDelay(0.0)
         except ApplianceError as error:
             if isinstance(error, DeadlineExceededError) and batch.expires <= time.time():
                 return expired(batch, number, text)
-            wait_s = _wait_of(error)
+            wait_s = wait_of(error)
             if wait_s is not None:
                 return LineDelay(min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s)))
             return _failed(batch, request_id, custom_id, error, charged)
-        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+        except DEFECTS as error:
             return _failed(batch, request_id, custom_id, defect(error, request_id), charged)
         head = {"id": request_id, "custom_id": custom_id}
         start = json.dumps(head, separators=(",", ":"))[:-1]
         response = f',"response":{{"status_code":200,"request_id":{json.dumps(request_id)},"body":'
-        return LineAnswer(True, start.encode() + response.encode() + body + b'},"error":null}\n', _entry(charged))
+        data = start.encode() + response.encode() + body + b'},"error":null}\n'
+        return LineAnswer(True, data, [to_wire(one) for one in charged])
 
     async def _answer(
-        self,
-        batch: StoredBatch,
-        request_id: str,
-        body: bytes,
-        left_s: float,
-        notes: tuple[Callable[[str], None], Callable[[Entry], None]],
+        self, batch: StoredBatch, request_id: str, body: bytes, most: int, state: LineState, charged: list[Entry]
     ) -> bytes:
-        """Return the body of the answer.
+        """Return the body of the answer, of at most so many bytes where it is one of several prompts; entries that
+        charge it are added to ``charged``.
 
         Raises:
+            DelayedError: there is no room for some of its prompts.
             ApplianceError: typed, from the closed list.
         """
-        note_model, charge = notes
         principal = Principal(batch.tenant, batch.credential)
         if (withdrawn := self._caller_withdrawn(principal)) is not None:
             raise withdrawn
-        stamp = Stamp(request_id, time.monotonic() + left_s)
+        stamp = Stamp(request_id, time.monotonic() + min(batch.expires - time.time(), LONGEST_S))
         parsed = await self._parser.parse(batch.tenant, _PARSERS[batch.endpoint], body, stamp)
-        note_model(parsed.request.model)
+        state.note_model(parsed.request.model)
         context = CallContext(
             route=f"POST {batch.endpoint}",
             front_end="batch",
             attributes={"athanor.batch.id": batch.id},
-            line=BatchLine(batch.id, charge),
+            line=BatchLine(batch.id, charged.append),
         )
         if isinstance(parsed, ParsedEmbed):
             embed = self._service.routed(principal, replace(parsed.request, priority=Priority.LOW))
             found = await self._service.embed(principal, embed, context)
             return b"".join(openai_embeddings.answer(found, embed.model, base64=parsed.base64))
-        if parsed.others:
-            raise InvalidRequestError("a line has one prompt; send a line for each", param="prompt")
+        if isinstance(parsed, ParsedScore):
+            asked = self._service.routed(principal, replace(parsed.request, priority=Priority.LOW))
+            return b"".join(parsed.write(await self._service.score(principal, asked, context), asked))
         request = self._service.routed(principal, replace(parsed.request, priority=Priority.LOW, stream=False))
+        if parsed.others:
+            others = [
+                replace(one, priority=Priority.LOW, model=request.model, alias=request.alias, adapter=request.adapter)
+                for one in parsed.others
+            ]
+            call = LineCall(principal, context, batch.expires, wait_of, charged.append)
+            return await PromptRuns(self._service, call, state.places, state.progress, most).run([request, *others])
         writer = parsed.make_writer(request, int(time.time()))
         async with aclosing(self._service.generate(principal, request, context)) as events:
             del parsed, request  # with the prompt
@@ -184,14 +207,11 @@ def _failed(
     form = responses_objects.ERRORS if batch.endpoint == "/v1/responses" else openai_objects.ERRORS
     response = {"status_code": error.wire.http, "request_id": request_id, "body": form.document(error, request_id)}
     document = {"id": request_id, "custom_id": custom_id, "response": response, "error": None}
-    return LineAnswer(False, json.dumps(document, separators=(",", ":")).encode() + b"\n", _entry(charged or []))
+    data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    return LineAnswer(False, data, [to_wire(one) for one in charged or []])
 
 
-def _entry(charged: list[Entry]) -> str:
-    return to_wire(charged[-1]) if charged else ""
-
-
-def _wait_of(error: ApplianceError) -> float | None:
+def wait_of(error: ApplianceError) -> float | None:
     """Return the seconds after which a line that met an error is tried again; None where that would not help."""
     if error.rule.endswith(PASSING):
         return LATER_S

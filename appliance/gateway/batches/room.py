@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from appliance.common.batch_status import Obstacle
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.operator_drain import OperatorDrain
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -43,35 +44,42 @@ class Room:
     """Whether the operator has the appliance take no requests: a line that began would fail, and be tried again."""
 
     def may_begin(self, tenant: str, model: str, running: int) -> bool:
-        """Return whether a line of a tenant may begin now, beside so many that run; ``model`` is the model or route of
+        """Return whether a line may begin; see ``obstacle``."""
+        return self.obstacle(tenant, model, running) is Obstacle.NONE
+
+    def obstacle(self, tenant: str, model: str, running: int) -> Obstacle:
+        """Return why no line of a tenant may begin now, beside so many that run; ``model`` is the model or route of
         its batch's last line, empty while none is known. None may while the operator drains; of a tenant that is
         gone all may: each ends with an error."""
         if self.drain.begun:
-            return False
+            return Obstacle.DRAINED
         known = self.ledger.policy.tenants.get(tenant)
         if known is None:
-            return True
-        if running >= RUNNING_EACH or self.ledger.lines.of(tenant):
-            return False
+            return Obstacle.NONE
+        if running >= RUNNING_EACH:
+            return Obstacle.ENOUGH
         limits, rates = known.limits, self.ledger.rates(tenant)
-        return (
-            self.ledger.concurrency(tenant) < max(1, limits.concurrency // KEPT_FREE)
+        free = (
+            not self.ledger.lines.of(tenant)
+            and self.ledger.concurrency(tenant) < max(1, limits.concurrency // KEPT_FREE)
             and rates.remaining_requests * KEPT_FREE >= rates.limit_requests
             and rates.remaining_tokens * KEPT_FREE >= rates.limit_tokens
-            and self._model_has_room(known, model)
         )
+        return self._of_model(known, model) if free else Obstacle.LIMIT
 
-    def _model_has_room(self, tenant: Tenant, name: str) -> bool:
+    def _of_model(self, tenant: Tenant, name: str) -> Obstacle:
         route = self.ledger.policy.routes.get(name)
         names = dict.fromkeys(map(base_of, route.models if route is not None else (name,)))
-        found = [self.models[one] for one in names if one in self.models]
-        return not found or any(self._is_free(tenant, one) for one in found)
+        found = [self._of_one(tenant, self.models[one]) for one in names if one in self.models]
+        if not found or Obstacle.NONE in found:
+            return Obstacle.NONE
+        return Obstacle.BUSY if Obstacle.BUSY in found else Obstacle.MODEL
 
-    def _is_free(self, tenant: Tenant, model: ModelSandboxes) -> bool:
+    def _of_one(self, tenant: Tenant, model: ModelSandboxes) -> Obstacle:
         own = self.tenant_sandboxes.find(model.name, tenant.id)
         asleep = ModelState.READY if model.sleep_state.awake else self.asleep(model, tenant.id)
         if model_state(model, own, tenant.isolation_class, asleep) is not ModelState.READY:
-            return False
+            return Obstacle.MODEL
         sandboxes = own if tenant.isolation_class.own_engine else model
         engine = None if sandboxes is None else sandboxes.engine
-        return engine is None or not engine.stats.waiting
+        return Obstacle.NONE if engine is None or not engine.stats.waiting else Obstacle.BUSY

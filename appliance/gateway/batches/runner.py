@@ -11,9 +11,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
+from appliance.common.batch_status import BatchView
 from appliance.common.batches import messages
 from appliance.common.batches.values import (
     CANCELLED,
@@ -26,8 +26,10 @@ from appliance.common.batches.values import (
 )
 from appliance.common.errors import ApplianceError, UnavailableError
 from appliance.gateway.batches.checking import FileCheck
-from appliance.gateway.batches.line_calls import LineAnswer, LineCalls, LineDelay, expired
-from appliance.gateway.batches.room import RUNNING_IN_ALL, Room
+from appliance.gateway.batches.line_calls import LineAnswer, LineCalls, LineDelay, LineState, expired
+from appliance.gateway.batches.room import Room
+from appliance.gateway.batches.several_prompts import Progress
+from appliance.gateway.batches.turns import LinePlaces, OpenBatch, Turns
 from appliance.gateway.front.defect import defect
 from appliance.gateway.http.parsing import INLINE_BYTES
 from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
@@ -51,35 +53,12 @@ MAX_ACTIVE = 32
 ACTIVE_EACH = 4
 """Those of one tenant: a batch that waits for its model holds up no other of the same tenant."""
 
+PROGRESS_BYTES = 64 << 20
+"""Bytes of the answers of all lines that are continued later: a few of the longest results. A line that has more begins
+anew, as after a restart."""
+
 SLICE_S = 60.0
 """Seconds after which batches give their places to those that have none, where there are more."""
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A batch that is not over."""
-
-    batch: StoredBatch
-    cursor: int = 0
-    """Line behind which the next ones are fetched."""
-    exhausted: bool = False
-    """Whether no line is behind the cursor."""
-    lines: list[tuple[int, bytes]] = field(default_factory=list)
-    """Lines that may begin."""
-    running: set[int] = field(default_factory=set)
-    not_before: float = 0.0
-    """Monotonic time before which none begins: a limit, or a model that is away."""
-    model: str = ""
-    """Model that the last line asked for."""
-    stored: int = 0
-    """Bytes that the tenant keeps."""
-    work: asyncio.Task[None] | None = None
-    """Reading of its file, or its end."""
-
-    def forget_lines(self) -> None:
-        """Fetch lines from the first on again."""
-        self.lines.clear()
-        self.cursor, self.exhausted = 0, False
 
 
 class BatchRunner:
@@ -95,17 +74,28 @@ class BatchRunner:
         """``count`` adds to a counter of ``names``."""
         self._store = store
         self._calls = calls
-        self._room = room
         self._count = count
-        self._open: dict[str, _Open] = {}
-        self._running: Counter[str] = Counter()
-        """Lines that run, by tenant."""
+        self._open: dict[str, OpenBatch] = {}
+        self._turns = Turns(room, lambda: self._open.values(), self._wake_up)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stale = True
         """Whether the store has to be asked which batches are open."""
         self._turned = time.monotonic()
         store.on_up = self.refresh
+
+    @property
+    def running_lines(self) -> int:
+        """Lines that run, each prompt of several counted."""
+        return self._turns.running.total()
+
+    def views(self, most: int) -> tuple[BatchView, ...]:
+        """Return the batches that have stood still longest, at most so many."""
+        still = sorted(self._open.values(), key=lambda one: one.moved)
+        return tuple(map(self._turns.view, still[:most]))
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     def refresh(self) -> None:
         """Ask the store which batches are open."""
@@ -114,8 +104,8 @@ class BatchRunner:
 
     def changed(self, batch: StoredBatch) -> None:
         """Take a batch that was made or cancelled."""
-        known = self._open.setdefault(batch.id, _Open(batch))
-        known.batch = batch
+        known = self._open.setdefault(batch.id, OpenBatch(batch))
+        known.batch, known.ended = batch, 0
         self._wake.set()
 
     async def run(self) -> None:
@@ -155,13 +145,13 @@ class BatchRunner:
         self._stale = False
         before, self._open = self._open, {}
         for batch in found.batches:
-            one = before.get(batch.id) or _Open(batch)
-            one.batch = batch
+            one = before.get(batch.id) or OpenBatch(batch)
+            one.batch, one.ended = batch, 0
             if one.exhausted and not one.lines and not one.running:
                 one.forget_lines()
             self._open[batch.id] = one
 
-    def _advance(self, one: _Open) -> None:
+    def _advance(self, one: OpenBatch) -> None:
         """Begin what a batch's state asks for beside running its lines."""
         status = one.batch.status
         if status == VALIDATING:
@@ -174,10 +164,11 @@ class BatchRunner:
         elif status != IN_PROGRESS:
             del self._open[one.batch.id]
 
-    def _begin_work(self, one: _Open, work: Coroutine[Any, Any, None]) -> None:
+    def _begin_work(self, one: OpenBatch, work: Coroutine[Any, Any, None]) -> None:
         one.work = self._start(self._guarded(one, work), f"batch {one.batch.id}")
 
-    async def _guarded(self, one: _Open, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, one: OpenBatch, work: Coroutine[Any, Any, None]) -> None:
+        self._turns.working += 1
         try:
             await work
         except StoreDeniedError as error:
@@ -189,10 +180,11 @@ class BatchRunner:
             self._stale = True
             await asyncio.sleep(TAKE_AGAIN_S)
         finally:
+            self._turns.working -= 1
             one.work = None
             self._wake.set()
 
-    async def _check(self, one: _Open) -> None:
+    async def _check(self, one: OpenBatch) -> None:
         """Read a batch's file; its lines may run, or it has failed."""
         check, batch = FileCheck(one.batch.endpoint), one.batch
         async for number, text in self._each(batch.id):
@@ -204,8 +196,9 @@ class BatchRunner:
                 break
         call = messages.BatchChecked(batch.id, check.end())
         one.batch = (await self._store.ask(call, messages.BatchFound)).batch
+        one.moved = time.monotonic()
 
-    async def _expire(self, one: _Open) -> None:
+    async def _expire(self, one: OpenBatch) -> None:
         """Give every line without a result the error of an expired batch."""
         batch = one.batch
         await self._store.ask(messages.BatchEnd(batch.id, EXPIRED), messages.Accepted)
@@ -213,7 +206,7 @@ class BatchRunner:
             await self._give(batch, number, expired(batch, number, text))
         self._open.pop(batch.id, None)
 
-    async def _end(self, one: _Open) -> None:
+    async def _end(self, one: OpenBatch) -> None:
         """End a cancelled batch of which nothing runs."""
         await self._store.ask(messages.BatchEnd(one.batch.id, CANCELLED), messages.Accepted)
         self._open.pop(one.batch.id, None)
@@ -230,7 +223,7 @@ class BatchRunner:
             if found.last or not found.lines:
                 return
 
-    def _active(self) -> list[_Open]:
+    def _active(self) -> list[OpenBatch]:
         """Return the batches whose lines may run, the oldest first, a few of each tenant."""
         going = [
             one
@@ -243,7 +236,7 @@ class BatchRunner:
                 self._open[one.batch.id] = self._open.pop(one.batch.id)
             going = going[MAX_ACTIVE // 2 :] + going[: MAX_ACTIVE // 2]
         each: Counter[str] = Counter()
-        active: list[_Open] = []
+        active: list[OpenBatch] = []
         for one in going:
             if each[one.batch.tenant] < ACTIVE_EACH and len(active) < MAX_ACTIVE:
                 each[one.batch.tenant] += 1
@@ -252,7 +245,7 @@ class BatchRunner:
                 one.forget_lines()
         return active
 
-    async def _fetch(self, one: _Open) -> None:
+    async def _fetch(self, one: OpenBatch) -> None:
         call = messages.LineQuery(one.batch.id, one.cursor, LINES_AT_ONCE)
         try:
             found, data = await self._store.fetch(call, messages.LinesFound)
@@ -268,55 +261,59 @@ class BatchRunner:
         if one.exhausted and not one.lines and not one.running:
             self._stale = True  # Its last line has a result, so it is over.
 
-    def _begin_lines(self, active: list[_Open]) -> None:
+    def _begin_lines(self, active: list[OpenBatch]) -> None:
         """Begin lines, each of the tenant of which the fewest run, while there is room."""
-        now = time.monotonic()
-        waiting = [one for one in active if one.lines and one.not_before <= now]
-        while waiting and len(self._tasks) < RUNNING_IN_ALL:
-            one = min(waiting, key=lambda each: self._running[each.batch.tenant])
-            tenant = one.batch.tenant
-            if not self._has_place(one) or not self._room.may_begin(tenant, one.model, self._running[tenant]):
+        waiting = [one for one in active if one.waits]
+        while waiting and self._turns.has_room:
+            one = min(waiting, key=lambda each: self._turns.running[each.batch.tenant])
+            if not self._turns.may_begin(one):
                 waiting.remove(one)
                 continue
             number, text = one.lines.pop(0)
             one.running.add(number)
-            self._running[tenant] += 1
-            self._start(self._run_line(one, number, text), f"line {number} of {one.batch.id}")
+            places = LinePlaces(self._turns, one)
+            self._start(self._run_line(one, number, text, places), f"line {number} of {one.batch.id}")
             if not one.lines:
                 waiting.remove(one)
 
-    def _has_place(self, one: _Open) -> bool:
-        """Whether the tenant may keep more results."""
-        tenant = self._room.ledger.policy.tenants.get(one.batch.tenant)
-        return tenant is None or one.stored < tenant.limits.max_stored_bytes
-
-    async def _run_line(self, one: _Open, number: int, text: bytes) -> None:
+    async def _run_line(self, one: OpenBatch, number: int, text: bytes, places: LinePlaces) -> None:
         batch = one.batch
 
         def note_model(model: str) -> None:
             one.model = model
 
+        progress = one.progress.pop(number, None) or Progress()
         ended = False
         try:
-            answer = await self._calls.run(batch, number, text, note_model)
+            answer = await self._calls.run(batch, number, text, LineState(note_model, places, progress))
             ended = True
             if isinstance(answer, LineDelay):
-                self._count(names.BATCH_LINES, tenant=batch.tenant, outcome=names.LINE_DELAYED)
-                one.lines.insert(0, (number, text))
-                one.not_before = max(one.not_before, time.monotonic() + answer.wait_s)
+                self._delay(one, number, text, progress, answer.wait_s)
             else:
                 await self._give(batch, number, answer)
+                one.moved = time.monotonic()
+                one.ended += 1
         finally:
             if not ended:
                 one.not_before = max(one.not_before, time.monotonic() + REST_S)
             one.running.discard(number)
-            self._running[batch.tenant] -= 1
+            places.leave_all()
             if one.exhausted and not one.lines:
                 self._wake.set()
 
+    def _delay(self, one: OpenBatch, number: int, text: bytes, progress: Progress, wait_s: float) -> None:
+        """Have a line be continued later."""
+        if wait_s:
+            self._count(names.BATCH_LINES, tenant=one.batch.tenant, outcome=names.LINE_DELAYED)
+            one.not_before = max(one.not_before, time.monotonic() + wait_s)
+        held = sum(each.size for other in self._open.values() for each in other.progress.values())
+        if progress.answers and held + progress.size <= PROGRESS_BYTES:
+            one.progress[number] = progress
+        one.lines.insert(0, (number, text))
+
     async def _give(self, batch: StoredBatch, number: int, answer: LineAnswer) -> None:
         """Give the store a result until it has it."""
-        call = messages.LineResult(batch.id, number, int(answer.ok), answer.entry)
+        call = messages.LineResult(batch.id, number, int(answer.ok), answer.entries)
         while True:
             try:
                 await self._store.ask(call, messages.Accepted, answer.data)

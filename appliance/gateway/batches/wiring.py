@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.batches import messages
+from appliance.common.batches.values import MAX_OPEN_IN_ALL
 from appliance.common.control import Control
 from appliance.common.errors import ApplianceError, UnavailableError
 from appliance.common.keys import KeyTable
@@ -28,6 +30,10 @@ def epoch_of(ledger: Ledger, tenant: str) -> bytes:
     known = ledger.policy.tenants.get(tenant)
     elsewhere = known is not None and known.regions and ledger.region not in known.regions
     return b"" if elsewhere else ledger.namespaces.get(tenant, b"")
+
+
+MAX_ROWS = 20
+"""Batches that are shown one by one."""
 
 
 class Batches:
@@ -58,6 +64,25 @@ class Batches:
     def work(self) -> KeptWork | None:
         """What the front end asks; None where no files are kept."""
         return self._work if self._wanted else None
+
+    def queue(self, figures: Mapping[str, int]) -> BatchQueue | None:
+        """Return the batches that are not over, and what is kept by the supervisor's ``figures``; None where no files
+        are kept, or nothing is known of them yet."""
+        if not self._wanted or not figures:
+            return None
+        rows = self._runner.views(MAX_OPEN_IN_ALL)
+        return BatchQueue(
+            open=figures["open_batches"],
+            waiting_lines=figures["waiting_lines"],
+            running_lines=self._runner.running_lines,
+            oldest_s=float(figures["oldest_s"]),
+            files=figures["files"],
+            responses=figures["responses"],
+            stored_bytes=figures["bytes"],
+            max_bytes=figures["max_bytes"],
+            stuck=sum(one.stuck for one in rows),
+            rows=rows[:MAX_ROWS],
+        )
 
     async def run(self) -> None:
         """Run batches until cancelled."""

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.cards import ABSENT, LOST, RESET, CardStatus
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.common.disk_space import PLACES, DiskSpace
 from appliance.common.figures import counted, size
 from appliance.common.outcomes import FAILED, REFUSED
 from appliance.common.status import Alert, Latency, ModelView, Point, PolicyStatus, SandboxStatus, is_unsafe
+from appliance.gateway.console.batch_alerts import batch_alerts
 from appliance.gateway.console.latency import WINDOW_S
 from appliance.gateway.telemetry.store import TraceSummary
 
@@ -119,6 +121,8 @@ class Facts:
     """GPUs that models use."""
     cards_problem: str = ""
     """Why nothing is known of them; empty where they are read, and where there are none."""
+    batches: BatchQueue | None = None
+    """Batches that are not over; None where no files are kept."""
     unplaced: frozenset[str] = frozenset()
     """Models of which an engine has no GPU, since its own was lost and no other has room."""
 
@@ -127,6 +131,7 @@ def alerts(facts: Facts) -> tuple[Alert, ...]:
     """Return all alerts of now, the worst first."""
     told = (_sandboxes, _promises, _requests, _load, _policy, _certificate, _disks, _cards)
     found = [alert for tell in told for alert in tell(facts)]
+    found += batch_alerts(facts.batches, facts.now)
     return tuple(sorted(found, key=lambda one: ORDER[one.level]))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.cards import CardStatus
 from appliance.common.status import Alert, ApplianceLoad, Latency, ModelView, Point, PolicyStatus, TenantStatus
 from appliance.gateway.telemetry.store import TraceSummary
@@ -108,6 +109,8 @@ class Look:
     models: tuple[ModelView, ...]
     cards: tuple[CardStatus, ...]
     """GPUs that models use."""
+    batches: BatchQueue | None
+    """Batches that are not over, and what is kept; None where no files are."""
     own: tuple[ModelView, ...]
     own_total: int
     tenants: Tenants

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from appliance.common.errors import CancelledError
+from appliance.gateway.generate_request import Principal
 from appliance.gateway.grpc.outlet import Outlet
 from appliance.gateway.grpc.wire import ANSWER_ROWS, OK, CallHead, MessageReader, Rows, Status, framed, trailers_of
 
@@ -39,6 +40,25 @@ class Peer(Protocol):
 
     def unproved(self) -> None:
         """Charge the peer for a call without a valid credential."""
+
+
+class TenantCall(Protocol):
+    """A call whose caller is known before its method runs."""
+
+    wire: GrpcCall
+    principal: Principal | None
+
+
+C = TypeVar("C", bound=TenantCall)
+
+Behaviours = dict[str, Callable[[C], Awaitable[Message | None]]]
+"""What answers each method of a service, by the method's name: it writes its messages, or returns its only one."""
+
+
+def principal_of(call: TenantCall) -> Principal:
+    """Return whose call it is."""
+    assert call.principal is not None, "a TENANT method runs after authentication"
+    return call.principal
 
 
 class GrpcCall:

@@ -53,7 +53,7 @@ class Schemas:
 
 _APPLIANCE = Path(__file__).resolve().parents[2]
 
-TENANTS = Schemas(_APPLIANCE / "gateway" / "grpc", ("inference", "usage"), "appliance.gateway.grpc.generated")
+TENANTS = Schemas(_APPLIANCE / "gateway" / "grpc", ("inference", "usage", "batch"), "appliance.gateway.grpc.generated")
 """What tenants call."""
 
 OPERATOR = Schemas(_APPLIANCE / "operator" / "api", ("admin", "policy"), "appliance.operator.api.generated")

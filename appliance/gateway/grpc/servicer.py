@@ -42,17 +42,21 @@ from appliance.gateway.front.padding import Padding, Ticks
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Event, GenerateRequest, Principal, TokenPrompt
 from appliance.gateway.grpc import error_status, message_mapping
-from appliance.gateway.grpc.call import CallEnded, GrpcCall
+from appliance.gateway.grpc.batch_calls import BATCH_SERVICE, BatchCalls
+from appliance.gateway.grpc.call import CallEnded, GrpcCall, principal_of
 from appliance.gateway.grpc.generated import inference_pb2 as pb
-from appliance.gateway.grpc.generated import usage_pb2
 from appliance.gateway.grpc.paced_grpc import PacedMessages
 from appliance.gateway.grpc.usage_calls import USAGE_SERVICE, UsageCalls
 from appliance.gateway.grpc.watched_health import WatchedHealth
 from appliance.gateway.grpc.wire import OK, Status
 from appliance.gateway.service import Service
+from appliance.gateway.stored_work import StoredWork
 
 SERVICE = "athanor.inference.v1.InferenceService"
 HEALTH = "grpc.health.v1.Health"
+SERVICES = (SERVICE, USAGE_SERVICE, BATCH_SERVICE)
+"""What tenants call of ours."""
+
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The two names of the same messages; newer clients ask for the first."""
 
@@ -151,7 +155,9 @@ class GrpcFrontEnd:
         max_calls: int = MAX_CALLS,
         proxies: TrustedProxies | None = None,
         affinity: SessionAffinity | None = None,
+        stored: StoredWork | None = None,
     ) -> None:
+        """``stored`` keeps files and batches; None where the appliance keeps none."""
         self._proxies, self._affinity = proxies or TrustedProxies(), affinity
         self.health = WatchedHealth()
         self._service = service
@@ -166,8 +172,9 @@ class GrpcFrontEnd:
         self._live: set[Cut] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._reflection = reflection.aio.ReflectionServicer([SERVICE, USAGE_SERVICE, HEALTH, *REFLECTION])
+        self._reflection = reflection.aio.ReflectionServicer([*SERVICES, HEALTH, *REFLECTION])
         self._usage = UsageCalls(service, self._padding)
+        self._batches = BatchCalls(service, self._padding, stored)
         self._table = self._methods()
 
     async def idle(self) -> None:
@@ -276,7 +283,7 @@ class GrpcFrontEnd:
     @asynccontextmanager
     async def _session(self, call: _Call, request_id: str) -> AsyncIterator[Cut]:
         """Begin a session, for which a drain waits, and which it may cut."""
-        affinity = () if self._affinity is None else self._affinity.rows(_principal(call).credential, call.sessions)
+        affinity = () if self._affinity is None else self._affinity.rows(principal_of(call).credential, call.sessions)
         cut = Cut()
         self._live.add(cut)
         self._idle.clear()
@@ -291,12 +298,12 @@ class GrpcFrontEnd:
 
     async def _generate(self, call: _Call) -> None:
         asked, ticks = await self._request(call, pb.GenerateRequest, message_mapping.to_request)
-        asked = self._service.routed(_principal(call), asked)
+        asked = self._service.routed(principal_of(call), asked)
         async with self._session(call, asked.request_id) as cut:
-            events = self._service.generate(_principal(call), asked, call.facts)
+            events = self._service.generate(principal_of(call), asked, call.facts)
             # The prompt is the session's from here on, which lets go of it as soon as it can.
             asked = replace(asked, prompt=TokenPrompt(array("I")))
-            if self._service.pads(_principal(call)):
+            if self._service.pads(principal_of(call)):
                 await cut.run(self._stream_padded(call, events, asked, ticks))
             else:
                 await cut.run(self._stream(call, events, asked))
@@ -327,14 +334,14 @@ class GrpcFrontEnd:
 
     async def _embed(self, call: _Call) -> Message:
         asked, ticks = await self._request(call, pb.EmbedRequest, message_mapping.to_embed_request)
-        asked = self._service.routed(_principal(call), asked)
+        asked = self._service.routed(principal_of(call), asked)
         async with self._session(call, asked.request_id) as cut:
             embeddings = await cut.run(self._rested(call, ticks, self._service.embed, asked))
             return message_mapping.to_embed_response(embeddings, asked.request_id, asked.model)
 
     async def _rerank(self, call: _Call) -> Message:
         (asked, top), ticks = await self._request(call, pb.RerankRequest, message_mapping.to_score_request)
-        asked = self._service.routed(_principal(call), asked)
+        asked = self._service.routed(principal_of(call), asked)
         async with self._session(call, asked.request_id) as cut:
             scores = await cut.run(self._rested(call, ticks, self._service.score, asked))
             return message_mapping.to_rerank_response(scores, asked, top)
@@ -351,38 +358,29 @@ class GrpcFrontEnd:
         self, call: _Call, ticks: Ticks, ask: Callable[[Principal, _Q, CallContext], Awaitable[_R]], asked: _Q
     ) -> _R:
         """The service's answer, of a tenant whose answers are padded at its next tick."""
-        found = await ask(_principal(call), asked, call.facts)
-        if self._service.pads(_principal(call)) and not self._draining:
+        found = await ask(principal_of(call), asked, call.facts)
+        if self._service.pads(principal_of(call)) and not self._draining:
             await ticks.rest(self._padding)
         return found
 
     async def _attest(self, call: _Call) -> Message:
         asked, ticks = await self._request(call, pb.AttestRequest, message_mapping.to_attest_request)
         async with self._session(call, asked.request_id) as cut:
-            text = await cut.run(self._service.attest(_principal(call), asked, call.facts))
-            if self._service.pads(_principal(call)) and not self._draining:
+            text = await cut.run(self._service.attest(principal_of(call), asked, call.facts))
+            if self._service.pads(principal_of(call)) and not self._draining:
                 await cut.run(ticks.rest(self._padding))
             return pb.AttestResponse(request_id=asked.request_id, attestation=text)
 
     async def _list_models(self, call: _Call) -> Message:
         await self._only(pb.ListModelsRequest, call)
-        return message_mapping.to_models(self._service.models(_principal(call)))
+        return message_mapping.to_models(self._service.models(principal_of(call)))
 
     async def _get_model(self, call: _Call) -> Message:
         asked = await self._only(pb.GetModelRequest, call)
-        return message_mapping.to_model(self._service.models(_principal(call)), asked.model)
+        return message_mapping.to_model(self._service.models(principal_of(call)), asked.model)
 
-    async def _get_limits(self, call: _Call) -> Message:
-        await self._only(usage_pb2.GetLimitsRequest, call)
-        return self._usage.limits(_principal(call))
-
-    async def _get_usage(self, call: _Call) -> Message:
-        asked = await self._only(usage_pb2.GetUsageRequest, call)
-        return await self._usage.usage(_principal(call), asked)
-
-    async def _watch_usage(self, call: _Call) -> None:
-        asked = await self._only(usage_pb2.WatchUsageRequest, call)
-        await self._usage.watch(asked, lambda: call.caller(self._resolver), call.wire.write)
+    def _caller(self, call: _Call) -> Principal:
+        return call.caller(self._resolver)
 
     async def _check(self, call: _Call) -> Message:
         asked = await self._only(health_pb2.HealthCheckRequest, call)
@@ -420,6 +418,10 @@ class GrpcFrontEnd:
             raise InvalidRequestError("the call ended without its message")
         return _parsed(kind, data)
 
+    def _methods_of(self, service: str, calls: UsageCalls | BatchCalls, scope: Scope) -> dict[str, _Method]:
+        found = calls.methods(self._only, self._caller)
+        return {f"/{service}/{name}": _Method(Auth.TENANT, behaviour, scope) for name, behaviour in found.items()}
+
     def _methods(self) -> dict[str, _Method]:
         return {
             f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate, Scope.GENERATE),
@@ -429,9 +431,8 @@ class GrpcFrontEnd:
             f"/{SERVICE}/Attest": _Method(Auth.TENANT, self._attest, Scope.ATTESTATION),
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models, Scope.MODELS),
             f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model, Scope.MODELS),
-            f"/{USAGE_SERVICE}/GetLimits": _Method(Auth.TENANT, self._get_limits, Scope.ACCOUNT),
-            f"/{USAGE_SERVICE}/GetUsage": _Method(Auth.TENANT, self._get_usage, Scope.ACCOUNT),
-            f"/{USAGE_SERVICE}/WatchUsage": _Method(Auth.TENANT, self._watch_usage, Scope.ACCOUNT),
+            **self._methods_of(USAGE_SERVICE, self._usage, Scope.ACCOUNT),
+            **self._methods_of(BATCH_SERVICE, self._batches, Scope.BATCHES),
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),
             f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch, Scope.MODELS),
             **{
@@ -448,8 +449,3 @@ def _parsed(kind: type[_M], data: bytes) -> _M:
     except DecodeError:
         raise InvalidRequestError("the message is not valid protobuf of this method's type") from None
     return message
-
-
-def _principal(call: _Call) -> Principal:
-    assert call.principal is not None, "a TENANT method runs after authentication"
-    return call.principal

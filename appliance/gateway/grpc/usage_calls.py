@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import Message
 
 from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.generate_request import Principal
+from appliance.gateway.grpc.call import Behaviours, C, principal_of
 from appliance.gateway.grpc.generated import usage_pb2 as pb
 from appliance.gateway.grpc.usage_mapping import fill, interval_of, to_limits, to_usage
 from appliance.gateway.service import Service
@@ -31,6 +35,25 @@ class UsageCalls:
         self._padding = padding
         self._watches: set[Cut] = set()
         self._draining = False
+
+    def methods(
+        self, read: Callable[[type[Any], C], Awaitable[Any]], authenticate: Callable[[C], Principal]
+    ) -> Behaviours[C]:
+        """Return the service's methods by name. ``read`` reads the one message of a call, ``authenticate`` gives whose
+        call it is, by the credentials in force now, and raises where none holds."""
+
+        async def limits(call: C) -> Message:
+            await read(pb.GetLimitsRequest, call)
+            return self.limits(principal_of(call))
+
+        async def usage(call: C) -> Message:
+            return await self.usage(principal_of(call), await read(pb.GetUsageRequest, call))
+
+        async def watch(call: C) -> None:
+            asked = await read(pb.WatchUsageRequest, call)
+            await self.watch(asked, lambda: authenticate(call), call.wire.write)
+
+        return {"GetLimits": limits, "GetUsage": usage, "WatchUsage": watch}
 
     def begin_drain(self) -> None:
         """End all watches with a retryable error: they would last as long as their callers like."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -28,7 +28,18 @@ LENGTH_BYTES = 3
 
 SHORTEST_PADDING = 128
 
-M = TypeVar("M", pb.GetLimitsResponse, pb.GetUsageResponse, pb.WatchUsageResponse)
+
+class Padded(Protocol):
+    """A message with room for padding."""
+
+    padding: bytes
+
+    def ByteSize(self) -> int:
+        """Return the bytes of the message."""
+        ...
+
+
+M = TypeVar("M", bound=Padded)
 
 _UNITS = {
     LimitUnit.REQUESTS: pb.UNIT_REQUESTS,

@@ -186,4 +186,4 @@ class MessageReader:
         return inflated
 
     def _too_large(self) -> PayloadTooLargeError:
-        return PayloadTooLargeError(f"the message is larger than {self.most} bytes; send a shorter prompt")
+        return PayloadTooLargeError(f"the message is larger than {self.most} bytes; send less in one message")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from appliance.common.batches.values import MAX_PROMPTS
 from appliance.common.errors import InvalidRequestError
 from appliance.common.strict_json import JsonError, parse_json
 from appliance.gateway.front import request_builder, sampling_builder
@@ -70,9 +71,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 """OpenAI's role -> the role that chat templates know."""
 
 _MESSAGE_SERVED = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
-
-MAX_PROMPTS = 128
-"""Prompts of one request, each of which is a request of the tenant's rate."""
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}", re.ASCII)
 """One spelling of each id, so that none has two biases."""

@@ -12,7 +12,7 @@ from typing import Any
 from appliance.common.batches.values import MAX_RESPONSE_ID_CHARS
 from appliance.common.errors import ApplianceError, InvalidRequestError, StoredNotFoundError
 from appliance.gateway.front.request_builder import Stamp, compact_json
-from appliance.gateway.http.stored_objects import is_id
+from appliance.gateway.front.stored_builder import is_id
 
 NOTHING_KEPT = "nothing is kept between requests here; send the whole conversation as input"
 

@@ -10,12 +10,7 @@ from urllib.parse import parse_qsl
 
 from appliance.common.batches.values import (
     DAY_S,
-    ENDPOINTS,
     FILE_KEEP_S,
-    LEAST_KEEP_S,
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
     OUTPUT_PURPOSE,
     PURPOSE,
     WINDOWS,
@@ -23,6 +18,7 @@ from appliance.common.batches.values import (
     StoredFile,
 )
 from appliance.common.errors import InvalidRequestError
+from appliance.gateway.front import stored_builder
 from appliance.gateway.http.fields import one_of, typed
 from appliance.gateway.stored_work import Page
 
@@ -36,16 +32,10 @@ BATCHES_LISTED = 20
 MAX_QUERY_FIELDS = 16
 MAX_ID_CHARS = 64
 
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 BATCH_FIELDS = frozenset({"input_file_id", "endpoint", "completion_window", "metadata"})
 """Fields of a new batch that are served; ``output_expires_after`` is refused where it asks for another time."""
-
-
-def is_id(text: str) -> bool:
-    """Return whether a text can be the id of a file or a batch."""
-    return _ID.fullmatch(text) is not None
 
 
 def file_object(one: StoredFile) -> dict[str, Any]:
@@ -131,7 +121,7 @@ def files_page(query: Mapping[str, str]) -> Page:
     limit = _limit(query, MAX_FILES_LISTED, MAX_FILES_LISTED)
     # A purpose that no file has is no mistake: there are none.
     known = purpose if purpose in ("", PURPOSE, OUTPUT_PURPOSE) else "-"
-    return Page(limit, _after(query), ascending=order == "asc", purpose=known)
+    return Page(limit, stored_builder.after_of(query.get("after", "")), ascending=order == "asc", purpose=known)
 
 
 def batches_page(query: Mapping[str, str]) -> Page:
@@ -140,7 +130,7 @@ def batches_page(query: Mapping[str, str]) -> Page:
     Raises:
         InvalidRequestError: a field is out of its range; ``param`` names it.
     """
-    return Page(_limit(query, BATCHES_LISTED, MAX_BATCHES_LISTED), _after(query))
+    return Page(_limit(query, BATCHES_LISTED, MAX_BATCHES_LISTED), stored_builder.after_of(query.get("after", "")))
 
 
 def items_query(query: Mapping[str, str]) -> Page:
@@ -150,7 +140,11 @@ def items_query(query: Mapping[str, str]) -> Page:
         InvalidRequestError: a field is out of its range; ``param`` names it.
     """
     order = one_of(query.get("order") or "desc", ("asc", "desc"), "order")
-    return Page(_limit(query, BATCHES_LISTED, MAX_BATCHES_LISTED), _after(query), ascending=order == "asc")
+    return Page(
+        _limit(query, BATCHES_LISTED, MAX_BATCHES_LISTED),
+        stored_builder.after_of(query.get("after", "")),
+        ascending=order == "asc",
+    )
 
 
 def _limit(query: Mapping[str, str], default: int, most: int) -> int:
@@ -158,13 +152,6 @@ def _limit(query: Mapping[str, str], default: int, most: int) -> int:
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
         raise InvalidRequestError(f"limit must be a whole number from 1 to {most}", param="limit")
     return int(text)
-
-
-def _after(query: Mapping[str, str]) -> str:
-    after = query.get("after", "")
-    if after and not is_id(after):
-        raise InvalidRequestError("after must be the id of an entry of the list", param="after")
-    return after
 
 
 def keep_of(fields: Mapping[str, str]) -> int:
@@ -178,11 +165,8 @@ def keep_of(fields: Mapping[str, str]) -> int:
         return 0
     if anchor != "created_at":
         raise InvalidRequestError("expires_after[anchor] must be created_at", param="expires_after")
-    if seconds is None or not _NUMBER.fullmatch(seconds) or not LEAST_KEEP_S <= int(seconds) <= FILE_KEEP_S:
-        raise InvalidRequestError(
-            f"expires_after[seconds] must be a whole number from {LEAST_KEEP_S} to {FILE_KEEP_S}", param="expires_after"
-        )
-    return int(seconds)
+    asked = int(seconds) if seconds is not None and _NUMBER.fullmatch(seconds) else 0
+    return stored_builder.keep_of(asked, "expires_after[seconds]")
 
 
 def check_purpose(purpose: str | None) -> None:
@@ -203,12 +187,8 @@ def new_batch(document: Mapping[str, Any]) -> tuple[str, str, int, dict[str, str
     Raises:
         InvalidRequestError: a field is missing or out of its range; ``param`` names it.
     """
-    file = document.get("input_file_id")
-    if not isinstance(file, str) or not is_id(file):
-        raise InvalidRequestError("input_file_id must be the id of a file", param="input_file_id")
-    endpoint = document.get("endpoint")
-    if endpoint not in ENDPOINTS:
-        raise InvalidRequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+    file = stored_builder.input_file_of(document.get("input_file_id"))
+    endpoint = stored_builder.endpoint_of(document.get("endpoint"))
     window = document.get("completion_window")
     if not isinstance(window, str) or window not in WINDOWS:
         raise InvalidRequestError(f"completion_window must be {', '.join(WINDOWS)}", param="completion_window")
@@ -218,20 +198,5 @@ def new_batch(document: Mapping[str, Any]) -> tuple[str, str, int, dict[str, str
             "when they are no longer needed",
             param="output_expires_after",
         )
-    return file, endpoint, WINDOWS[window], _metadata(typed(document, "metadata", dict) or {})
-
-
-def _metadata(values: Mapping[Any, Any]) -> dict[str, str]:
-    if len(values) > MAX_METADATA or not all(
-        isinstance(key, str)
-        and isinstance(value, str)
-        and len(key) <= MAX_METADATA_KEY_CHARS
-        and len(value) <= MAX_METADATA_VALUE_CHARS
-        for key, value in values.items()
-    ):
-        raise InvalidRequestError(
-            f"metadata has at most {MAX_METADATA} texts of at most {MAX_METADATA_VALUE_CHARS} characters under names "
-            f"of at most {MAX_METADATA_KEY_CHARS}",
-            param="metadata",
-        )
-    return dict(values)
+    metadata = stored_builder.metadata_of(typed(document, "metadata", dict) or {})
+    return file, endpoint, WINDOWS[window], metadata

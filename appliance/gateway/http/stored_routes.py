@@ -11,14 +11,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from appliance.common.batches.values import MAX_FILE_BYTES, MAX_NAME_CHARS, PIECE_BYTES, StoredFile
-from appliance.common.errors import (
-    FeatureNotAllowedError,
-    InvalidRequestError,
-    PayloadTooLargeError,
-    StoredNotFoundError,
-)
+from appliance.common.batches.values import MAX_FILE_BYTES, MAX_NAME_CHARS, StoredFile
+from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError
 from appliance.common.ids import new_request_id
+from appliance.gateway.front.stored_builder import (
+    IDLE_S,
+    UNNAMED,
+    UPLOAD_S,
+    Pieces,
+    file_too_large,
+    known_id,
+    upload_stopped,
+)
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.http import header_fields, stored_objects
 from appliance.gateway.http.body import read_body
@@ -26,7 +30,7 @@ from appliance.gateway.http.exchange import Exchange
 from appliance.gateway.http.multipart import MultipartReader, PartHead, boundary_of
 from appliance.gateway.http.openai import document_of
 from appliance.gateway.http.settings import HttpSettings
-from appliance.gateway.stored_work import StoredWork, Upload
+from appliance.gateway.stored_work import StoredWork
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 FILE_PATH, CONTENT_PATH = FILES + "/{file_id}", FILES + "/{file_id}/content"
@@ -41,12 +45,6 @@ MAX_FIELD_BYTES = 4 << 10
 MAX_FORM_BYTES = MAX_FILE_BYTES + (64 << 10)
 """Bytes of an upload's body: the largest file, with its boundaries and fields."""
 
-UPLOAD_S = 900.0
-"""Seconds for a whole upload: 200 MiB at 1.9 Mbit/s."""
-
-IDLE_S = 30.0
-"""Seconds within which more of an upload must come."""
-
 CONTENT_TYPE = "application/jsonl"
 
 
@@ -57,11 +55,10 @@ class _Form:
     stored: StoredWork
     principal: Principal
     fields: dict[str, str] = field(default_factory=dict)
-    upload: Upload | None = None
+    pieces: Pieces | None = None
     _field: str | None = None
     """Name of the field that is being read; None: of the file, or of a part that is passed over."""
     _text: bytearray = field(default_factory=bytearray)
-    _piece: bytearray = field(default_factory=bytearray)
     _in_file: bool = False
 
     async def take(self, event: PartHead | bytes) -> None:
@@ -74,7 +71,8 @@ class _Form:
             self._end_field()
             await self._begin(event)
         elif self._in_file:
-            await self._add(event)
+            assert self.pieces is not None, "the file's part has begun"
+            await self.pieces.add(event)
         elif self._field is not None:
             self._text += event
             if len(self._text) > MAX_FIELD_BYTES:
@@ -89,11 +87,9 @@ class _Form:
         self._end_field()
         stored_objects.check_purpose(self.fields.get("purpose"))
         keep_s = stored_objects.keep_of(self.fields)
-        if self.upload is None:
+        if self.pieces is None:
             raise InvalidRequestError("file is required: a part with this name and a filename", param="file")
-        if self._piece:
-            await self.upload.write(self._piece)
-        return await self.upload.end(keep_s)
+        return await self.pieces.end(keep_s)
 
     async def _begin(self, head: PartHead) -> None:
         self._in_file = head.name == "file"
@@ -102,20 +98,12 @@ class _Form:
             if head.name in self.fields:
                 raise InvalidRequestError("a field of the form is there twice", param="file")
             return
-        if self.upload is not None:
+        if self.pieces is not None:
             raise InvalidRequestError("the form has two files; send one", param="file")
         if "purpose" in self.fields:
             stored_objects.check_purpose(self.fields["purpose"])
-        name = (unquote(head.filename or "") or "file.jsonl")[:MAX_NAME_CHARS]
-        self.upload = await self.stored.upload(self.principal, name)
-
-    async def _add(self, data: bytes) -> None:
-        assert self.upload is not None, "the file's part has begun"
-        self._piece += data
-        while len(self._piece) >= PIECE_BYTES:
-            piece = self._piece[:PIECE_BYTES]
-            del self._piece[:PIECE_BYTES]
-            await self.upload.write(piece)
+        name = (unquote(head.filename or "") or UNNAMED)[:MAX_NAME_CHARS]
+        self.pieces = Pieces(await self.stored.upload(self.principal, name))
 
     def _end_field(self) -> None:
         if self._field is not None:
@@ -139,7 +127,7 @@ class StoredRoutes:
         if any(value.lower() != "identity" for value in head.values("content-encoding")):
             raise InvalidRequestError("a compressed body is not taken; send it as it is", param="content-encoding")
         if head.length is not None and head.length > MAX_FORM_BYTES:
-            raise _too_large()
+            raise file_too_large()
         types = head.values("content-type")
         reader = MultipartReader(boundary_of(types[0] if len(types) == 1 else ""))
         form = _Form(stored, principal)
@@ -148,12 +136,10 @@ class StoredRoutes:
                 await _read_form(exchange, reader, form)
                 one = await form.end()
         except TimeoutError:
-            raise InvalidRequestError(
-                f"the file did not arrive within {UPLOAD_S:g} s, or stopped for {IDLE_S:g} s", param="file"
-            ) from None
+            raise upload_stopped() from None
         finally:
-            if form.upload is not None:
-                await form.upload.drop()
+            if form.pieces is not None:
+                await form.pieces.upload.drop()
         await exchange.answer(200, stored_objects.file_object(one), new_request_id())
 
     async def list_files(self, exchange: Exchange, principal: Principal) -> None:
@@ -240,10 +226,7 @@ def _id_in(exchange: Exchange, prefix: str) -> str:
     Raises:
         StoredNotFoundError: it is none that anything here can have.
     """
-    name = exchange.head.path.removeprefix(prefix + "/").partition("/")[0]
-    if not stored_objects.is_id(name):
-        raise StoredNotFoundError("there is nothing of this id, or nothing that is yours", param="id")
-    return name
+    return known_id(exchange.head.path.removeprefix(prefix + "/").partition("/")[0])
 
 
 async def _read_form(exchange: Exchange, reader: MultipartReader, form: _Form) -> None:
@@ -260,7 +243,7 @@ async def _read_form(exchange: Exchange, reader: MultipartReader, form: _Form) -
             data = await body.take()
         size += len(data)
         if size > MAX_FORM_BYTES:
-            raise _too_large()
+            raise file_too_large()
         for event in reader.feed(data):
             await form.take(event)
         if body.complete and not body.data:
@@ -274,11 +257,3 @@ async def _from(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes
     yield first
     async for piece in rest:
         yield piece
-
-
-def _too_large() -> PayloadTooLargeError:
-    return PayloadTooLargeError(
-        f"a file has at most {MAX_FILE_BYTES} bytes; divide it",
-        param="file",
-        details={"limit_bytes": str(MAX_FILE_BYTES)},
-    )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from appliance.common.errors import ApplianceError
-from appliance.common.status import ShadowRow, ShadowStatus
+from appliance.common.shadow_status import ShadowRow, ShadowStatus
 from appliance.gateway.generate_request import AnyRequest, CallContext, Principal
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
 from appliance.gateway.request.spend import SpendAccounts

@@ -37,8 +37,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
+from appliance.common.shadow_status import ShadowStatus
 from appliance.common.sleep_rules import SleepOutcome
-from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, ShadowStatus, TenantTable
+from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import Render, metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore

@@ -202,6 +202,9 @@ STORED_RESPONSES = "athanor.response.stored"
 STORED_BYTES = "athanor.batch.stored_bytes"
 STORED_FILES = "athanor.batch.stored_files"
 OPEN_BATCHES = "athanor.batch.open_batches"
+OLDEST_BATCH = "athanor.batch.oldest"
+STUCK_BATCHES = "athanor.batch.stuck_batches"
+MAX_STORED_BYTES = "athanor.batch.max_stored_bytes"
 WAITING_LINES = "athanor.batch.waiting_lines"
 SENT_SPANS = "athanor.telemetry.sent_spans"
 QUEUED_SPANS = "athanor.telemetry.queued_spans"
@@ -496,6 +499,9 @@ GAUGES = {
     STORED_RESPONSES: Instrument("{response}", "Responses that are kept."),
     STORED_FILES: Instrument("{file}", "Files that are kept, results of batches among them."),
     OPEN_BATCHES: Instrument("{batch}", "Batches that are not over."),
+    OLDEST_BATCH: Instrument("s", "Time since the oldest batch that is not over was made; 0 where there is none."),
+    STUCK_BATCHES: Instrument("{batch}", "Batches that are not over, and of which no line ended for 15 minutes."),
+    MAX_STORED_BYTES: Instrument("By", "What files, results of batches and responses may take together."),
     WAITING_LINES: Instrument("{line}", "Lines of batches that have no result yet."),
     SUSPECTS: Instrument(
         "{request}", "Requests that were in an engine when it ended, remembered for an hour.", frozenset({"model"})

@@ -7,18 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.clocks import Clocks
 from appliance.common.fleet_status import FleetStatus
-from appliance.common.status import (
-    Alert,
-    ApplianceLoad,
-    ApplianceStatus,
-    Latency,
-    ModelView,
-    Point,
-    Readiness,
-    ShadowStatus,
-)
+from appliance.common.shadow_status import ShadowStatus
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
 from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
 from appliance.gateway.console.latency import WINDOW_S, latency
@@ -55,9 +48,11 @@ class ApplianceState:
         certificate: Callable[[], tuple[float, float] | None] = lambda: None,
         disks: Disks | None = None,
     ) -> None:
-        """``certificate``: gives the Unix times between which the one in use is valid; ``disks``: what the
-        supervisor tells of them."""
+        """``certificate``: gives the Unix times between which the one in use is valid; ``disks``: what the supervisor
+        tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
+        self.batches: Callable[[], BatchQueue | None] = lambda: None
+        """Batches that are not over, and what is kept; the process puts it in place."""
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
         self.work = LiveWork(service)
         """Requests that run, for the operator."""
@@ -135,6 +130,7 @@ class ApplianceState:
             latency=latency(self._traces.ended(WINDOW_S)),
             alerts=self.alerts(),
             cards=self.cards.cards,
+            batches=self.batches(),
             fleet=self.fleet(),
         )
 
@@ -158,6 +154,7 @@ class ApplianceState:
             alerts=alerts(self._facts(models, own, times, ended)),
             models=models,
             cards=self.cards.cards,
+            batches=self.batches(),
             own=own[:MAX_OWN_SANDBOXES],
             own_total=len(service.tenant_sandboxes.resident),
             tenants=self._tenants.page(question),
@@ -220,6 +217,7 @@ class ApplianceState:
             disks=self._disks.spaces,
             cards=self.cards.cards,
             cards_problem=self.cards.problem,
+            batches=self.batches(),
             unplaced=frozenset(self.cards.unplaced),
         )
 

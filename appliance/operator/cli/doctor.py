@@ -79,5 +79,6 @@ def running_appliance(admin: str) -> Running:
         unsafe=runs_unsafe(status),
         alerts=status.alerts,
         weights=tuple((one.name, one.engine.weights) for one in status.models if one.engine.weights),
+        batches=status.batches,
         engine_cards=tuple((model, card.index) for card in status.cards for model in card.engines),
     )

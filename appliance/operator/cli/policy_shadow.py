@@ -16,7 +16,7 @@ from appliance.operator.cli.terminal import Format, fail, output, print_data
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from appliance.common.status import ShadowStatus
+    from appliance.common.shadow_status import ShadowStatus
 
 EXAMPLES = """
 athanor policy shadow new.yaml | from now on new.yaml decides too, without effect
@@ -60,7 +60,7 @@ def shadow(
         if off:
             output().print("no policy is tried any more")
             return
-    from appliance.common.status import ShadowStatus
+    from appliance.common.shadow_status import ShadowStatus
     from appliance.operator.cli.admin_client import ask, read
 
     answer = ask(admin, "/policy/shadow")

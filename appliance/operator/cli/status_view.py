@@ -23,6 +23,7 @@ from appliance.common.status import (
     is_unsafe,
     runs_unsafe,
 )
+from appliance.operator.cli.batches_view import batches_view
 from appliance.operator.cli.tables import number, rates_line, share_of, table
 
 WIDE = 112
@@ -63,6 +64,8 @@ def status_view(status: ApplianceStatus, now: float, width: int) -> RenderableTy
     parts += [_models((*status.models, *status.own), width), "", *_forms(status.models), _tenants(status.tenants), ""]
     if status.cards:
         parts += [_cards(status.cards), ""]
+    if status.batches is not None:
+        parts += [batches_view(status.batches, width), ""]
     if status.public:
         parts += [_public(status.public), ""]
     parts += [_policy(status.policy), ""]

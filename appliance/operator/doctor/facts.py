@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from appliance.common.batch_status import BatchQueue
 from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.remote_facts import RemoteOperators
@@ -382,6 +383,8 @@ class Running:
     """What it says is the matter now."""
     weights: tuple[tuple[str, str], ...] = ()
     """Models, each with the form in which an engine holds its weights."""
+    batches: BatchQueue | None = None
+    """Batches that are not over, and what is kept; None where no files are."""
     engine_cards: tuple[tuple[str, int], ...] = ()
     """Models, each with a card on which it has an engine."""
 

@@ -117,6 +117,8 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
     if config.keys is not None:
         yield PathNeed("root key", config.keys.root_key, Use.READ)
         filled.append(("keyring", config.keys.keyring))
+    if config.batches is not None:
+        filled.append(("files and batches", config.batches.directory))
     yield from (PathNeed(purpose, place, Use.FILL) for purpose, place in filled if place is not None)
     yield from (PathNeed("GPU", Path(node), Use.DEVICE) for node in devices)
 

@@ -9,6 +9,7 @@ from appliance.common.figures import size
 from appliance.common.model_memory import CARD_ENGINE_BYTES, ENGINE_BYTES, LEAST_WEIGHT_SHARE, Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
+from appliance.operator.doctor.batches import check_batches
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 from appliance.operator.doctor.fleet_store import check_store
@@ -56,6 +57,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     if service.operator_api is not None:
         yield check_operator_api(service.operator_api)
     yield from check_store(service.store_problem)
+    yield from check_batches(service.running.batches)
     for disk in service.disks:
         yield check_disk(disk)
     if not service.exporters:

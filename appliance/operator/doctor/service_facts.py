@@ -288,6 +288,8 @@ def _disks(config: ApplianceConfig) -> Iterator[Disk]:
         places.append((config.audit.directory, "audit log"))
     if config.keys is not None:
         places.append((config.keys.keyring, "keyring"))
+    if config.batches is not None:
+        places.append((config.batches.directory, "files and batches"))
     if config.sandbox.checkpoints is not None:
         places.append((config.sandbox.checkpoints, "checkpoints"))
     if config.sandbox.spill is not None and config.sandbox.spill.directory is not None:

@@ -14,7 +14,7 @@ from appliance.operator.reference.markdown import code, page, section, table
 
 APPLIANCE = Path(__file__).resolve().parents[2]
 PLACES = (
-    (APPLIANCE / "gateway" / "grpc", ("inference", "usage")),
+    (APPLIANCE / "gateway" / "grpc", ("inference", "usage", "batch")),
     (APPLIANCE / "operator" / "api", ("admin", "policy")),
 )
 PROTOS = tuple(

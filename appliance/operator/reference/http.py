@@ -7,7 +7,15 @@ parsers take.
 from __future__ import annotations
 
 from appliance.common.audit.attestation import MAX_NONCE, MIN_NONCE
-from appliance.common.batches.values import ENDPOINTS, FILE_KEEP_S, LEAST_KEEP_S, MAX_FILE_BYTES, MAX_METADATA, WINDOWS
+from appliance.common.batches.values import (
+    ENDPOINTS,
+    FILE_KEEP_S,
+    LEAST_KEEP_S,
+    MAX_FILE_BYTES,
+    MAX_METADATA,
+    MAX_PROMPTS,
+    WINDOWS,
+)
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.affinity import HEADER, MAX_SESSION_CHARS
 from appliance.gateway.front.auth import Auth
@@ -16,7 +24,7 @@ from appliance.gateway.front.score_builder import MAX_DOCUMENTS
 from appliance.gateway.front.tool_builder import MAX_TOOLS
 from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
-from appliance.gateway.http.openai import EFFORTS, MAX_PROMPTS
+from appliance.gateway.http.openai import EFFORTS
 from appliance.gateway.http.stored_objects import MAX_BATCHES_LISTED, MAX_FILES_LISTED
 from appliance.operator.reference.errors import error_rows
 from appliance.operator.reference.http_agents import MESSAGES, RESPONSES

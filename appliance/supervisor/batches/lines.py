@@ -40,6 +40,7 @@ from appliance.common.batches.values import (
     MAX_OPEN_BATCHES,
     MAX_OPEN_IN_ALL,
     MAX_PROBLEMS,
+    MAX_PROMPTS,
     MAX_RESULT_BYTES,
     OPEN,
     PIECE_BYTES,
@@ -237,7 +238,7 @@ class StoredBatches:
         known = connection.execute("SELECT 1 FROM lines WHERE file = ? AND number = ?", (file, call.line)).fetchone()
         if known is None or len(data) > MAX_RESULT_BYTES:
             raise ControlError("a result of no line, or a longer one than there are")
-        charge = _charge(call, tenant)
+        charges = _charges(call, tenant)
         sealed = self._book.seal(tenant, "result", call.batch, call.line, data)
         done = connection.execute(
             "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?)",
@@ -245,7 +246,7 @@ class StoredBatches:
         ).rowcount
         if not done:
             return
-        if charge is not None:
+        for charge in charges:
             self._book.note_entry(connection, str(charge.fields["request"]), charge)
         self._book.note_used(connection, tenant, len(data))
         column = "completed" if call.ok else "failed"
@@ -373,20 +374,25 @@ def _row(connection: sqlite3.Connection, batch: str, tenant: str | None = None) 
     return row
 
 
-def _charge(call: LineResult, tenant: str) -> Entry | None:
-    """Return the entry that charges a line.
+def _charges(call: LineResult, tenant: str) -> list[Entry]:
+    """Return the entries that charge a line.
 
     Raises:
-        ControlError: it is one of another request.
+        ControlError: one is of another request, or there are two of one.
     """
-    if not call.entry:
-        return None
-    try:
-        one = from_wire(call.entry)
-    except EntryError as error:
-        raise ControlError(str(error)) from error
-    fields = one.fields
-    expected = (line_request(call.batch, call.line), tenant, call.batch)
-    if one.kind != "request" or (fields["request"], fields["tenant"], fields["batch"]) != expected:
-        raise ControlError("the entry of a line is not the line's")
-    return one
+    if len(call.entries) > MAX_PROMPTS:
+        raise ControlError("a line with more entries than prompts")
+    expected = {line_request(call.batch, call.line, prompt) for prompt in range(MAX_PROMPTS)}
+    found = []
+    for text in call.entries:
+        try:
+            one = from_wire(text)
+        except EntryError as error:
+            raise ControlError(str(error)) from error
+        fields = one.fields
+        owned = (fields.get("tenant"), fields.get("batch")) == (tenant, call.batch)
+        if one.kind != "request" or not owned or fields["request"] not in expected:
+            raise ControlError("the entry of a line is not the line's")
+        expected.discard(str(fields["request"]))
+        found.append(one)
+    return found

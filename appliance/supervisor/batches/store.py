@@ -55,7 +55,7 @@ class BatchStore:
     def __init__(self, book: StoreBook, most: int) -> None:
         """Forget uploads that an earlier run began, and what was sealed under keys that are gone. ``most`` are the
         bytes that all tenants together may keep."""
-        self.book = book
+        self.book, self._most = book, most
         self._files = StoredFiles(book, most)
         self._batches = StoredBatches(book, self._files)
         self._responses = StoredResponses(book, most)
@@ -186,8 +186,9 @@ class BatchStore:
         """
         with self._lock, self.book.look() as connection:
             (files,) = connection.execute("SELECT COUNT(*) FROM files WHERE whole = 1").fetchone()
-            open_batches, left = connection.execute(
-                "SELECT COUNT(*), COALESCE(SUM(total - completed - failed), 0) FROM batches WHERE over_at = 0"
+            open_batches, left, oldest = connection.execute(
+                "SELECT COUNT(*), COALESCE(SUM(total - completed - failed), 0), MIN(created) FROM batches "
+                "WHERE over_at = 0"
             ).fetchone()
             (responses,) = connection.execute("SELECT COUNT(*) FROM responses").fetchone()
             used = self.book.used_in_all(connection)
@@ -197,6 +198,8 @@ class BatchStore:
             "open_batches": open_batches,
             "waiting_lines": left,
             "responses": responses,
+            "oldest_s": 0 if oldest is None else max(0, self.book.now - oldest),
+            "max_bytes": self._most,
         }
 
     def close(self) -> None:

@@ -69,3 +69,14 @@ export function clock(at, now) {
   const today = day.format(new Date(now * 1000)) === day.format(moment);
   return today ? timeOfDay.format(moment) : `${day.format(moment)} ${timeOfDay.format(moment)}`;
 }
+
+/** Bytes with a binary unit: 512 B, 64 KiB, 1.5 GiB. */
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB"];
+  let value = number;
+  while (value >= 1024 && units.length > 1) {
+    value /= 1024;
+    units.shift();
+  }
+  return `${value < 10 && units[0] !== "B" ? value.toFixed(1) : grouped.format(value)} ${units[0]}`;
+}

@@ -1,6 +1,7 @@
 // The page: one look a second at the gateway, handed to each part.
 
 import { showAlerts, showLost } from "./alerts.js";
+import { showBatches } from "./batches.js";
 import { byId, setAttribute, setText } from "./dom.js";
 import { age } from "./format.js";
 import { showGpus } from "./gpus.js";
@@ -41,6 +42,7 @@ function told(picture) {
   showKv(picture);
   showSandboxes(picture);
   showGpus(picture);
+  showBatches(picture);
   showPolicy(picture);
   requests.showRequests(picture);
   showTenants(picture);

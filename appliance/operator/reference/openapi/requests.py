@@ -11,6 +11,7 @@ from appliance.common.batches.values import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
+    MAX_PROMPTS,
     MAX_RESPONSE_ID_CHARS,
     WINDOWS,
 )
@@ -19,7 +20,7 @@ from appliance.gateway.front.end_user import MAX_END_USER_CHARS
 from appliance.gateway.front.score_builder import MAX_DOCUMENTS
 from appliance.gateway.front.tool_builder import MAX_CALL_ID_BYTES, MAX_NAME, MAX_TOOLS
 from appliance.gateway.http.messages_request import PROMPT_FIELDS as MESSAGE_PROMPT
-from appliance.gateway.http.openai import EFFORTS, MAX_PROMPTS
+from appliance.gateway.http.openai import EFFORTS
 from appliance.gateway.http.responses_request import PROMPT_FIELDS as RESPONSE_PROMPT
 from appliance.gateway.http.stored_objects import MAX_ID_CHARS
 from appliance.operator.reference import http, http_agents

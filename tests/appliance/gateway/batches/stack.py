@@ -80,11 +80,17 @@ class Stack:
     """Error of a tenant whose credential is gone."""
     folder: Path
     ends: FrontEnds
+    tables: list[KeyTable]
+    """The keys in force."""
 
     def openai(self, tenant: str = "acme", **options: Any) -> openai.AsyncOpenAI:
         """The official client."""
         settings = {"max_retries": 0, "timeout": 20.0, "http_client": PlainAsyncClient(), **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.keys[tenant], **settings)
+
+    def revoke_all(self) -> None:
+        """Have no key be in force."""
+        self.tables[0] = KeyTable(PEPPER, {})
 
     def use(self, text: str) -> None:
         """Put another policy in force."""
@@ -131,7 +137,7 @@ async def stacked(folder: Path, shift_s: float = 0.0, most: int = MOST) -> Async
     issued[LIMITED] = issue(LIMITED, PEPPER)
     records[LIMITED] = KeyRecord(issued[LIMITED][1], created, scopes=frozenset({Scope.GENERATE}))
     service.tenants[f"key:{LIMITED}"] = "acme"
-    table = KeyTable(PEPPER, records)
+    tables = [KeyTable(PEPPER, records)]
 
     def publish(message: Control, fds: tuple[int, ...]) -> bool:
         if isinstance(message, StoreUp):
@@ -150,11 +156,13 @@ async def stacked(folder: Path, shift_s: float = 0.0, most: int = MOST) -> Async
     tasks = [asyncio.create_task(one) for one in (port.run(), runner.run())]
     link.attached(Welcome(CONTROL_VERSION, "none", "none", []))
     try:
-        async with serve_front_ends(service, Resolver(service, lambda: table), settings, lambda: True, work) as ends:
+        async with serve_front_ends(
+            service, Resolver(service, lambda: tables[0]), settings, lambda: True, work
+        ) as ends:
             await until(lambda: link.up)
             url = f"http://127.0.0.1:{ends.http_port}"
             keys = {name: plain for name, (plain, _) in issued.items()}
-            yield Stack(service, ledger, store, port, link, runner, url, keys, clock, withdrawn, folder, ends)
+            yield Stack(service, ledger, store, port, link, runner, url, keys, clock, withdrawn, folder, ends, tables)
     finally:
         for task in tasks:
             task.cancel()

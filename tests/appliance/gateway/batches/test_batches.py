@@ -13,6 +13,7 @@ import pytest
 
 from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError, UnavailableError
 from appliance.gateway.batches import line_calls, room, runner
+from appliance.gateway.generate_request import ChoiceFinished, Delta, Finished, FinishReason, Started
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.operator_drain import OperatorDrain
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -39,6 +40,9 @@ def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict
         "/v1/completions": {"prompt": custom_id},
         "/v1/responses": {"input": custom_id},
         "/v1/embeddings": {"input": custom_id},
+        "/v1/rerank": {"query": custom_id, "documents": ["long", "longer"]},
+        "/v1/score": {"text_1": custom_id, "text_2": ["long", "longer"]},
+        "/v1/classify": {"input": [custom_id]},
     }[url]
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": MODEL, **asked, **body}}
 
@@ -91,6 +95,29 @@ async def test_a_batch_of_each_route(stack: Stack, url: str) -> None:
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
 
 
+@pytest.mark.parametrize("url", ["/v1/rerank", "/v1/score", "/v1/classify"])
+async def test_scores_are_lines(stack: Stack, url: str) -> None:
+    """Each line's answer is its route's; a wrong line (control) has the route's error."""
+    client = stack.openai()
+    batch = await begin(client, [line("ab", url), line("cd", url, model=None), line("x", url, user=7)], url)
+    failed = await stack.ended(client, batch.id, "failed")
+    assert [(one.line, one.code) for one in failed.errors.data] == [(2, "missing_model")]
+    batch = await begin(client, [line("ab", url), line("x", url, user=7)], url)
+    done = await stack.ended(client, batch.id, "completed")
+    (found,), (wrong,) = await results(client, done.output_file_id), await results(client, done.error_file_id)
+    assert (wrong["response"]["status_code"], wrong["response"]["body"]["error"]["param"]) == (400, "user")
+    body = found["response"]["body"]
+    if url == "/v1/rerank":
+        ranked = [(one["index"], one["document"]["text"]) for one in body["results"]]
+        assert (ranked, body["usage"]["prompt_tokens"]) == ([(1, "longer"), (0, "long")], 12)
+    elif url == "/v1/score":
+        assert ([one["score"] for one in body["data"]], body["usage"]["total_tokens"]) == ([0.04, 0.06], 12)
+    else:
+        assert [(one["label"], one["num_classes"]) for one in body["data"]] == [("long", 2)]
+    (asked,) = stack.service.scored
+    assert (asked.request_id, asked.priority) == (f"{batch.id}-1", Priority.LOW)
+
+
 async def test_a_file_with_mistakes_fails_with_their_lines(stack: Stack) -> None:
     """Each kind of mistake with the number of its line; no line runs. An empty file has one problem of its own."""
     client = stack.openai()
@@ -127,6 +154,26 @@ async def test_a_file_with_mistakes_fails_with_their_lines(stack: Stack) -> None
     assert [(one.code, one.line) for one in problems] == [("empty_file", None)]
 
 
+async def test_a_line_with_several_texts_or_outputs(stack: Stack) -> None:
+    """An array of texts to embed, and ``n`` outputs, are one request of the line, with the usage of all."""
+    client = stack.openai()
+    batch = await begin(client, [line("e", "/v1/embeddings", input=["a", "bcd"])], "/v1/embeddings")
+    done = await stack.ended(client, batch.id, "completed")
+    (found,) = await results(client, done.output_file_id)
+    body = found["response"]["body"]
+    assert ([one["index"] for one in body["data"]], body["usage"]["prompt_tokens"]) == ([0, 1], 4)
+    (asked,) = stack.service.embeds
+    assert (asked.request_id, len(asked.inputs)) == (f"{batch.id}-1", 2)
+    ends = [ChoiceFinished(1, FinishReason.STOP), Finished(FinishReason.STOP, 3, 0, 4)]
+    stack.service.script = [Started(3, 0), Delta("a"), Delta("b", choice=1), *ends]
+    done = await stack.ended(client, (await begin(client, [line("n", n=2)])).id, "completed")
+    (found,) = await results(client, done.output_file_id)
+    choices, used = found["response"]["body"]["choices"], found["response"]["body"]["usage"]
+    assert [one["message"]["content"] for one in choices] == ["a", "b"]
+    assert (used["prompt_tokens"], used["completion_tokens"]) == (3, 4)
+    assert len(stack.service.requests) == 1
+
+
 async def test_errors_of_lines_are_typed_and_apart(stack: Stack) -> None:
     """A line that its route refuses, and one of a model that is not there: in the file of errors, with the status and
     body that the route would have answered; the others (control) are answered."""
@@ -139,13 +186,6 @@ async def test_errors_of_lines_are_typed_and_apart(stack: Stack) -> None:
     assert (bad["custom_id"], bad["response"]["status_code"]) == ("bad", 400)
     assert bad["response"]["body"]["error"]["param"] == "temperature"
     assert (other["response"]["status_code"], other["response"]["body"]["error"]["code"]) == (404, "model_not_found")
-    several = await stack.ended(
-        client,
-        (await begin(client, [line("x", "/v1/completions", prompt=["a", "b"])], "/v1/completions")).id,
-        "completed",
-    )
-    (refused,) = await results(client, several.error_file_id)
-    assert refused["response"]["body"]["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize(
@@ -333,6 +373,37 @@ routes:
     policy = load_policy([Source("p.yaml", text)])
     found = room.Room(Ledger(policy, {"a": bytes(32)}), {"m": ModelSandboxes("m")}, TenantSandboxes())
     assert found.may_begin("a", name, 0) is free
+
+
+async def test_what_holds_a_batch_up_is_told(stack: Stack) -> None:
+    """The operator's view names what keeps lines from beginning: a limit, a refusal that passes, a full store, and
+    nothing while lines run (control). A batch that is over is not listed."""
+    client = stack.openai()
+    stack.use(POLICY.replace("requests_per_minute: 100000", "requests_per_minute: 60000, concurrency: 4"))
+    held = [stack.ledger.admit("acme", MODEL, 1) for _ in range(2)]
+    batch = await begin(client, [line("a"), line("b")])
+
+    def view() -> Any:
+        (one,) = stack.runner.views(5)
+        return one
+
+    await until(lambda: view().obstacle == "limit")
+    assert (view().id, view().tenant, view().total, view().ended, view().stuck) == (batch.id, "acme", 2, 0, False)
+    gate, error = asyncio.Event(), UnavailableError("away", retry_after_s=30.0)
+    stack.service.script = [text_script("x")[0], gate, error]
+    for one in held:
+        one.settle(0, 0)
+    await until(lambda: view().running == 2)
+    assert (view().obstacle, view().model, stack.runner.running_lines) == ("", MODEL, 2)
+    gate.set()
+    await until(lambda: view().obstacle == "delayed")
+    await client.batches.cancel(batch.id)
+    await stack.ended(client, batch.id, "cancelled")
+    await until(lambda: stack.runner.views(5) == ())
+    assert stack.store.figures()["oldest_s"] == 0
+    await begin(client, [line("a")])
+    stack.clock[0] += 90.0
+    assert stack.store.figures()["oldest_s"] >= 90
 
 
 def test_no_line_begins_while_the_operator_drains() -> None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from appliance.common.batch_status import BatchQueue, BatchView
 from appliance.common.cards import CardStatus, ModelMemory
 from appliance.common.status import (
     AccountView,
@@ -130,6 +131,41 @@ def card(**changes: Any) -> CardStatus:
     return replace(base, **changes)
 
 
+def batch(**changes: Any) -> BatchView:
+    """A batch whose lines run."""
+    base = BatchView(
+        id="batch_7",
+        tenant="alpha",
+        endpoint="/v1/completions",
+        status="in_progress",
+        total=400,
+        ended=120,
+        running=16,
+        created_at=1_795_260_000.0,
+        still_s=2.0,
+        obstacle="",
+        model="athanor-mini",
+    )
+    return replace(base, **changes)
+
+
+def queue(*rows: BatchView, **changes: Any) -> BatchQueue:
+    """What is kept, with these batches."""
+    base = BatchQueue(
+        open=len(rows),
+        waiting_lines=sum(one.total - one.ended for one in rows),
+        running_lines=sum(one.running for one in rows),
+        oldest_s=3_200.0 if rows else 0.0,
+        files=12,
+        responses=3,
+        stored_bytes=5 << 20,
+        max_bytes=16 << 30,
+        stuck=sum(one.stuck for one in rows),
+        rows=rows,
+    )
+    return replace(base, **changes)
+
+
 def picture(**changes: Any) -> Look:
     """An appliance that is well and at work."""
     now = time.time()
@@ -151,6 +187,7 @@ def picture(**changes: Any) -> Look:
         alerts=(),
         models=(model(),),
         cards=(),
+        batches=None,
         own=(),
         own_total=0,
         tenants=Tenants(total=2, matching=2, offset=0, active=2, rows=tenants),

@@ -13,7 +13,7 @@ from appliance.common.disk_space import DiskSpace
 from appliance.common.status import Latency, Point, Spread
 from appliance.gateway.console.alerts import AUDIT_SAID, Facts, alerts
 from appliance.gateway.telemetry.store import TraceSummary
-from tests.appliance.gateway.console.pictures import POLICY, UP_S, card, facts, model, sandbox
+from tests.appliance.gateway.console.pictures import POLICY, UP_S, batch, card, facts, model, queue, sandbox
 from tests.appliance.gateway.telemetry import samples
 
 
@@ -28,6 +28,7 @@ def test_an_appliance_that_is_well_has_no_alert() -> None:
     assert alerts(facts(certificate=(NOW - DAY_S, NOW + 60 * DAY_S))) == ()
     assert alerts(facts(disks=(DiskSpace("audit", 1 << 30, 4 << 30), DiskSpace("run", 3 << 30, 900 << 30)))) == ()
     assert alerts(facts(cards=(card(),))) == ()
+    assert alerts(facts(batches=queue(batch(), batch(still_s=800.0, obstacle="limit")))) == ()
 
 
 def down(**changes: Any) -> Facts:
@@ -86,6 +87,13 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "gpu errors": (facts(cards=(told(ecc_uncorrected=2),)), "degraded", "uncorrected errors of memory: 2"),
     "gpu row": (facts(cards=(told(remap_pending=1),)), "degraded", "GPU 0 has bad memory: a bad row"),
     "gpu hot": (facts(cards=(told(clock_reasons=0x40, temperature_c=91),)), "degraded", "slowed down at 91 degrees"),
+    "batch stuck": (
+        facts(batches=queue(batch(still_s=1_000.0, obstacle="model", running=0), batch(id="b2"))),
+        "degraded",
+        "No line of batch batch_7 ends: its model is not ready (athanor-mini)",
+    ),
+    "batch in turn": (facts(batches=queue(batch(still_s=1_000.0, obstacle="turn"))), "note", "have their turn"),
+    "batch storage": (facts(batches=queue(stored_bytes=15 << 30)), "degraded", "take 15 GiB of 16 GiB"),
     "gpu unknown": (facts(cards_problem="NVML hangs"), "degraded", "The GPUs cannot be watched: NVML hangs"),
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),

@@ -15,7 +15,18 @@ from appliance.common.status import Alert, ApplianceLoad
 from appliance.gateway.console.look import Requests, Tenants
 from tests.appliance.gateway.console.browser import Page
 from tests.appliance.gateway.console.conftest import Console
-from tests.appliance.gateway.console.pictures import HOSTILE, LOAD, card, model, picture, sandbox, tenant, traces
+from tests.appliance.gateway.console.pictures import (
+    HOSTILE,
+    LOAD,
+    batch,
+    card,
+    model,
+    picture,
+    queue,
+    sandbox,
+    tenant,
+    traces,
+)
 
 OpenPage = Callable[..., Page]
 
@@ -376,6 +387,28 @@ def test_gpus_are_shown_where_models_have_some(open_page: OpenPage, console: Con
     rows = page.run("[...document.querySelectorAll('#gpus tr')].map((row) => row.innerText).join('|')")
     for words in ("athanor-mini", "93 %", "61 °C", "512 W", "lost"):
         assert words in rows
+    assert page.complaints() == []
+
+
+def test_batches_are_shown_where_files_are_kept(open_page: OpenPage, console: Console) -> None:
+    """Each open batch with its tenant, what holds it up and what is left, one that stands still marked; what is kept
+    below. Where no files are kept (control) the part is hidden."""
+    page = open_page()
+    assert page.run("document.getElementById('batches-part').hidden")
+    still = batch(id="batch_8", tenant="beta", obstacle="limit", still_s=1_000.0, running=0, ended=0)
+    console.gateway.shown = replace(console.gateway.shown, batches=queue(still, batch()))
+    page.run(LOOK_NOW)
+    page.wait_text("other requests use half of a limit")
+    rows = page.run("[...document.querySelectorAll('#batches tr')].map((row) => row.innerText).join('|')")
+    for words in ("beta", "400 of 400", "16 min 40 s", "alpha", "280 of 400", "lines run"):
+        assert words in rows
+    marks = page.run("[...document.querySelectorAll('#batches .state')].map((one) => one.className).join('|')")
+    assert marks == "state degraded|state well"
+    note = page.run("document.getElementById('batches-note').innerText")
+    assert note.startswith("680 lines left, 16 running, the oldest 53 min 20 s old. 12 files: 5.0 MiB of 16 GiB")
+    console.gateway.shown = replace(console.gateway.shown, batches=queue())
+    page.run(LOOK_NOW)
+    page.wait_text("No batch is open")
     assert page.complaints() == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from appliance.common.keys import KeyTable
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.grpc import generate_code
-from appliance.gateway.grpc.generated import inference_pb2, usage_pb2
+from appliance.gateway.grpc.generated import batch_pb2, inference_pb2, usage_pb2
 from appliance.gateway.grpc.servicer import GrpcFrontEnd
 from tests.appliance.gateway.front.support import PEPPER, ScriptedService
 
@@ -44,6 +44,7 @@ async def test_every_method_of_the_schema_is_served():
     schemas = (
         inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
         usage_pb2.DESCRIPTOR.services_by_name["UsageService"],
+        batch_pb2.DESCRIPTOR.services_by_name["BatchService"],
     )
     wanted = {f"/{schema.full_name}/{method.name}" for schema in schemas for method in schema.methods}
     served = {name for name in front.methods() if name.startswith("/athanor.")}

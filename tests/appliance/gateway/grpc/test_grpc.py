@@ -25,6 +25,7 @@ from appliance.gateway.generate_request import (
     Started,
     TextPrompt,
 )
+from appliance.gateway.grpc.batch_calls import BATCH_SERVICE
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
 from appliance.gateway.grpc.servicer import HEALTH, REFLECTION, SERVICE, GrpcFrontEnd
@@ -223,6 +224,8 @@ async def test_every_method_without_and_with_a_wrong_key(running, channel, metho
         assert running.service.requests == []
     elif method.endswith("/Drop"):
         assert code is grpc.StatusCode.UNIMPLEMENTED
+    elif BATCH_SERVICE in method:
+        assert code is grpc.StatusCode.PERMISSION_DENIED, "nothing is kept here"
     else:
         assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
 

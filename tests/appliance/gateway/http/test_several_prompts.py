@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from appliance.common.batches.values import MAX_PROMPTS
 from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.generate_request import (
     ChoiceFinished,
@@ -25,7 +26,6 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
 )
 from appliance.gateway.http.collecting import AT_ONCE
-from appliance.gateway.http.openai import MAX_PROMPTS
 from tests.appliance.gateway.front.support import MODEL, Running
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from appliance.common.policy_history import PolicyHistory, relative
 from appliance.common.policy_signature import check_signed
-from appliance.common.status import ReloadOutcome, ShadowRow, ShadowStatus
+from appliance.common.shadow_status import ShadowRow, ShadowStatus
+from appliance.common.status import ReloadOutcome
 from appliance.operator.placement import ASIDE, Placement
 from policy.files import read_sources
 from policy.loader import load_policy

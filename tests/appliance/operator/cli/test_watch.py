@@ -22,7 +22,7 @@ from appliance.gateway.telemetry.store import StoredTrace, TraceList, TraceStore
 from appliance.operator.cli import admin_client, exits
 from tests.appliance import golden
 from tests.appliance.admin_server import STATUS, TENANTS, FakeAppliance, serve_admin
-from tests.appliance.gateway.console.pictures import card
+from tests.appliance.gateway.console.pictures import batch, card, queue
 from tests.appliance.gateway.telemetry import samples
 from tests.appliance.operator.cli.conftest import Run
 
@@ -67,6 +67,21 @@ def test_status_shows_gpus(run: Run, appliance: FakeAppliance, columns: int) -> 
     result = run("status", "--admin", appliance.url, columns=columns)
     assert result.stdout.isascii()
     golden.check(GOLDEN / f"status-gpus-{columns}.txt", result.stdout)
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_status_shows_batches(run: Run, appliance: FakeAppliance, columns: int) -> None:
+    """A line for each that is open, with what is left of it, and one for what is kept; none (control) where no files
+    are."""
+    still = batch(id="batch_8", tenant="beta", obstacle="limit", still_s=1_000.0, running=0, ended=0)
+    appliance.status = replace(STATUS, batches=queue(still, batch()))
+    result = run("status", "--admin", appliance.url, columns=columns)
+    shown = " ".join(result.stdout.split())
+    assert result.stdout.isascii()
+    for words in ("BATCH OF", "400 of 400", "280 of 400", "680 lines left in 2 batches", "5.0 MiB of 16 GiB"):
+        assert words in shown
+    appliance.status = STATUS
+    assert "BATCH OF" not in run("status", "--admin", appliance.url, columns=columns).stdout
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -30,6 +30,7 @@ from appliance.operator.doctor.facts import (
 )
 from appliance.operator.doctor.finding import Finding, Severity, worst
 from appliance.operator.doctor.service_checks import check_port
+from tests.appliance.gateway.console.pictures import batch, queue
 from tests.appliance.operator.doctor.healthy import DAY, FACTS, GIB, MACHINE, NOW, SERVICE
 
 
@@ -242,6 +243,12 @@ FAULTS = {
     "stale kernels": (service(kernels=Kernels(path="k", stale=True)), W, "kernels", "athanor kernels build k"),
     "foreign kernels": (service(kernels=Kernels(path="k", best="")), W, "kernels", "build k"),
     "empty kernels": (service(kernels=Kernels(path="k", problem="there are none in k")), W, "kernels", "build k"),
+    "stuck batches": (
+        service(running=replace(SERVICE.running, batches=queue(batch(still_s=1_000.0, obstacle="limit"), batch()))),
+        W,
+        "batches",
+        "athanor status",
+    ),
     "disk full": (
         service(disks=(Disk(path="/run", purpose="x", free=9, total=GIB, free_inodes=-1),)),
         P,
@@ -444,3 +451,17 @@ def test_a_certificate_on_loopback_is_not_demanded() -> None:
         "certificate"
     ]
     assert isinstance(SERVICE.tls, Certificate)
+
+
+def test_batches_that_move_are_well() -> None:
+    """Their number, the oldest, what is left and what is kept in one line; a line too where none is open, and none
+    where no files are kept."""
+    found = {one.check: one for one in judge(service(running=replace(SERVICE.running, batches=queue(batch()))))}
+    assert found["batches"].level is Severity.OK
+    assert found["batches"].what == (
+        "1 batch open, the oldest for 53 min 20 s: 280 lines left, 16 running; "
+        "12 files and 3 stored responses take 5.0 MiB of 16 GiB"
+    )
+    found = {one.check: one for one in judge(service(running=replace(SERVICE.running, batches=queue())))}
+    assert (found["batches"].level, found["batches"].what.startswith("none is open")) == (Severity.OK, True)
+    assert "batches" not in {one.check for one in judge(FACTS)}

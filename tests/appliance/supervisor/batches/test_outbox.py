@@ -47,7 +47,7 @@ async def test_a_kill_between_log_and_book_writes_nothing_twice(tmp_path: Path, 
     assert box.reconcile(tmp_path / "audit", audit.size) == 0
     assert await box.flush()
     for line in LINES:
-        store.call(m.LineResult(batch.id, line, 1, charge(batch.id, line)), b"x\n")
+        store.call(m.LineResult(batch.id, line, 1, [charge(batch.id, line)]), b"x\n")
 
     async def cut(group: object) -> int | None:
         if place == "before":

@@ -16,6 +16,7 @@ from appliance.common.batches.values import (
     MAX_LINE_BYTES,
     MAX_LINES,
     MAX_OPEN_BATCHES,
+    MAX_PROMPTS,
     PIECE_BYTES,
     LineProblem,
     line_request,
@@ -28,6 +29,7 @@ from tests.appliance.common.audit.entries import filled
 
 MOST = 1 << 40
 DAY_S = 86_400
+NONE_OPEN = {"oldest_s": 0, "max_bytes": MOST}
 
 
 class Store:
@@ -121,9 +123,9 @@ def parts(frame: bytes) -> tuple[bytes, bytes]:
     return text, data
 
 
-def charge(batch: str, line: int, tenant: str = "alpha", **fields: object) -> str:
+def charge(batch: str, line: int, tenant: str = "alpha", prompt: int = 0, **fields: object) -> str:
     """The entry of a line's request."""
-    known = {"request": line_request(batch, line), "tenant": tenant, "operation": "chat", "outcome": "OK"}
+    known = {"request": line_request(batch, line, prompt), "tenant": tenant, "operation": "chat", "outcome": "OK"}
     sums = {"input_tokens": 3, "output_tokens": 2, "cost": 5, "batch": batch}
     return to_wire(filled("request", "", **{**known, **sums, **fields}))  # type: ignore[arg-type]
 
@@ -213,15 +215,15 @@ def test_each_line_is_answered_and_charged_once(store: Store) -> None:
     assert store.find(batch.id).status == "validating"
     store.call(m.BatchChecked(batch.id, []))
     for again in range(2):
-        answer = store.call(m.LineResult(batch.id, 5, 1, charge(batch.id, 5)), b"five %d\n" % again)
+        answer = store.call(m.LineResult(batch.id, 5, 1, [charge(batch.id, 5)]), b"five %d\n" % again)
         assert answer == m.Accepted()
     store.reopen()
-    store.call(m.LineResult(batch.id, 5, 0, charge(batch.id, 5, cost=9)), b"five, again\n")
+    store.call(m.LineResult(batch.id, 5, 0, [charge(batch.id, 5, cost=9)]), b"five, again\n")
     assert store.lines(batch.id)[0].lines == [1, 4]
-    store.call(m.LineResult(batch.id, 4, 0, ""), b"four is wrong\n")
+    store.call(m.LineResult(batch.id, 4, 0, []), b"four is wrong\n")
     found = store.find(batch.id)
     assert (found.status, found.total, found.completed, found.failed) == ("in_progress", 3, 1, 1)
-    store.call(m.LineResult(batch.id, 1, 1, charge(batch.id, 1)), b"one\n")
+    store.call(m.LineResult(batch.id, 1, 1, [charge(batch.id, 1)]), b"one\n")
     done = store.find(batch.id)
     assert (done.status, done.completed, done.failed, done.metadata) == ("completed", 2, 1, {"team": "blue"})
     assert store.content(done.output_file) == b"one\nfive 0\n"
@@ -229,21 +231,36 @@ def test_each_line_is_answered_and_charged_once(store: Store) -> None:
     charged = [one for one in store.entries() if one["kind"] == "request"]
     assert [one["request"] for one in charged] == [f"{batch.id}-5", f"{batch.id}-1"]
     assert [one["event"] for one in store.entries() if one["kind"] == "batch"] == ["created", "completed"]
-    store.call(m.LineResult(batch.id, 1, 1, charge(batch.id, 1)), b"late\n")
+    store.call(m.LineResult(batch.id, 1, 1, [charge(batch.id, 1)]), b"late\n")
     assert store.content(done.output_file) == b"one\nfive 0\n"
 
 
 def test_a_gateway_cannot_charge_others(store: Store) -> None:
     """An entry of another request, tenant, batch or kind, and a result of no line, are refused; nothing is taken."""
     batch = store.batch(store.upload(THREE))
-    wrong = [charge(batch.id, 4), charge(batch.id, 1, "beta"), charge("batch_other", 1), "no entry"]
+    mine = charge(batch.id, 1)
+    wrong = [charge(batch.id, 4), charge(batch.id, 1, "beta"), charge("batch_other", 1), "no entry", mine]
+    wrong += [charge(batch.id, 1, prompt=MAX_PROMPTS), charge(batch.id, 4, prompt=1)]
     for text in wrong:
         with pytest.raises(ControlError):
-            store.call(m.LineResult(batch.id, 1, 1, text), b"x\n")
+            store.call(m.LineResult(batch.id, 1, 1, [mine, text]), b"x\n")
     with pytest.raises(ControlError):
-        store.call(m.LineResult(batch.id, 2, 1, ""), b"x\n")
+        store.call(m.LineResult(batch.id, 2, 1, []), b"x\n")
     assert [one["kind"] for one in store.entries()] == ["file", "batch"]
-    assert store.call(m.LineResult(batch.id, 1, 1, charge(batch.id, 1)), b"x\n") == m.Accepted()
+    assert store.call(m.LineResult(batch.id, 1, 1, [charge(batch.id, 1)]), b"x\n") == m.Accepted()
+
+
+def test_a_line_of_several_prompts_is_charged_for_each_once(store: Store) -> None:
+    """Its result comes with an entry for each prompt, all or none; a second result changes nothing."""
+    batch = store.batch(store.upload(THREE))
+    entries = [charge(batch.id, 1, prompt=prompt) for prompt in range(MAX_PROMPTS)]
+    for cost in (5, 9):
+        again = [charge(batch.id, 1, prompt=prompt, cost=cost) for prompt in range(MAX_PROMPTS)]
+        assert store.call(m.LineResult(batch.id, 1, 1, again), b"x\n") == m.Accepted()
+    charged = [one for one in store.entries() if one["kind"] == "request"]
+    wanted = [line_request(batch.id, 1, prompt) for prompt in range(MAX_PROMPTS)]
+    assert [(one["request"], one["cost"]) for one in charged] == [(name, 5) for name in wanted]
+    assert len(set(entries)) == MAX_PROMPTS
 
 
 def test_cancelled_expired_and_refused_batches(store: Store) -> None:
@@ -252,9 +269,9 @@ def test_cancelled_expired_and_refused_batches(store: Store) -> None:
     file = store.upload(THREE)
     one, two, three = (store.batch(file) for _ in range(3))
     store.call(m.BatchChecked(one.id, []))
-    store.call(m.LineResult(one.id, 1, 1, ""), b"one\n")
+    store.call(m.LineResult(one.id, 1, 1, []), b"one\n")
     assert isinstance(store.call(m.BatchCancel("alpha", one.id, "key:alpha")), m.BatchFound)
-    store.call(m.LineResult(one.id, 4, 1, ""), b"four\n")
+    store.call(m.LineResult(one.id, 4, 1, []), b"four\n")
     store.call(m.BatchEnd(one.id, "cancelled"))
     found = store.find(one.id)
     assert (found.status, found.completed, found.error_file) == ("cancelled", 2, "")
@@ -264,7 +281,7 @@ def test_cancelled_expired_and_refused_batches(store: Store) -> None:
     store.call(m.BatchEnd(two.id, "expired"))
     assert store.find(two.id).status == "in_progress"
     for line in (1, 4, 5):
-        store.call(m.LineResult(two.id, line, 0, ""), b"late\n")
+        store.call(m.LineResult(two.id, line, 0, []), b"late\n")
     assert store.find(two.id).status == "expired"
     problem = LineProblem("invalid_json_line", "not JSON", 4, "custom_id")
     store.call(m.BatchChecked(three.id, [problem]))
@@ -329,7 +346,7 @@ def test_a_shred_leaves_nothing(store: Store) -> None:
     another tenant stay."""
     file, kept = store.upload(THREE), store.upload(b"beta's", "beta")
     batch = store.batch(file)
-    store.call(m.LineResult(batch.id, 1, 1, ""), b"one\n")
+    store.call(m.LineResult(batch.id, 1, 1, []), b"one\n")
     store.store.book._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     copy = (store.folder / "kept" / NAME).read_bytes()
     assert store.store.shred("alpha") == 2
@@ -357,7 +374,7 @@ def test_time_removes_files_and_batches(store: Store) -> None:
     assert isinstance(store.call(m.FileQuery("alpha", short)), m.FileFound)
     store.call(m.BatchChecked(batch.id, []))
     for line in (1, 4, 5):
-        store.call(m.LineResult(batch.id, line, 1, ""), b"x\n")
+        store.call(m.LineResult(batch.id, line, 1, []), b"x\n")
     store.store.tidy()
     assert store.refusal(m.FileQuery("alpha", short)) == "unknown"
     output = store.find(batch.id).output_file
@@ -369,7 +386,14 @@ def test_time_removes_files_and_batches(store: Store) -> None:
     store.store.tidy()
     assert store.refusal(m.FileQuery("alpha", output)) == "unknown"
     assert store.refusal(m.BatchQuery("alpha", batch.id)) == "unknown"
-    assert store.store.figures() == {"files": 0, "bytes": 0, "open_batches": 0, "waiting_lines": 0, "responses": 0}
+    assert store.store.figures() == {
+        "files": 0,
+        "bytes": 0,
+        "open_batches": 0,
+        "waiting_lines": 0,
+        "responses": 0,
+        **NONE_OPEN,
+    }
 
 
 def test_a_restart_forgets_half_an_upload(store: Store) -> None:
@@ -378,7 +402,14 @@ def test_a_restart_forgets_half_an_upload(store: Store) -> None:
     begun = store.call(m.BeginUpload("alpha", "key:alpha", "half", MOST))
     store.call(m.UploadPiece(begun.file), b"x" * PIECE_BYTES)  # type: ignore[union-attr]
     store.reopen()
-    assert store.store.figures() == {"files": 1, "bytes": 5, "open_batches": 0, "waiting_lines": 0, "responses": 0}
+    assert store.store.figures() == {
+        "files": 1,
+        "bytes": 5,
+        "open_batches": 0,
+        "waiting_lines": 0,
+        "responses": 0,
+        **NONE_OPEN,
+    }
     assert store.content(file) == b"whole"
     assert store.refusal(m.UploadPiece(begun.file), b"x") == "unknown"  # type: ignore[union-attr]
 
