@@ -95,8 +95,9 @@ def in_order(directory: Path, first: int = 0, names: Path | None = None) -> Iter
         ConfigError: the folder cannot be read, or a segment is damaged.
     """
     paths, shown = _paths(directory), shown_by(names or directory)
-    starts = [int(path.stem) for path in paths]
-    for path, following in zip(paths, [*starts[1:], None], strict=True):
+    # A log that was never written has no segment yet.
+    ends: list[int | None] = [*(int(path.stem) for path in paths[1:]), None]
+    for path, following in zip(paths, ends, strict=False):
         if following is not None and following <= first:
             continue
         yield from (one for one in _entries(path, shown) if one.number >= first)

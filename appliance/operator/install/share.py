@@ -46,6 +46,7 @@ PATTERNS = (
     "deploy/*/*",
     "bench/*.md",
     "bench/results/*.md",
+    "bench/results/*/*.svg",
     "bench/machines/*.json",
 )
 """Documents, by the paths that they keep, so that their links lead where they lead in the sources."""
