@@ -34,9 +34,10 @@ MODEL = random_model(model_config())
 
 SAID = re.compile(
     r"engine computes with plain operations; no compiled kernels: none were given\n"
+    r"engine holds its weights as float32\n"
     r"engine holds \d+ MiB of weights, \d+ MiB of KV, \d+ MiB of buffers\n"
 )
-"""The one line of a healthy engine."""
+"""All that a healthy engine says."""
 
 
 class ScriptedChannel:

@@ -10,6 +10,7 @@ import pytest
 from appliance.common.audit import files
 from appliance.common.audit.entry import KINDS, Entry, entry
 from appliance.common.audit.log import open_log
+from appliance.operator.audit_entries import in_order
 from tests.appliance.operator.cli.conftest import Run
 
 BEGIN = 1_790_812_800_000
@@ -66,6 +67,11 @@ def exported(run: Run, log: Path, *options: str) -> list[dict]:
     told = run("audit", "export", "--from", str(log), *options)
     assert told.exit_code == 0, told.stderr
     return [json.loads(line) for line in told.stdout.splitlines()]
+
+
+def test_a_log_that_was_never_written_has_no_entries(tmp_path: Path) -> None:
+    """A folder without a segment, as a new appliance's until its first entry, is no error."""
+    assert list(in_order(tmp_path)) == []
 
 
 def test_all_entries_are_exported_in_order(run: Run, log: Path) -> None:
