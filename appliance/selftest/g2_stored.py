@@ -130,7 +130,7 @@ class NotingStore:
 
 
 @dataclass(slots=True)
-class Count:
+class StoredCount:
     """Counts over the calls."""
 
     sent: int = 0
@@ -162,13 +162,13 @@ def run(full: bool) -> list[Result]:
 async def _rows() -> list[Result]:
     store = NotingStore()
     async with scripted_gateway(lambda _service, _keys: store) as gateway:
-        found, control = Count(), Count()
+        found, control = StoredCount(), StoredCount()
         await _walk(gateway, store, found)
         # The control: plain calls of the second tenant, judged as if the first one had sent them.
         await _walk(gateway, store, control, judge=TENANTS[0])
     missed = sorted(route for route, count in found.reached.items() if not count)
     figure = f"{counted(found.foreign, 'question')} for another tenant, {found.asked} in {counted(found.sent, 'call')}"
-    figure += f" by {len(found.reached)} routes and methods"
+    figure += f" by {counted(len(found.reached), 'route')} and methods"
     figure += f"; first: {found.example}" if found.example else ""
     figure += f"; none by {', '.join(missed)}" if missed else ""
     return [
@@ -183,7 +183,7 @@ async def _rows() -> list[Result]:
     ]
 
 
-async def _walk(gateway: ScriptedGateway, store: NotingStore, found: Count, judge: str = "") -> None:
+async def _walk(gateway: ScriptedGateway, store: NotingStore, found: StoredCount, judge: str = "") -> None:
     """Send every call, as both tenants in turn; with ``judge`` as the second, only the first one by each route and
     method, and judged as if that tenant had sent them."""
     for number, (route, request) in enumerate(_http_cases(gateway)):

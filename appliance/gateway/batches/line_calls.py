@@ -27,8 +27,8 @@ from appliance.gateway.batches.several_prompts import (
     LONGEST_S,
     DelayedError,
     LineCall,
-    Places,
-    Progress,
+    LineProgress,
+    PromptPlaces,
     PromptRuns,
 )
 from appliance.gateway.front.defect import defect
@@ -86,12 +86,12 @@ class LineDelay:
 
 @dataclass(frozen=True, slots=True)
 class LineState:
-    """What a line has of whoever runs it."""
+    """What the runner gives to a line."""
 
     note_model: Callable[[str], None]
     """Takes the model that the line asks for."""
-    places: Places
-    progress: Progress
+    places: PromptPlaces
+    progress: LineProgress
     """What an earlier attempt left: answers to some of its prompts."""
 
 

@@ -28,8 +28,8 @@ from appliance.common.errors import ApplianceError, UnavailableError
 from appliance.gateway.batches.checking import FileCheck
 from appliance.gateway.batches.line_calls import LineAnswer, LineCalls, LineDelay, LineState, expired
 from appliance.gateway.batches.room import Room
-from appliance.gateway.batches.several_prompts import Progress
-from appliance.gateway.batches.turns import LinePlaces, OpenBatch, Turns
+from appliance.gateway.batches.several_prompts import LineProgress
+from appliance.gateway.batches.turns import BatchTurns, LinePlaces, OpenBatch
 from appliance.gateway.front.defect import defect
 from appliance.gateway.http.parsing import INLINE_BYTES
 from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
@@ -76,7 +76,7 @@ class BatchRunner:
         self._calls = calls
         self._count = count
         self._open: dict[str, OpenBatch] = {}
-        self._turns = Turns(room, lambda: self._open.values(), self._wake_up)
+        self._turns = BatchTurns(room, lambda: self._open.values(), self._wake_up)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stale = True
@@ -282,7 +282,7 @@ class BatchRunner:
         def note_model(model: str) -> None:
             one.model = model
 
-        progress = one.progress.pop(number, None) or Progress()
+        progress = one.progress.pop(number, None) or LineProgress()
         ended = False
         try:
             answer = await self._calls.run(batch, number, text, LineState(note_model, places, progress))
@@ -301,7 +301,7 @@ class BatchRunner:
             if one.exhausted and not one.lines:
                 self._wake.set()
 
-    def _delay(self, one: OpenBatch, number: int, text: bytes, progress: Progress, wait_s: float) -> None:
+    def _delay(self, one: OpenBatch, number: int, text: bytes, progress: LineProgress, wait_s: float) -> None:
         """Have a line be continued later."""
         if wait_s:
             self._count(names.BATCH_LINES, tenant=one.batch.tenant, outcome=names.LINE_DELAYED)

@@ -29,8 +29,8 @@ DEFECTS = (RuntimeError, ValueError, TypeError, KeyError, AssertionError)
 """What ends a line by a mistake of the program: it fails, and the others run on."""
 
 
-class Places(Protocol):
-    """Places of a line that runs. It has one from the beginning."""
+class PromptPlaces(Protocol):
+    """PromptPlaces of a line that runs. It has one from the beginning."""
 
     def take(self) -> bool:
         """Take one more, where a line could begin now; returns whether it was taken."""
@@ -54,7 +54,7 @@ class PromptAnswer:
 
 
 @dataclass(slots=True)
-class Progress:
+class LineProgress:
     """Answers of a line that is not complete."""
 
     model: tuple[str, str, str] = ("", "", "")
@@ -97,7 +97,9 @@ class LineCall:
 class PromptRuns:
     """Runs the prompts of one line that have no answer yet."""
 
-    def __init__(self, service: Service, call: LineCall, places: Places, progress: Progress, most: int) -> None:
+    def __init__(
+        self, service: Service, call: LineCall, places: PromptPlaces, progress: LineProgress, most: int
+    ) -> None:
         """``most``: bytes that all answers may have."""
         self._service, self._call, self._places = service, call, places
         self._progress = progress

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from appliance.common.batch_status import BatchView, Obstacle
 from appliance.common.batches.values import IN_PROGRESS, VALIDATING, StoredBatch
 from appliance.gateway.batches.room import RUNNING_IN_ALL, Room
-from appliance.gateway.batches.several_prompts import Progress
+from appliance.gateway.batches.several_prompts import LineProgress
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class OpenBatch:
     lines: list[tuple[int, bytes]] = field(default_factory=list)
     """Lines that may begin."""
     running: set[int] = field(default_factory=set)
-    progress: dict[int, Progress] = field(default_factory=dict)
+    progress: dict[int, LineProgress] = field(default_factory=dict)
     """Answers to prompts of lines that run or are continued, by number."""
     not_before: float = 0.0
     """Monotonic time before which none begins: a limit, or a model that is away."""
@@ -52,7 +52,7 @@ class OpenBatch:
         self.cursor, self.exhausted = 0, False
 
 
-class Turns:
+class BatchTurns:
     """Counts lines that run, and says whether another may begin; all methods run in one event loop."""
 
     def __init__(self, room: Room, batches: Callable[[], Iterable[OpenBatch]], freed: Callable[[], None]) -> None:
@@ -126,9 +126,9 @@ class Turns:
 
 
 class LinePlaces:
-    """Places of one line; see ``appliance.gateway.batches.several_prompts.Places``."""
+    """PromptPlaces of one line; see ``appliance.gateway.batches.several_prompts.PromptPlaces``."""
 
-    def __init__(self, turns: Turns, one: OpenBatch) -> None:
+    def __init__(self, turns: BatchTurns, one: OpenBatch) -> None:
         self._turns, self._one = turns, one
         self._taken = 0
         self._note(1)
