@@ -60,7 +60,13 @@ class ChargeKeeper:
     def open(self, _message: KeepCharges) -> None:
         """Hand new memory to the gateway; what it has open it writes there again."""
         try:
-            memfd, (pipe, alive) = create_memory(), os.pipe()
+            pipe, alive = os.pipe()
+            try:
+                memfd = create_memory()
+            except BaseException:
+                os.close(pipe)
+                os.close(alive)
+                raise
         except OSError as error:
             log.error("no memory for charges of running requests", problem=error.strerror)
             return
@@ -72,7 +78,7 @@ class ChargeKeeper:
         if not sent:
             memory.left = True
         if len(self._memories) > MAX_MEMORIES:
-            self._close(self._memories[0])
+            self._close(self._least_needed())
 
     def note(self, one: Entry) -> None:
         """Note an entry that the gateway reports."""
@@ -92,6 +98,14 @@ class ChargeKeeper:
         """Forget all memory."""
         for memory in self._memories[:]:
             self._close(memory)
+
+    def _least_needed(self) -> _Memory:
+        """Return memory that never arrived, or that a gateway has moved out of; the oldest where each may be in use: a
+        gateway that may open no more asks again and again, while its requests stand in the memory before."""
+        for memory in self._memories:
+            if memory.ended and next(lost_requests(memory.memfd), None) is None:
+                return memory
+        return self._memories[0]
 
     def _process_ended(self, memory: _Memory) -> None:
         asyncio.get_running_loop().remove_reader(memory.pipe)

@@ -72,7 +72,8 @@ INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, mode
 """  # noqa: S608 - a constant
 
 ADD_SPENT = f"""
-INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost = MIN(cost + excluded.cost, {MOST})
+INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET
+    cost = MAX(MIN(cost + excluded.cost, {MOST}), -{MOST})
 """  # noqa: S608 - a constant
 
 LENT = "lent"
@@ -153,7 +154,7 @@ class UsageBook:
                     _count(connection, time_ms, one)
                     self._released[str(one.fields["request"])] = None
                 elif one.kind == "lease":
-                    _move(connection, one)
+                    _move(connection, time_ms, one)
                     self._released[str(one.fields["lease"])] = None
                 elif one.kind == "order":
                     destroyed |= users.carry_out(connection, one)
@@ -280,11 +281,13 @@ def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
         connection.execute(ADD_SPENT, (tenant, hour // HOURS_PER_DAY, price))
 
 
-def _move(connection: sqlite3.Connection, one: Entry) -> None:
-    """Count what was lent as spent, in place of its reservation, and what was borrowed as not spent; no bill has it."""
+def _move(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
+    """Count what was lent as spent, in place of its reservation, and what was borrowed as not spent; no bill has it.
+    No loan is of a day behind that of its entry: whoever reports one would spend the budgets of months to come."""
     fields, cost = one.fields, min(int(one.fields["cost"]), MOST)
+    day = min(int(fields["day"]), time_ms // MS_PER_HOUR // HOURS_PER_DAY)
     connection.execute("DELETE FROM reserved WHERE request = ?", (fields["lease"],))
-    connection.execute(ADD_SPENT, (fields["tenant"], fields["day"], cost if fields["what"] == LENT else -cost))
+    connection.execute(ADD_SPENT, (fields["tenant"], day, cost if fields["what"] == LENT else -cost))
 
 
 def open_book(folder: Path) -> tuple[UsageBook, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
@@ -45,6 +46,8 @@ class KeptWork:
         self._policy = policy
         self._changed = changed
         self._uploads: Counter[str] = Counter()
+        self._dropping: set[asyncio.Task[None]] = set()
+        """Uploads that were left while they were begun."""
 
     def check(self, principal: Principal) -> None:
         """Return where the tenant may have files; see ``appliance.gateway.stored_work.StoredWork``."""
@@ -56,13 +59,29 @@ class KeptWork:
         if self._uploads[tenant.id] >= UPLOADS_EACH or self._uploads.total() >= UPLOADS_IN_ALL:
             raise RateLimitedError("too many uploads at once; send fewer in parallel", retry_after_s=UPLOAD_RETRY_S)
         self._uploads[tenant.id] += 1
+        call = messages.BeginUpload(tenant.id, principal.credential, name, tenant.limits.max_stored_bytes)
+        beginning = asyncio.create_task(self._begin_upload(call), name="beginning of an upload")
         try:
-            call = messages.BeginUpload(tenant.id, principal.credential, name, tenant.limits.max_stored_bytes)
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._drop_begun)
+            raise
+
+    async def _begin_upload(self, call: messages.BeginUpload) -> _Upload:
+        """Begin a file of which a place was taken; gives the place back where the store does not."""
+        try:
             begun = await self._ask(call, messages.UploadBegun, "file")
         except BaseException:
-            self._free(tenant.id)
+            self._free(call.tenant)
             raise
-        return _Upload(self, tenant.id, begun.file)
+        return _Upload(self, call.tenant, begun.file)
+
+    def _drop_begun(self, beginning: asyncio.Task[_Upload]) -> None:
+        """Forget a file whose caller left while it was begun: the store has few places for all tenants."""
+        if not beginning.cancelled() and beginning.exception() is None:
+            dropping = asyncio.create_task(beginning.result().drop(), name="end of an upload that was left")
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
 
     async def file(self, principal: Principal, file: str) -> StoredFile:
         """Return a file's facts; see ``appliance.gateway.stored_work.StoredWork``."""

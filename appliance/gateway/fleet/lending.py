@@ -134,10 +134,12 @@ class Lender:
         return lent
 
     def withhold(self, peer: str, loan: LimitAmount) -> None:
-        """Leave something out of an answer that was not told yet."""
+        """Leave something out of an answer that was not told yet: the own part has it again, a budget on its day."""
         answer = self._answers[peer]
         amounts = tuple(one for one in answer.amounts if one != loan)
         self._answers[peer] = LoanAnswer(answer.life, answer.count, amounts, answer.day)
+        if loan.kind != SPEND or answer.day == self.parts.day:
+            self.parts.take(loan)
 
     def write(self, now: float) -> Message:
         """Return what this host says now; asks anew where something runs short and no question is out."""

@@ -32,6 +32,9 @@ log = structlog.get_logger()
 TURN_S = 0.25
 """Seconds between two exchanges: a host that runs short has what is lent after about two."""
 
+RECORD_S = 1.0
+"""Seconds within which a loan of a budget is to be on disk: with the turns of both hosts, its answer is then fresh."""
+
 AWAY_S = 2.0
 """Seconds between two attempts while the store is away."""
 
@@ -92,8 +95,8 @@ class Sharing:
                     await asyncio.sleep(AWAY_S)
                     continue
                 self._become("")
-                for peer, loan in lender.read(self._messages(sealer, config.peers, values), time.monotonic()):
-                    await self._lent(lender, peer, loan)
+                lent = lender.read(self._messages(sealer, config.peers, values), time.monotonic())
+                await asyncio.gather(*(self._lent(lender, peer, loan) for peer, loan in lent))
                 await asyncio.sleep(TURN_S)
         finally:
             await store.close()
@@ -120,15 +123,18 @@ class Sharing:
             self._tags, self._tagged = {sealer.tag(name): name for name in tenants}, tenants
 
     async def _lent(self, lender: Lender, peer: str, loan: LimitAmount) -> None:
-        """Note what is lent; a budget is told only once the loan is on disk, so that no restart forgets it."""
+        """Note what is lent; a budget is told only once the loan is on disk, so that no restart forgets it. One that is
+        not there in time is not lent: nobody was told of it, so this host may spend it."""
         if loan.kind == SPEND:
             lease = f"lease_{secrets.token_hex(LIFE_BYTES)}"
             try:
                 if self.record_spend is None:
                     raise UnavailableError("no account of spend is kept")
-                await self.record_spend(lease, loan.tenant, loan.amount)
-            except UnavailableError as error:
-                log.warning("a budget is not lent", tenant=loan.tenant, problem=error.message)
+                async with asyncio.timeout(RECORD_S):
+                    await self.record_spend(lease, loan.tenant, loan.amount)
+            except (UnavailableError, TimeoutError) as error:
+                problem = error.message if isinstance(error, UnavailableError) else "it was not recorded in time"
+                log.warning("a budget is not lent", tenant=loan.tenant, problem=problem)
                 lender.withhold(peer, loan)
                 return
             self._tell("lent", peer, loan, lease)

@@ -131,6 +131,26 @@ async def test_a_gateway_that_was_detached_and_comes_again_is_not_charged(house:
             os.close(fd)
 
 
+async def test_memory_that_never_arrives_pushes_none_out(house: House) -> None:
+    """A gateway that can open no more asks for memory again and again; what runs stays in the memory that it has, and
+    is charged at its end. No descriptor is left of what did not arrive."""
+    charges = OpenCharges()
+    house.hand(charges)
+    opened(charges, "runs")
+    house.keeper.gateway_left()  # and it has come again
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2 * MAX_MEMORIES):
+        house.keeper.open(KeepCharges())
+        for fd in house.handed.pop():
+            os.close(fd)
+        await asyncio.sleep(0.02)
+    assert len(house.keeper._memories) == MAX_MEMORIES
+    kill(charges)
+    house.keeper.gateway_left()
+    assert await house.outcomes(1) == [("runs", GATEWAY_LOST)]
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
 def gateway(path: Path, out: int) -> None:
     """A gateway that answers for ever: it attaches, keeps charges, writes an answer's id for each of its tokens, and
     sends entries now and then."""

@@ -229,8 +229,8 @@ def test_a_reservation_behind_its_entry_is_not_recorded(tmp_path: Path) -> None:
 
 
 def test_hostile_amounts_overflow_nothing(tmp_path: Path) -> None:
-    """Thousands of the largest costs and reservations: sums stay whole numbers within the bound, and later requests are
-    counted on."""
+    """Thousands of the largest costs, loans and reservations: sums stay whole numbers within the bound, and later
+    requests are counted on. A loan of a day to come counts on the day of its entry."""
     book, _ = open_book(tmp_path)
     huge = (1 << 53) - 1
     book.apply("log", 0, [(NOON_MS, request(number, cost=huge)) for number in range(1_100)])
@@ -239,6 +239,13 @@ def test_hostile_amounts_overflow_nothing(tmp_path: Path) -> None:
     book.apply("log", 1_100, [(NOON_MS, request(5_000, tenant="beta"))])
     assert book.spent(NOON, ["beta"]) == {"beta": SpentNow(100, 100, 0)}
     assert all(type(value) is int for row in rows(book) for value in row[3:])
+    (tmp_path / "other").mkdir()
+    other, _ = open_book(tmp_path / "other")
+    other.apply("log", 0, [(NOON_MS, lease("borrowed", huge, f"lease_{number}")) for number in range(1_100)])
+    told = other.spent(NOON, ["alpha"])
+    assert told == {"alpha": SpentNow(-MOST, -MOST, 0)} and type(told["alpha"].day) is int
+    other.apply("log", 1_100, [(NOON_MS, lease("lent", huge, "lease_x", 1 << 40))])
+    assert -MOST < other.spent(NOON, ["alpha"])["alpha"].month == other.spent(NOON, ["alpha"])["alpha"].day
 
 
 @pytest.mark.parametrize("harm", ["a line", "a segment"])

@@ -347,7 +347,7 @@ def test_an_answer_is_taken_once_while_it_is_fresh_and_no_larger_than_asked() ->
 
 def test_a_question_is_answered_once_in_each_life() -> None:
     """Repeated by the store, also after another life's, it lends nothing more; a host that is none of the fleet's is
-    not heard; what is withheld is in no answer."""
+    not heard; what is withheld is in no answer and the lender's again, a budget on its day alone."""
     _, lender, _ = pair()
     old, new = (Message("a", LoanQuestion(life, 1, (EIGHT,)), {}) for life in ("one", "two"))
     assert len(lender.read([old], 0.0)) == 1
@@ -357,6 +357,16 @@ def test_a_question_is_answered_once_in_each_life() -> None:
     assert lender.write(0.0).answers["a"].amounts == (EIGHT,)
     lender.withhold("a", EIGHT)
     assert lender.write(0.0).answers["a"].amounts == ()
+    parts = Fixed()
+    lender = Lender("b", ("a",), "life-b", parts)
+    lender.read([Message("a", LoanQuestion("one", 1, (EIGHT, MONEY)), {})], 0.0)
+    assert parts.taken == []
+    lender.withhold("a", MONEY)
+    assert parts.taken == [MONEY]
+    lender.read([Message("a", LoanQuestion("one", 2, (MONEY,)), {})], 0.0)
+    parts.day += 1
+    lender.withhold("a", MONEY)
+    assert parts.taken == [MONEY]
 
 
 def test_messages_are_proved_before_they_are_read() -> None:

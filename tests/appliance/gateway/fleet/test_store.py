@@ -12,9 +12,11 @@ import pytest
 
 from appliance.common.audit.entry import from_wire
 from appliance.common.control import Audited
-from appliance.common.errors import ApplianceError, RateLimitedError
+from appliance.common.errors import ApplianceError, RateLimitedError, UnavailableError
 from appliance.common.fleet_config import FleetConfig
+from appliance.gateway.fleet import sharing
 from appliance.gateway.fleet import store as module
+from appliance.gateway.fleet.lending import SPEND, Lender, LimitAmount, LoanQuestion, Message
 from appliance.gateway.fleet.message import MAX_BYTES
 from appliance.gateway.fleet.own_parts import OwnParts
 from appliance.gateway.fleet.sharing import Sharing
@@ -210,3 +212,35 @@ async def test_hosts_lend_by_a_real_store(running: RunningStore) -> None:
             await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_a_budget_that_is_not_recorded_stays_the_lenders(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the account takes nothing, a host that asks again and again gets nothing, and the lender loses nothing of
+    its budget. One that is recorded (control) is lent and counts as spent."""
+    monkeypatch.setattr(sharing, "RECORD_S", 0.01)
+    host = Host(config("unix:/nowhere"), lambda *_what: True)
+    recorded, parts = host.sharing.record_spend, host.sharing.parts
+    lender = Lender("a", ("b",), "life-a", parts)
+
+    async def fails(_lease: str, _tenant: str, _cost: int) -> None:
+        if how == "refused":
+            raise UnavailableError("the book takes nothing")
+        await asyncio.Event().wait()
+
+    async def ask(count: int) -> list[tuple[str, LimitAmount]]:
+        question = LoanQuestion("life-b", count, (LimitAmount("acme", SPEND, 1 << 40),))
+        lent = lender.read([Message("b", question, {})], 0.0)
+        for peer, loan in lent:
+            await host.sharing._lent(lender, peer, loan)
+        return lent
+
+    host.sharing.record_spend = fails
+    for count in range(1, 21):
+        assert await ask(count), "it would lend"
+        assert lender.write(0.0).answers["b"].amounts == ()
+        assert parts.spends.of("acme").day == 0
+    host.sharing.record_spend = recorded
+    ((_, loan),) = await ask(21)
+    assert lender.write(0.0).answers["b"].amounts == (loan,)
+    assert parts.spends.of("acme").day == loan.amount > 0
