@@ -280,12 +280,23 @@ class WarmStarts:
         if ahead:
             self._note_ahead(plan, key, left)
         self._give_way.clear()
+        # Before the look for room: a wake that begins behind that look finds it, also while files are checked.
+        self._under_way = plan if ahead else None
+        try:
+            made = self._make(plan, key, cold_s, ahead=ahead)
+        finally:
+            self._under_way = None
+        if made is not None:
+            log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
+        return made
+
+    def _make(self, plan: BootPlan, key: str, cold_s: float, *, ahead: bool) -> Checkpoint | None:
+        """Make the checkpoint with this key; as ``take``."""
         # ``close`` sets the first of both first.
         if self._stop.is_set() or self.store.find(key) is not None or (ahead and not self._has_room(plan)):
             return None
         before = _checked(plan) if ahead else {}
         with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
-            self._under_way = plan if ahead else None
             try:
                 self._save(plan, key, draft)
             except IsolationError:
@@ -293,15 +304,12 @@ class WarmStarts:
                     raise
                 log.info("a template with a model is given up for models that start", sandbox=plan.name)
                 return None
-            finally:
-                self._under_way = None
             if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
             made = self.store.keep(draft, key, cold_s)
             stamp = _stamp(made)
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
                 self._sound[key] = stamp
-        log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
         return made
 
     def _has_room(self, plan: BootPlan) -> bool:

@@ -34,6 +34,7 @@ from appliance.common.sleep_rules import (
     REQUEST,
     SLEEP_STATES,
     WAKING,
+    WINDOW_S,
     ModelFacts,
     Refuse,
     SleepOutcome,
@@ -177,7 +178,8 @@ class SleepControl:
                 f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
             )
         decision = self._decision(model)
-        wait_s = 0.0 if model.sleep_state.granted else self._guarded_s(model, tenant, decision)
+        counted = self.clock() < model.sleep_state.counted_until
+        wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
         if wait_s:
             raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
         if isinstance(decision, Refuse):
@@ -227,16 +229,17 @@ class SleepControl:
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
             self._grant(model, tenant)
-        model.sleep_state.granted = False
+        model.sleep_state.counted_until = 0.0
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
         self.count(WOKEN, model.name, reason)
 
     def _grant(self, model: ModelSandboxes, tenant: str) -> None:
         """Count a wake that begins now, or once there is room for it."""
-        if not model.sleep_state.granted:
-            self.guard.note(model.name, tenant, self.clock())
-            model.sleep_state.granted = True
+        now = self.clock()
+        if now >= model.sleep_state.counted_until:
+            self.guard.note(model.name, tenant, now)
+            model.sleep_state.counted_until = now + WINDOW_S
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
         log.info("a model sleeps", model=model.name, reason=reason)

@@ -35,8 +35,9 @@ class SleepState:
     """Why the last wake failed."""
     waiting: Counter[str] = field(default_factory=Counter)
     """Requests that wait for its wake, by tenant."""
-    granted: bool = False
-    """Whether its next wake for a request is counted already (``WakeGuard``)."""
+    counted_until: float = 0.0
+    """Until when its next wake for a request is counted already (``WakeGuard``): as long as that counts. Requests for
+    which it was counted may have given up."""
     ending: bool = False
     """Whether the supervisor was told that it sleeps, and has not said yet that its sandboxes have ended."""
     heard: bool = False

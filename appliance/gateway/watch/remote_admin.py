@@ -34,6 +34,7 @@ from appliance.common.ids import new_request_id
 from appliance.common.operator_calls import MAX_MILLISECONDS, OperatorCall
 from appliance.common.operator_config import RemoteOperatorsConfig
 from appliance.common.operator_roles import LOCAL_ONLY, NEEDED, OperatorRole, require
+from appliance.common.refused_credentials import CredentialRefusal
 from appliance.gateway.console.routes import foreign
 from appliance.gateway.front.allowance import Allowance, Rate
 from appliance.gateway.front.connections import Slot
@@ -57,7 +58,8 @@ NOBODY = 65_534
 """User id of callers on other machines, as in calls of the operator's API."""
 
 REFUSED = Rate(burst=20, per_s=1)
-"""Requests of operators without the role that are audited one by one; those beyond are refused for their number."""
+"""Requests of operators without the role that are audited one by one; those beyond are counted. Operators with some
+role have a rate of their own: no stranger's flood hides what one of them tries."""
 
 RETRY_S = 1.0
 """When a caller may try again that was refused for the number of requests."""
@@ -102,7 +104,7 @@ class RolesOnly:
         self._app = Starlette(routes=list(self._routes.values()))
         self._resolver = resolver
         self._observers = observers
-        self._refused = Allowance(REFUSED, time.monotonic())
+        self._refused = {known: Allowance(REFUSED, time.monotonic()) for known in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -114,7 +116,7 @@ class RolesOnly:
             self._check(asked, scope)
         except ApplianceError as error:
             self._refuse(asked, error)
-            await _answer(error, asked.request)(scope, receive, send)
+            await _answer(error, asked)(scope, receive, send)
             return
         await self._serve(asked, scope, receive, send)
 
@@ -151,8 +153,10 @@ class RolesOnly:
         if isinstance(error, UnauthenticatedError):
             self._observers.audit.count("refused", outcome=outcome, reason=error.refusal)
             self._observers.telemetry.count(names.REFUSED_CREDENTIALS, reason=error.refusal)
-        elif self._refused.spend(1, time.monotonic()):
+        elif self._refused[bool(asked.caller.roles)].spend(1, time.monotonic()):
             self._audit(asked, outcome)
+        else:
+            self._observers.audit.count("refused", outcome=outcome, reason=CredentialRefusal.SCOPE)
         self._count(asked, outcome)
 
     async def _serve(self, asked: _Asked, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,13 +235,15 @@ class _Peer:
     slot: Slot
 
 
-def _answer(error: ApplianceError, request: str) -> JSONResponse:
+def _answer(error: ApplianceError, asked: _Asked) -> JSONResponse:
     wire = error.wire
     body: dict[str, Any] = {"message": error.message, "type": wire.kind, "code": wire.code, **error.details}
-    headers = {"x-request-id": request}
+    headers = {"x-request-id": asked.request}
+    if not asked.caller.roles:
+        # The next attempt costs a handshake, and these have a rate: all of this is done in the tenants' event loop.
+        headers["connection"] = "close"
     if wire.http == 401:
-        # The next attempt costs a handshake, and these have a rate: tokens are checked in the tenants' event loop.
-        headers |= {"www-authenticate": "Bearer", "connection": "close"}
+        headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return JSONResponse({"error": body}, status_code=wire.http, headers=headers)

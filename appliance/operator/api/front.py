@@ -38,21 +38,13 @@ from appliance.operator.api import admin_calls, policy_calls
 from appliance.operator.api.method import TENANT, ChangeTurn, Method, Work
 from appliance.operator.api.records import BEGUN, Records
 from appliance.operator.api.roles import OVERFLOW, Identity
+from appliance.operator.api.shares import CALLS_RETRY_S, Key, Shares
 
 MESSAGE_S = 30.0
 """Seconds for a call's one message to arrive."""
 
-MAX_READERS = 4
-"""Messages that are read at once: a policy may have tens of megabytes."""
-
-MAX_CALLS = 64
-"""Calls at once; one more is refused."""
-
 MAX_WORK = 8
 """Methods that work at once, each in a thread; the others wait."""
-
-CALLS_RETRY_S = 1.0
-"""When a caller may try again that was refused for the number of calls."""
 
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The two names of the same messages."""
@@ -109,9 +101,8 @@ class OperatorFront:
         self._config_path = config_path
         self._records = Records(lambda: load_config(config_path))
         self._turns = {turn: asyncio.Lock() for turn in ChangeTurn}
-        self._readers = asyncio.Semaphore(MAX_READERS)
+        self._shares = Shares()
         self._work = asyncio.Semaphore(MAX_WORK)
-        self._calls = 0
         self._refused: dict[str, Allowance] = {}
         """What callers without a role may still ask, by the section that would give one."""
         self._running: set[asyncio.Task[Any]] = set()
@@ -161,8 +152,8 @@ class OperatorFront:
 
     async def _answer(self, call: _Call) -> Status:
         try:
-            async with self._entered(call):
-                message = await self._behave(call)
+            async with self._entered(call) as key:
+                message = await self._behave(call, key)
                 if message is not None:
                     await call.wire.write(message)
             return OK
@@ -176,29 +167,24 @@ class OperatorFront:
         return Status(rich.code, rich.message, rich.SerializeToString())
 
     @contextlib.asynccontextmanager
-    async def _entered(self, call: _Call) -> AsyncIterator[None]:
-        """Count a call, until what it changes has ended, too.
+    async def _entered(self, call: _Call) -> AsyncIterator[Key]:
+        """Count a call, until what it changes has ended, too; gives what it is counted as.
 
         Raises:
             ApplianceError: no more are taken.
         """
         if self._ending:
             raise shutting_down()
-        if self._calls >= MAX_CALLS:
-            raise RateLimitedError("too many calls at once; end some of them first", retry_after_s=CALLS_RETRY_S)
-        self._calls += 1
+        key = self._shares.enter(call.caller)
         try:
-            yield
+            yield key
         finally:
             if call.change is None or call.change.done():
-                self._leave()
+                self._shares.leave(key)
             else:
-                call.change.add_done_callback(self._leave)
+                call.change.add_done_callback(lambda _change: self._shares.leave(key))
 
-    def _leave(self, _change: object = None) -> None:
-        self._calls -= 1
-
-    async def _behave(self, call: _Call) -> Message | None:
+    async def _behave(self, call: _Call, key: Key) -> Message | None:
         method = METHODS.get(call.wire.method)
         caller, now = call.caller, time.monotonic()
         if not caller.roles:
@@ -215,7 +201,7 @@ class OperatorFront:
             return None
         if method is None:
             raise RouteNotFoundError("no such method; ask server reflection for those served")
-        async with self._readers:
+        async with self._shares.reading(key), self._shares.readers:
             asked = await _only(method.request, call.wire)
         about = _subject(method, asked)
         if method.subject == TENANT:

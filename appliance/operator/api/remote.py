@@ -29,9 +29,10 @@ from appliance.gateway.front.operator_door import OperatorDoor, bind_port
 from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.connection import STRANGER, GrpcConnection, GrpcShared
-from appliance.operator.api.front import CALLS_RETRY_S, OperatorFront
+from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.roles import OVERFLOW, Identity
 from appliance.operator.api.server import MAX_MESSAGE_BYTES, ROLELESS_MESSAGE_BYTES, STALL_S
+from appliance.operator.api.shares import CALLS_RETRY_S
 
 HELD = "operator-grpc"
 """Name under which the service manager gives the listening socket (``FileDescriptorName=``)."""

@@ -614,9 +614,9 @@ async def test_what_was_put_off_does_not_count_as_made(
 async def test_a_template_with_a_model_makes_way_for_wakes(
     ahead: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is begun with memory that a wake may need, and one under way is given up when a model wakes that needs
-    its memory, without a trace and uncounted. Controls: beside a wake that leaves it enough one is made, and that of
-    the imports alone goes on."""
+    """None is begun with memory that a wake may need, and one under way, also one whose files are being checked, is
+    given up when a model wakes that needs its memory, without a trace and uncounted. Controls: beside a wake that
+    leaves it enough one is made, and that of the imports alone goes on."""
     warm, plan = ahead
     with_model, imports = starts(plan)
     warm.reserved = lambda: 32 << 30
@@ -632,8 +632,17 @@ async def test_a_template_with_a_model_makes_way_for_wakes(
         warm.reserved = lambda: memory
         warm.make_way_for_wake()
 
+    def checked_meanwhile(_plan: BootPlan) -> dict[Path, Any]:
+        wake_needs(32 << 30)
+        return {}
+
     monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(lambda: wake_needs(32 << 30)))
     assert warm.take(with_model, 1.0) is None
+    warm.reserved = lambda: 0
+    with monkeypatch.context() as checking:  # Which may read all weights: a wake begins meanwhile.
+        checking.setattr("appliance.supervisor.warm.save_template", Filler())
+        checking.setattr("appliance.supervisor.warm._checked", checked_meanwhile)
+        assert warm.take(with_model, 1.0) is None
     warm.reserved = lambda: 0
     monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(lambda: wake_needs(1 << 30)))
     assert warm.take(with_model, 1.0) is not None

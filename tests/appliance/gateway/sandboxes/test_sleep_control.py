@@ -20,6 +20,7 @@ from appliance.common.sleep_rules import (
     MOST_WAKES_OF_MODEL,
     STAY_S,
     WAKING,
+    WINDOW_S,
     WakeGuard,
 )
 from appliance.gateway.sandboxes import sleep_control
@@ -218,6 +219,33 @@ async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: p
         assert [name for _, name, _ in scene.control.guard._wakes].count("c") == 1
         scene.come_up("c")
         await task
+
+
+@pytest.mark.parametrize("past_s", [30.0, 61.0], ids=["counted", "forgotten"])
+async def test_a_wake_that_was_counted_for_who_gave_up_is_not_kept(past_s: float) -> None:
+    """A tenant whose requests wait for room and give up could collect wakes that no guard counts when they begin.
+    Within the minute in which it is counted (control) the wake of one is not refused."""
+    scene = Scene()
+    for name in "ab":
+        scene.awake(name, time.monotonic() - 100)
+        scene.live[name] = 1
+    task = scene.ask("c")
+    await turns()
+    task.cancel()
+    await turns()
+    scene.live.clear()
+    scene.control.clock = lambda: time.monotonic() + past_s
+    for number in range(MOST_WAKES):
+        scene.control.guard.note(f"other-{number}", "u", scene.control.clock())
+    task = scene.ask("c", 200.0)
+    await turns()
+    assert bool(scene.told) == (past_s < WINDOW_S)
+    if scene.told:
+        scene.come_up("c")
+        await task
+    else:
+        with pytest.raises(ModelAsleepError, match="too often"):
+            await task
 
 
 async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:

@@ -23,11 +23,13 @@ from appliance.common.operator_roles import LOCAL_ONLY, NEEDED, OperatorRole
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.front import issuer_keys, operator_door
+from appliance.gateway.front.allowance import Rate
 from appliance.gateway.front.operator_access import OperatorResolver
 from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.telemetry.admin import admin_routes
 from appliance.gateway.telemetry.operator_routes import operator_routes
+from appliance.gateway.watch import remote_admin
 from appliance.gateway.watch.remote_admin import Observers, RolesOnly, serving_remote_admin
 from tests.appliance.admin_server import LIVE, FakeAppliance
 from tests.appliance.gateway.console.pictures import FakeGateway
@@ -265,6 +267,25 @@ async def test_the_audit_log_has_who_changed_what(tmp_path: Path) -> None:
         text = found.fake.telemetry.metrics.render(False)[1].decode()
         counted = [line for line in text.splitlines() if "POST /drain" in line and "operator_calls_total{" in line]
         assert len(counted) == 2 and all(line.endswith(" 1.0") for line in counted)
+
+
+async def test_a_flood_without_a_role_is_counted_and_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is known and has no role pays a handshake for each request; the first are in the audit log one by one,
+    the others as a number. What an operator tries who has another role is there with its name all the same."""
+    monkeypatch.setattr(remote_admin, "REFUSED", Rate(2, 0.001))
+    async with listening(tmp_path) as found:
+        known = found.known
+        visitor = known.shown(x509.UniformResourceIdentifier(f"{SPIFFE}visitor"))
+        for _ in range(5):
+            assert (await found.ask("GET", "/status", visitor)).headers["connection"] == "close"
+        assert "connection" not in (await found.ask("POST", "/reload", known.of_role("viewer"))).headers
+        told = found.told()
+        listed = [(one["caller"], one["route"]) for one in told if one["kind"] == "admin"]
+        assert listed == [*[(f"{SPIFFE}visitor", "GET /status")] * 2, (f"{SPIFFE}viewer", "POST /reload")]
+        counted = [(one["outcome"], one["reason"], one["count"]) for one in told if one["kind"] == "refused"]
+        assert counted == [("PERMISSION_DENIED", "scope", 3)]
 
 
 async def test_pages_of_other_origins_are_refused(tmp_path: Path) -> None:

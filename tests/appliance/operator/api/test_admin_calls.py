@@ -164,7 +164,7 @@ async def test_keys_of_a_model_are_a_matter_of_security(place: Place) -> None:
 async def test_a_change_without_its_caller_keeps_its_place(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that leaves while its change waits frees no place among the calls before that has ended: it is held with
     its message. Control: behind its end the next call is served."""
-    monkeypatch.setattr("appliance.operator.api.front.MAX_CALLS", 1)
+    monkeypatch.setattr("appliance.operator.api.shares.MAX_CALLS", 1)
     roles = Roles(frozenset({os.geteuid()}))
     front, address = OperatorFront(place.config), f"unix:{place.socket}"
     async with serving(place.socket, front, roles, 5.0), grpc.aio.insecure_channel(address, OWN_POOL) as channel:

@@ -21,8 +21,8 @@ from appliance.common.config_loader import load_config
 from appliance.common.operator_calls import OperatorCall
 from appliance.common.operator_roles import NEEDED, OperatorRole
 from appliance.gateway.front import issuer_keys, operator_door
-from appliance.operator.api import remote
-from appliance.operator.api.front import METHODS, OperatorFront
+from appliance.operator.api import remote, shares
+from appliance.operator.api.front import METHODS, REFLECTION, OperatorFront
 from appliance.operator.api.records import Records
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.gateway.front.operators import SPIFFE, Elsewhere, elsewhere
@@ -183,6 +183,34 @@ async def test_proofs_that_do_not_hold_are_refused(
         async with asyncio.timeout(10):
             while await found.code(f"{ADMIN}GetServerInfo", token=tokens["jwt_key"]) is UNAUTHENTICATED:
                 await asyncio.sleep(0.1)
+
+
+async def test_one_caller_takes_no_place_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
+) -> None:
+    """A viewer holds calls that send no message, and streams of reflection, as many as it may: its next call is refused
+    (control). Another operator is served at once, and so is the viewer when they have ended."""
+    async with listening(tmp_path, monkeypatch, appliance) as found:
+        viewer, method = found.known.of_role("viewer"), f"{ADMIN}GetServerInfo"
+        async with found.channel(viewer) as channel:
+
+            async def silent() -> AsyncIterator[bytes]:
+                await asyncio.Event().wait()
+                yield b""
+
+            held: list[Any] = [channel.stream_unary(method)(silent()) for _ in range(shares.MAX_READERS)]
+            held += [channel.stream_stream(f"/{REFLECTION[0]}/ServerReflectionInfo")(silent()) for _ in range(70)]
+            async with asyncio.timeout(10):
+                while await code_of(channel, method) is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    await asyncio.sleep(0.05)
+            async with asyncio.timeout(5):
+                code = await found.code(f"{POLICY}Apply", found.known.of_role("security"))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            for one in held:
+                one.cancel()
+            async with asyncio.timeout(10):
+                while await code_of(channel, method) is not grpc.StatusCode.INVALID_ARGUMENT:
+                    await asyncio.sleep(0.05)
 
 
 async def test_a_record_names_who_called(
