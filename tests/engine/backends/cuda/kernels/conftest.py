@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -95,9 +96,59 @@ def _sum_in_float64() -> None:
     builder.create_dot = create_exact_dot
 
 
+def _look_up_types_once() -> None:
+    """The interpreter makes a table of all types anew for each type that it asks for, several times an operation; the
+    answers never change, and those for blocks and their numbers are the same."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    pointer = importlib.import_module("triton.language").pointer_type
+    look_up: Callable[[Any], object] = interpreter._get_np_dtype
+    known: dict[str, object] = {}
+
+    def look_up_once(kind: Any) -> object:
+        numbers = kind.scalar
+        name = "pointer" if isinstance(numbers, pointer) else numbers.name
+        if name not in known:
+            known[name] = look_up(numbers)
+        return known[name]
+
+    interpreter._get_np_dtype = look_up_once
+
+
+def _convert_bfloat16_by_shifts() -> None:
+    """Make the interpreter convert between bfloat16 and float32, which have the same exponents, by a shift of bits: it
+    takes each number apart and puts it together again, with some thirty operations on arrays.
+
+    A shift gives the same bits of every number but those below the smallest normal one, of which the interpreter makes
+    others; a GPU's have their own value, as here. Where it is told to round it does so as before.
+    """
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    language = importlib.import_module("triton.language")
+    convert, nearest = interpreter._convert_float, interpreter._ir.ROUNDING_MODE.RTNE
+
+    def convert_by_shift(given: Any, source: Any, target: Any, rounding: object) -> object:
+        if source == language.bfloat16 and target == language.float32:
+            return np.asarray(np.asarray(given).astype(np.uint32, order="C") << np.uint32(16))
+        if source == language.float32 and target == language.bfloat16 and rounding != nearest:
+            return np.asarray(np.asarray(given).view(np.uint32) >> np.uint32(16)).astype(np.uint16, order="C")
+        return convert(given, source, target, rounding)
+
+    interpreter._convert_float = convert_by_shift
+
+
+def _leave_unseen_overflows_out() -> None:
+    """The interpreter computes each sum, difference and product of integers a second time in 64 bits, and gives what it
+    finds to an assertion that is off: eight operations more for one."""
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    assert not builder.options.debug, "assertions are on"
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
 if not ON_CARD:
     _import_interpreted()
     _patch_once()
+    _look_up_types_once()
+    _leave_unseen_overflows_out()
+    _convert_bfloat16_by_shifts()
     _sum_in_float64()
 
 
