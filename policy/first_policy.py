@@ -87,6 +87,13 @@ tenants:
 #   rules:
 #     - {{models: ["*"], input: 0.50, cached_input: 0.05, output: 1.50}}
 #       # and cheaper for requests of batches: batch: {{input: 0.25, output: 0.75}}
+
+# Names that lead to one of several models: clients send the name in place of a model's.
+# routes:
+#   fast:
+#     to: [{{model: athanor-mini, weight: 95}}, {{model: athanor-next, weight: 5}}]
+#     fallback: [backup-model]
+#     fall_back_when: [unready, busy]
 """
 
 

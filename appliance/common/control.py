@@ -31,7 +31,7 @@ from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, Engi
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 19
+CONTROL_VERSION = 20
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -167,6 +167,8 @@ class SandboxUp:
     """How it began: ``COLD``, ``RESTORED`` or ``FALLEN_BACK``."""
     computes: str = ""
     """What an engine says that it computes with."""
+    model_digest: str = ""
+    """Digest of the model's files as `athanor model digest` prints it; empty for a model without files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -441,6 +441,8 @@ class ModelCard:
     runner: str = "model"
     """``embed``: it gives vectors. ``classify``: it gives labels. ``null``: a benchmark's, which computes nothing and
     answers with meaningless ids."""
+    digest: str = ""
+    """Digest of the model's files; empty for an alias, and where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "failed": _N,
     },
     "response": {"event": _T, "tenant": _T, "principal": _T, "response": _T, "bytes": _N},
-    "policy": {"outcome": _T, "policy": _T, "tenants": _N},
+    "policy": {"outcome": _T, "policy": _T, "tenants": _N, "by": _T},
     "integrity": {"model": _T, "generation": _N, "count": _N},
     "sandbox": {
         "state": _T,
@@ -119,7 +119,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``batch``: a batch was created or cancelled by its tenant, or is over: completed, failed (its file was refused),
   expired or, without a principal, cancelled; with the numbers of its lines and of those that have a result;
 * ``response``: a tenant's response was kept or deleted, has expired, or was read, which is told once a day;
-* ``policy``: a policy was put in force, or refused;
+* ``policy``: a policy was put in force, or refused; ``by`` says who asked: ``start``, ``signal``, or users;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, the digests of its image and
   model, and the id of the key that has signed the model, empty where no signature is asked for;
@@ -151,6 +151,7 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
+    "policy": (frozenset({"by"}),),
     "sandbox": (frozenset({"model_signer"}),),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0

@@ -275,7 +275,9 @@ def to_model(cards: Sequence[ModelCard], name: str) -> pb.GetModelResponse:
 
 
 def _model(card: ModelCard) -> pb.Model:
-    return pb.Model(name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context)
+    return pb.Model(
+        name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context, digest=card.digest
+    )
 
 
 def _asked(message: pb.GenerateRequest, name: Literal["choices", "logprobs", "prompt_logprobs"]) -> int:

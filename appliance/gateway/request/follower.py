@@ -40,6 +40,8 @@ class Outcome:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Output tokens that are reasoning, shown or not."""
     finish: FinishReason | None = None
     started: bool = False
     """Whether an engine took the request up."""
@@ -231,9 +233,9 @@ class Follower:
         if self._open:
             return ChoiceFinished(choice, reason, text.stopped, text.refused)
         self._outcome.output_tokens = sum(self._used)
-        thought = sum(one.reasoning_tokens for one in self._texts)
+        self._outcome.reasoning_tokens = sum(one.reasoning_tokens for one in self._texts)
         finished = self._progress.finished(reason, text.stopped, choice)
-        return replace(finished, refused=text.refused, reasoning_tokens=thought)
+        return replace(finished, refused=text.refused, reasoning_tokens=self._outcome.reasoning_tokens)
 
 
 async def woken(wake: asyncio.Event) -> None:

@@ -397,6 +397,8 @@ class Lifecycle:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
             self.model.sleep_state.used_at = time.monotonic()
+            if self.model.digest:
+                self.trace.annotate(model_digest=self.model.digest)
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(
@@ -415,6 +417,7 @@ class Lifecycle:
             input_tokens=tokens.input,
             cached_tokens=tokens.cached,
             output_tokens=tokens.output,
+            reasoning_tokens=outcome.reasoning_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
 

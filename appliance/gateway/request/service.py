@@ -377,7 +377,7 @@ class GatewayService:
     @staticmethod
     def _card(model: ModelSandboxes) -> ModelCard:
         capacity = model.capacity
-        return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner)
+        return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner, model.digest)
 
 
 def _check_work(name: str, runner: str, request: AnyRequest) -> None:

@@ -150,6 +150,9 @@ class ModelSandboxes:
         self.labels = labels
         """Names of its labels; fewer than it has where they have no names."""
         self.created = int(time.time())
+        self.digest = ""
+        """Digest of the model's files, as the supervisor told it with the last sandbox; empty before the first one, and
+        for a model without files."""
         self.engine: EngineLink | None = None
         self.text: TextLink | None = None
         self.records: dict[str, SandboxRecord] = {}

@@ -26,7 +26,7 @@ async def serve_admin(
     telemetry: OtelTelemetry,
     state: ApplianceState,
     gauges: Gauges,
-    reload: Callable[[], Awaitable[ReloadOutcome]],
+    reload: Callable[[str], Awaitable[ReloadOutcome]],
     keys: Callable[[], KeysStatus],
     sleep: SleepControl,
 ) -> AsyncIterator[str]:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from appliance.operator.cli import exits
+from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import DEFAULT_CONFIG, FIND, Admin, Config, Output
 from appliance.operator.cli.tenant import Yes, confirm
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from appliance.common.config import ApplianceConfig
     from appliance.common.policy_history import PolicyHistory, Version
     from appliance.common.status import ReloadOutcome
     from appliance.operator.placement import Placement
+    from policy.changes import Change
     from policy.model import PolicySet
 
 HISTORY_EXAMPLES = """
 athanor policy history | the policies that were in force, the newest first
+athanor policy history --since 7d | what changed in the policy in a week, in sentences
 athanor policy history 7 | what version 7 changed, in sentences
 """
 
@@ -44,6 +50,9 @@ OK, CONFLICT = 200, 409
 MAX_NEW_BYTES = 64 << 20
 """Most bytes of a new policy that are read; the loader's own bound is smaller and has its own message."""
 
+MS = 1_000
+"""Milliseconds of a second."""
+
 MAX_ROWS = 20
 """Versions that the table shows; JSON and YAML have all."""
 
@@ -62,6 +71,10 @@ def history(
     number: Annotated[
         int | None, typer.Argument(metavar="[VERSION]", help="Tell what this version changed, and show its files.")
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help=f"Tell what each version from then on changed: {MOMENTS} (UTC)."),
+    ] = None,
     config: Config = DEFAULT_CONFIG,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -70,7 +83,13 @@ def history(
     The supervisor keeps the text of each policy that comes into force, however it was put there,
     and the audit log has its digest: a request's entry leads to the text that decided it.
     """
+    begin = None if since is None else read_moment(since, datetime.now(UTC), "--since")
+    if number is not None and begin is not None:
+        fail(exits.USAGE, "a version and --since were given; one of them says what is shown", "athanor policy history")
     kept = kept_history(load_configuration(config))
+    if begin is not None:
+        _show_since(kept, begin, output_format)
+        return
     if number is not None:
         _show_version(kept, kept.read(number), output_format)
         return
@@ -295,39 +314,72 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
 
 
 def _row(version: Version) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
     since = datetime.fromtimestamp(version.since_ms / 1000, UTC)
     return {
         "version": version.number,
         "since": f"{since:%Y-%m-%dT%H:%M:%SZ}",
+        "by": version.by,
         "digest": version.digest,
         "files": list(version.named),
     }
 
 
-def _show_version(kept: PolicyHistory, version: Version, output_format: Format) -> None:
-    """What a version changed against the one before it, and its files."""
-    from appliance.operator.cli.policy_diff_view import changes_view, summary_view
+def _show_since(kept: PolicyHistory, begin: datetime, output_format: Format) -> None:
+    """What each version changed that came into force at a time or later, the oldest first."""
+    from appliance.operator.cli.policy_versions_view import since_view
+
+    numbers, told = kept.numbers(), []
+    for version, before in zip(numbers, [*numbers[1:], None], strict=True):
+        one = kept.read(version)
+        if one.since_ms < begin.timestamp() * MS:
+            break
+        told.append((_row(one), *_changed(None if before is None else kept.read(before), one)))
+    told.reverse()
+    document = [
+        {
+            **row,
+            "note": note,
+            "changes": [
+                {"sentence": one.sentence, "rule": one.path, "direction": one.direction.value} for one in changed
+            ],
+        }
+        for row, changed, note in told
+    ]
+    if not print_data({"since": f"{begin:%Y-%m-%dT%H:%M:%SZ}", "versions": document}, output_format):
+        console = output()
+        console.print(since_view(told, begin, console.width))
+
+
+def _changed(before: Version | None, version: Version) -> tuple[Sequence[Change], str]:
+    """What a version changed against the one before it, or a note that says why that is not known."""
     from policy.changes import changes
     from policy.errors import PolicyError
     from policy.loader import load_policy
+
+    if before is None:
+        return (), "the oldest version that is kept"
+    try:
+        return changes(load_policy(before.sources()), load_policy(version.sources())), ""
+    except PolicyError as error:
+        return (), f"not compared: this version of athanor refuses one of both: {error.problems[0]}"
+
+
+def _show_version(kept: PolicyHistory, version: Version, output_format: Format) -> None:
+    """What a version changed against the one before it, and its files."""
+    from appliance.operator.cli.policy_diff_view import changes_view, summary_view
 
     if print_data({**_row(version), "texts": version.files}, output_format):
         return
     console = output()
     earlier = [number for number in kept.numbers() if number < version.number]
     if earlier:
-        try:
-            old, new = load_policy(kept.read(earlier[0]).sources()), load_policy(version.sources())
-        except PolicyError as error:
-            console.print(
-                f"not compared: this version of athanor refuses one of both: {error.problems[0]}", markup=False
-            )
+        before = kept.read(earlier[0])
+        found, note = _changed(before, version)
+        if note:
+            console.print(note, markup=False)
         else:
-            found = changes(old, new)
             console.print(changes_view(found, console.width))
-            console.print(summary_view(old.digest, new.digest, found))
+            console.print(summary_view(before.digest, version.digest, found))
     for name, text in version.files.items():
         console.print(f"\n# {name}", style="dim", markup=False)
         console.print(text.rstrip(), markup=False, soft_wrap=True)

@@ -213,8 +213,8 @@ class ScriptedService:
             sink.on_ready(None)
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
-        """One model, and one more with a slash in its name."""
-        return (ModelCard(MODEL, 1_700_000_000, 4096), ModelCard("org/other", 1_700_000_001, 8192))
+        """One model with the digest of its files, and one more with a slash in its name."""
+        return (ModelCard(MODEL, 1_700_000_000, 4096, digest="ab" * 32), ModelCard("org/other", 1_700_000_001, 8192))
 
     def limits(self, principal: Principal) -> TenantLimits:
         """One rate, of which something is left, and a limit of spend."""

@@ -146,10 +146,12 @@ def test_chosen_only_logprobs_have_no_alternatives():
 
 
 def test_models_and_errors_have_the_published_shape():
-    """A model is the client's Model, and says so when it is none; an error has exactly four members."""
+    """A model is the client's Model, and says so when it is none; it has the digest of its files where that is known;
+    an error has exactly four members."""
     card = Model.model_validate(model_object(ModelCard("m", 5, 4096)), strict=True)
     assert (card.id, card.created, card.object) == ("m", 5, "model")
-    assert "runner" not in model_object(ModelCard("m", 5, 4096))
+    assert not {"runner", "digest"} & model_object(ModelCard("m", 5, 4096)).keys()
+    assert model_object(ModelCard("m", 5, 4096, digest="ab" * 32))["digest"] == "ab" * 32
     assert model_object(ModelCard("m", 5, 4096, "null"))["runner"] == "null"
     error = error_object(RateLimitedError("slow down", param="x"))
     assert error == {

@@ -20,7 +20,7 @@ def log(tmp_path: Path) -> Path:
     for number in range(15):
         pair = [
             entry("refused", outcome="X", reason="absent", count=number),
-            entry("policy", outcome="ok", policy="ab", tenants=number),
+            entry("policy", outcome="ok", policy="ab", tenants=number, by="user 0"),
         ]
         audit.append([(1_700_000_000_000 + number, one) for one in pair])
     (tmp_path / "kept").write_text(audit.checkpoint(), encoding="utf-8")

@@ -94,6 +94,24 @@ def test_history_lists_versions_and_tells_what_one_changed(run: Run, place: Plac
     assert "kept beside the audit log" in run("policy", "history", *config).stderr
 
 
+def test_history_since_tells_what_changed(run: Run, place: Place) -> None:
+    """One command tells the changes of a time, the oldest first, with their rules; none before it, and an end of the
+    line where nothing is older. Control: a time without changes has none."""
+    place.write("a", 7)
+    place.keep(1_790_000_120_000)
+    config = ("--config", str(place.config))
+    told = " ".join(run("policy", "history", "--since", "2026-09-21T14:14:10Z", *config).stdout.split())
+    assert "version 2 2026-09-21 14:14 UTC a + has a weight of 5 parts" in told
+    assert told.index("a weight of 5") < told.index("a weight of 7 parts in fair service instead of 5")
+    assert "version 1" not in told
+    assert "oldest version that is kept" in run("policy", "history", "--since", "2026-09", *config).stdout
+    found = json.loads(run("policy", "history", "--since", "2026-09-21T14:15:10Z", *config, "-o", "json").stdout)
+    (only,) = found["versions"]
+    assert (only["version"], only["changes"][0]["rule"]) == (3, "tenants.a.weight")
+    assert "no policy came into force" in run("policy", "history", "--since", "2026-10", *config).stdout
+    assert run("policy", "history", "2", "--since", "7d", *config).exit_code == 2
+
+
 def test_apply_replaces_the_file_and_reloads(run: Run, place: Place, appliance: FakeAppliance) -> None:
     """The changes are told, the file has the new text and the old mode, drop-ins stay, and the appliance was asked."""
     place.policy.chmod(0o604)
