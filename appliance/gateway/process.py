@@ -88,9 +88,6 @@ KEPT_WAIT_S = 30.0
 """How long connections wait, at a socket that was kept over a restart, for a model to answer; then they are taken and
 told what is the matter."""
 
-MAX_ASKING = 4
-"""Different callers of one reload that its audit entry names."""
-
 YOUNG_OBJECTS = 20_000
 """Container objects that may be made before the collector looks at them, in place of 700: a request makes some hundred,
 nearly all of which are freed by counting, and each look costs about a millisecond when hundreds of streams are open."""
@@ -147,7 +144,7 @@ class Gateway:
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
         self._stop, self._announced = asyncio.Event(), False
         self._reloads = SharedRuns(self._reload)
-        self._asking: list[str] = []
+        self.reload = self._reloads.run
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:
         return {
@@ -277,22 +274,14 @@ class Gateway:
             await self._stop.wait()
             await _leave(self._service, front, listen.drain_notice_s)
 
-    async def reload(self, by: str = "") -> ReloadOutcome:
-        """Replace policy, keys and what of the configuration can change, for one who asks: ``by`` says who, for the
-        audit log. Callers that come together share a run."""
-        if by and by not in self._asking and len(self._asking) < MAX_ASKING:
-            self._asking.append(by)
-        return await self._reloads.run()
-
     async def _reload(self) -> ReloadOutcome:
         """Replace policy, keys and what of the configuration can change in a process that runs, or keep all of them."""
-        by, self._asking = "; ".join(self._asking), []
         if self._announced:
             notify.reloading()
         outcome = await self._reload_files()
         verdict = "ok" if outcome.ok else "failed"
         self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
-        self._audit_policy(verdict, outcome.digest, by)
+        self._audit_policy(verdict, outcome.digest, self._reloads.asked)
         if outcome.ok:
             self._service.shadows.use(self._file.shadow)
             await self._follow_policy()
@@ -361,8 +350,8 @@ class Gateway:
         self._batches.link.attached(welcome)
 
     def _audit_policy(self, outcome: str, digest: str, by: str) -> None:
-        tenants = len(self._service.ledger.policy.tenants)
-        self._audit.add("policy", outcome=outcome, policy=digest, tenants=tenants, by=by)
+        count = len(self._service.ledger.policy.tenants)
+        self._audit.add("policy", outcome=outcome, policy=digest, tenants=count, by=by)
 
     async def _prepare(self, policy: PolicySet, removed: Collection[str] = ()) -> list[str]:
         """Make what a new policy needs; returns what is wrong with it. ``removed``: models that go with it."""
@@ -380,8 +369,7 @@ class Gateway:
         )
 
     def _hang_up(self) -> None:
-        task = asyncio.ensure_future(self.reload("signal"))
-        task.add_done_callback(_log_failure)
+        asyncio.ensure_future(self.reload("signal")).add_done_callback(_log_failure)
 
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it

@@ -397,8 +397,6 @@ class Lifecycle:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
             self.model.sleep_state.used_at = time.monotonic()
-            if self.model.digest:
-                self.trace.annotate(model_digest=self.model.digest)
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(
@@ -406,10 +404,8 @@ class Lifecycle:
             )
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
-                self.trace.annotate(policy_downgraded=downgraded)
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
-            if price:
-                self.trace.annotate(usage_cost=price)
+            self.trace.annotate(**_told(policy_downgraded=downgraded, usage_cost=price, model_digest=self.model.digest))
         if differs := self._shadow.end(tokens.input, tokens.output, tokens.cached):
             self.trace.annotate(policy_shadow=differs)
         self.trace.finish(
@@ -420,6 +416,11 @@ class Lifecycle:
             reasoning_tokens=outcome.reasoning_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+def _told(**words: str | int) -> dict[str, str | int]:
+    """Return the attributes that say something."""
+    return {word: value for word, value in words.items() if value}
 
 
 async def _awaken(life: Lifecycle, until: float) -> None:

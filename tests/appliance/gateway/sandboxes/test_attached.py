@@ -54,8 +54,6 @@ from isolation.ipc.text import ReadVocabulary
 from tests.appliance.gateway.pairs import ENGINE_READY, TEXT_READY, Pair, make_pair
 
 DIGEST = "ab" * 32
-"""Digest of the model's files."""
-
 LIMITS = ResidentLimits(engines=1, texts=3, memory_bytes=1 << 40, engine_bytes=1)
 """Room for sandboxes of single tenants."""
 
