@@ -10,6 +10,7 @@ MAX_NETWORK_CHARS = 49
 """Longest text of a network: an IPv6 address with IPv4 digits, a slash and a prefix."""
 
 Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
 
 
 def read_network(text: str) -> Network:
@@ -33,16 +34,19 @@ def admits(networks: Sequence[str], address: str) -> bool:
     every one is. A caller without an address, on a local socket, is within none: what cannot be evaluated denies."""
     if not networks:
         return True
+    place = _place(address)
+    return place is not None and any(place in _network(text) for text in networks)
+
+
+@lru_cache(maxsize=4_096)
+def _place(address: str) -> Address | None:
+    """Return the address that a caller's text is of, an IPv4 one where IPv6 only carries it; None for none. A
+    connection's requests all come from one."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
-        return False
-    place = found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
-    return any(_holds(_network(text), place) for text in networks)
-
-
-def _holds(network: Network, place: IPv4Address | IPv6Address) -> bool:
-    return place in network
+        return None
+    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
 
 
 _network = lru_cache(maxsize=4_096)(read_network)

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from policy.limits import Bucket, Rate, full
 from policy.model import Exceeded, Limits
 from policy.request import Usage
 
+_rate = lru_cache(maxsize=4_096)(Rate)
+"""Rates by their two numbers: a decision asks for up to six, and making one takes four times as long as finding it."""
+
 
 def request_rate(limits: Limits) -> Rate:
     """Return the rate of requests."""
-    return Rate(limits.requests_per_minute, limits.requests_burst)
+    return _rate(limits.requests_per_minute, limits.requests_burst)
 
 
 def token_rate(limits: Limits) -> Rate:
     """Return the rate of prompt and output tokens together."""
-    return Rate(limits.tokens_per_minute, limits.tokens_burst)
+    return _rate(limits.tokens_per_minute, limits.tokens_burst)
 
 
 def input_rate(limits: Limits) -> Rate | None:
     """Return the rate of prompt tokens; None where they have none of their own."""
     each = limits.input_tokens_per_minute
-    return None if each is None else Rate(each, limits.input_tokens_burst)
+    return None if each is None else _rate(each, limits.input_tokens_burst)
 
 
 def output_rate(limits: Limits) -> Rate | None:
     """Return the rate of output tokens; None where they have none of their own."""
     each = limits.output_tokens_per_minute
-    return None if each is None else Rate(each, limits.output_tokens_burst)
+    return None if each is None else _rate(each, limits.output_tokens_burst)
 
 
 def filled(bucket: Bucket | None, rate: Rate, now: float) -> Bucket:

@@ -13,17 +13,17 @@ import pytest
 from tests.engine.model.families.table import EVERY_CASE, FAMILIES
 
 SAMPLE = (
-    "llama/gqa 4",
     "fp8 llama/gqa 4",
     "gemma3/five to one",
-    "mixtral/gqa 2",
     "torch mixtral/gqa 2",
-    "qwen2_moe/odd experts, a dense layer",
     "gpt_oss/odd experts, tight clamps",
     "deepseek/odd widths, two shared",
-    "llama4/chunks of 7, every second layer without positions",
 )
-"""A dense model, one with several tables, and each way to have experts."""
+"""A dense model in 8 bits, one with several tables, experts by torch and by kernels, and latent keys; the full count has
+every variant, in the sample's ways too."""
+
+WAYS = ("llama/gqa 4", "fp8 llama/gqa 4", "mixtral/gqa 2", "torch mixtral/gqa 2")
+"""Models as they are, in 8 bits, and with experts by torch."""
 
 SAMPLE_COUNTS = "1,2,9,16,17,65,385,1000"
 """Numbers of tokens at which a number becomes 1 or a multiple of 16, or is none of both."""
@@ -52,6 +52,15 @@ def check(found: dict[str, object]) -> None:
     assert min(found["rehearsed"], found["met"]) >= 15, found
 
 
+def judge(found: dict[str, object]) -> None:
+    """Check a case of the sample, whose experts torch may multiply."""
+    if str(found["case"]).startswith("torch "):
+        # Warm-up's steps are shorter; the largest step, which an engine runs before it serves, loads these.
+        assert found["cold"] == ["_add_up", "_gather", "_places"], found
+        found["cold"] = []
+    check(found)
+
+
 @pytest.mark.timeout(300)
 def test_a_sample_of_steps_has_no_form_of_its_own(root: Path) -> None:
     """A model of each kind, prompts of a dozen numbers of tokens in many divisions, every bucket of rows. Control: a
@@ -61,13 +70,17 @@ def test_a_sample_of_steps_has_no_form_of_its_own(root: Path) -> None:
     assert control == {"case": "control", "marked": 1, "unmarked": 3}
     assert [one["case"] for one in found] == list(SAMPLE)
     for one in found:
-        if str(one["case"]).startswith("torch "):
-            # Warm-up's steps are shorter; the largest step, which an engine runs before it serves, loads these.
-            assert one["cold"] == ["_add_up", "_gather", "_places"], one
-            one["cold"] = []
-        check(one)
+        judge(one)
     with_torch = {str(one["case"]) for one in found if "_gather" in one["kernels"]}  # type: ignore[operator]
     assert with_torch == {"torch mixtral/gqa 2"}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_other_ways_have_no_form_of_their_own(root: Path) -> None:
+    """The same models with and without 8 bits, and with and without experts by torch."""
+    for one in forms_of(root, ";".join(WAYS), SAMPLE_COUNTS):
+        judge(one)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from _pytest.mark import ParameterSet
 from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
@@ -23,6 +24,9 @@ from tests.engine.backends.cuda.kernels.test_gpu_sampler import ALTERNATIVES, FO
 from tests.native import ON_CARD
 
 pytestmark = pytest.mark.usefixtures("place")
+
+Shape = Callable[[torch.Generator], Tensor]
+"""Draws the scores of a row."""
 
 VOCAB = 20_000
 """More than a sample has, so that limits come from a part of the row; no multiple of a stretch."""
@@ -62,7 +66,11 @@ def even(generator: torch.Generator) -> Tensor:
     return torch.full((VOCAB,), float(noise(generator, 1)), device=PLACE)
 
 
-SHAPES = (spread, flat, spiky, falling, even)
+def shaped(*short: Shape, full: tuple[Shape, ...]) -> list[ParameterSet]:
+    """Parameters of a test: shapes that `make test` has, and those that need the full count under the interpreter."""
+    mark = [] if ON_CARD else [pytest.mark.full]
+    return [pytest.param(one, id=one.__name__, marks=mark if one in full else []) for one in (*short, *full)]
+
 
 SOME = [
     pytest.param(PLAIN_FORM, id="plain"),
@@ -81,8 +89,8 @@ CUTS = (
 
 
 @pytest.mark.parametrize("form", SOME)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_cuts_are_exact_whatever_a_sample_says(shape: Callable[[torch.Generator], Tensor], form: SamplerForm) -> None:
+@pytest.mark.parametrize("shape", shaped(spread, spiky, falling, full=(flat, even)))
+def test_cuts_are_exact_whatever_a_sample_says(shape: Shape, form: SamplerForm) -> None:
     """Top-k, top-p, min-p and typical-p over scores that a sample describes well, badly or not at all: the token of
     the specification."""
     generator = torch.Generator().manual_seed(3)
@@ -112,10 +120,8 @@ LONG_CUTS = (
 
 
 @pytest.mark.parametrize("form", SOME)
-@pytest.mark.parametrize("shape", [*SHAPES, hot], ids=lambda shape: shape.__name__)
-def test_long_lists_are_shortened_around_the_floor(
-    shape: Callable[[torch.Generator], Tensor], form: SamplerForm
-) -> None:
+@pytest.mark.parametrize("shape", shaped(spread, hot, full=(flat, spiky, falling, even)))
+def test_long_lists_are_shortened_around_the_floor(shape: Shape, form: SamplerForm) -> None:
     """Cuts that keep thousands of ids, at high and low temperatures, with and without a stage behind: the token of the
     specification, for several draws."""
     generator = torch.Generator().manual_seed(8)
