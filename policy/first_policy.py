@@ -52,6 +52,7 @@ tenants:
     # external: by_class       # allow, refuse: models that a cluster outside of the appliance computes
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
+    #   (and embeddings: true; false: no vectors of texts)
     #   (and rerank: true; false: no documents are scored and no texts classified)
     #   (and wake: true; false: a model that sleeps is refused until others have woken it)
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
@@ -59,6 +60,7 @@ tenants:
     # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken
     # end_users: {{concurrency: null}}    # and requests_per_minute, output_tokens_per_minute: of each of its users
     # kv: {{reservation: 0%, borrow: true}}
+    # unsafe_allow_all: false  # true, for a trial: every model and feature without limits; then no models and limits
 
 # Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have
 # itself. Groups inherit likewise, and defaults are for all tenants. No cached prefixes are shared by this.
@@ -93,7 +95,7 @@ tenants:
 #   fast:
 #     to: [{{model: athanor-mini, weight: 95}}, {{model: athanor-next, weight: 5}}]
 #     fallback: [backup-model]
-#     fall_back_when: [unready, busy]
+#     fall_back_when: [unready, busy, asleep]
 """
 
 

@@ -36,7 +36,6 @@ from appliance.gateway.generate_request import (
     FinishReason,
     GenerateRequest,
     Grammar,
-    ModelCard,
     Operation,
     Prompt,
     PromptToken,
@@ -53,6 +52,7 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
     Tools,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority

@@ -22,13 +22,13 @@ from appliance.gateway.generate_request import (
     Event,
     Finished,
     GenerateRequest,
-    ModelCard,
     Operation,
     PromptToken,
     PromptTokens,
     Started,
     TokenLogprob,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.http import sse
 from appliance.gateway.http.dialect import ErrorForm
 

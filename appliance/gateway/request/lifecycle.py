@@ -138,6 +138,7 @@ class Lifecycle:
         self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
         self._names = _names(request)
         self._content = content_of(request)
+        self._passed_over = request.passed_over
         self._reservation: Reservation | None = None
         self._answered = False
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
@@ -218,13 +219,17 @@ class Lifecycle:
             await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
 
     async def place(self, reservation: Reservation) -> None:
-        """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed.
+        """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed;
+        and behind the request the model that its route has passed over because it sleeps.
 
         Raises:
             UnavailableError: there may be no more of the tenant's own, or the model will not be awake in time.
         """
         tenant, wanted = self.principal.tenant, reservation.obligations.isolation_class
         self.pair = self.dependencies.tenant_sandboxes.place(self.model, tenant, wanted)
+        sleep = self.dependencies.sleep
+        if self._passed_over and sleep is not None and reservation.obligations.wakes:
+            sleep.wake_behind(self._passed_over, tenant)
         await _awaken(self, self.until)
 
     @property

@@ -26,7 +26,6 @@ from appliance.gateway.generate_request import (
     EmbedRequest,
     Event,
     GenerateRequest,
-    ModelCard,
     Principal,
     RateState,
     Routable,
@@ -36,6 +35,7 @@ from appliance.gateway.generate_request import (
     Tokenized,
     TokenizerRequest,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.request.attesting import AttestSession
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls, Call

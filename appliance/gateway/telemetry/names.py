@@ -365,8 +365,8 @@ COUNTERS = {
     ),
     ROUTE_CHOICES: Instrument(
         "{request}",
-        "Requests for routes by the model that was chosen and the reason: weight, cheapest, unready and busy (state of "
-        "the model before it), none_ready (no model of the route could serve).",
+        "Requests for routes by the model that was chosen and the reason: weight, cheapest, unready, busy and asleep "
+        "(state of the model before it), none_ready (no model of the route could serve).",
         frozenset({"route", "model", "reason"}),
     ),
     SHADOW_DECISIONS: Instrument(

@@ -58,7 +58,8 @@ Wanted = Annotated[
     Feature | None,
     typer.Option(
         metavar="NAME",
-        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses, wake.",
+        help="What it uses: structured_output, tokenize, tools, attestation, embeddings, rerank, batches, "
+        "stored_responses, wake.",
     ),
 ]
 Credential = Annotated[
@@ -202,7 +203,7 @@ def _show(policy: PolicySet, tenant: str, shown: _Shown, output_format: Format) 
     found["route"] = None if choice is None else {"alias": shown.model, **asdict(choice)}
     if print_data(found | {"origin": None if origin is None else asdict(origin)}, output_format):
         return
-    first, *rest = explained(decision, str(origin) if origin is not None and origin.inherited else "").splitlines()
+    first, *rest = explained(decision, str(origin) if origin is not None and origin.path != decision.rule else "").splitlines()
     if choice is not None:
         rest[:0] = explain_route(policy.routes[shown.model], choice).splitlines()
     effect, _, message = first.partition(": ")

@@ -26,7 +26,6 @@ from appliance.gateway.generate_request import (
     Finished,
     FinishReason,
     GenerateRequest,
-    ModelCard,
     Principal,
     RateState,
     ScoreOperation,
@@ -39,6 +38,7 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
     TokenLogprob,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.grpc.servicer import STALL_S
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends

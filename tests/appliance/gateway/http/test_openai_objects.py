@@ -16,11 +16,11 @@ from appliance.gateway.generate_request import (
     Finished,
     FinishReason,
     GenerateRequest,
-    ModelCard,
     Operation,
     Started,
     TextPrompt,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.http import sse
 from appliance.gateway.http.openai_objects import LEAST_LOGPROB, Writer, error_object, model_object, pieces_of
 from isolation.ipc.sampling import Sampling
