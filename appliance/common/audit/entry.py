@@ -38,6 +38,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "input_tokens": _N,
         "cached_tokens": _N,
         "output_tokens": _N,
+        "reasoning_tokens": _N,
         "cost": _N,
         "queued_ms": _N,
         "downgraded": _T,
@@ -105,7 +106,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 }
 """Kind to its fields and their types:
 
-* ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for, their cost in
+* ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for (reasoning is a
+  part of the output, as what was found in the cache is of the input), their cost in
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
   which it was served with low priority, empty for none; ``alias`` is the route or the adapter by which its model was
   asked for, ``batch`` the batch of which it is a line, and ``adapter`` the whole name of the adapter with which the
@@ -139,7 +141,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_RUNNER = frozenset({"runner"})
+_REASONING = frozenset({"reasoning_tokens"})
+_RUNNER = _REASONING | {"runner"}
 _LAST = _RUNNER | {"listener"}
 _LATEST = _LAST | {"end_user"}
 _NEWEST = _LATEST | {"adapter", "adapter_digest"}
@@ -147,7 +150,7 @@ _NEW = _NEWEST | {"batch"}
 _NEWER = _NEW | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
+    "request": (_REASONING, _RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),

@@ -9,6 +9,7 @@ from appliance.common.errors import ApplianceError, UnauthenticatedError
 from appliance.common.external_config import EXTERNAL
 from appliance.gateway.generate_request import BatchLine, Principal
 from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
+from appliance.gateway.request.tenant_counts import Tokens
 from policy.decision import Decision
 from policy.model import Retention
 
@@ -27,6 +28,13 @@ class Charge:
     """Billionths of the currency's unit."""
     reserved: bool
     """Whether a cost was reserved, which the entry releases."""
+    reasoning: int = 0
+    """Output tokens that are reasoning, a part of ``output``."""
+
+
+def charge_of(tokens: Tokens, cost: int, reasoning: int, *, reserved: bool) -> Charge:
+    """Return what a request is charged for."""
+    return Charge(tokens.input, tokens.cached, tokens.output, cost, reserved, reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ class AuditedCalls:
             input_tokens=charge.input,
             cached_tokens=charge.cached,
             output_tokens=charge.output,
+            reasoning_tokens=min(charge.reasoning, charge.output),
             cost=charge.cost,
             queued_ms=queued_ms,
             downgraded=decision.obligations.downgraded if decision.obligations is not None else "",

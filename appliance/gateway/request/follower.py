@@ -218,6 +218,7 @@ class Follower:
                     self._outcome.started = True
                     self._outcome.cached_tokens = min(stream.started.cached_tokens, self._outcome.input_tokens)
         self._outcome.output_tokens = sum(self._used)
+        self._outcome.reasoning_tokens = sum(one.reasoning_tokens for one in self._texts)
 
     def _count(self, choice: int, used: int) -> None:
         """Count tokens that are delivered now; ``charge`` settles the sum."""

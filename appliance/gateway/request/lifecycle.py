@@ -36,7 +36,7 @@ from appliance.gateway.generate_request import (
     ScoreRequest,
     TokenizerRequest,
 )
-from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
+from appliance.gateway.request.audited_calls import AuditedCalls, Call, charge_of
 from appliance.gateway.request.content import content_of
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
@@ -138,7 +138,7 @@ class Lifecycle:
         self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
         self._names = _names(request)
         self._content = content_of(request)
-        self._passed_over = request.passed_over
+        self.passed_over = request.passed_over
         self._reservation: Reservation | None = None
         self._answered = False
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
@@ -219,17 +219,13 @@ class Lifecycle:
             await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
 
     async def place(self, reservation: Reservation) -> None:
-        """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed;
-        and behind the request the model that its route has passed over because it sleeps.
+        """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed.
 
         Raises:
             UnavailableError: there may be no more of the tenant's own, or the model will not be awake in time.
         """
         tenant, wanted = self.principal.tenant, reservation.obligations.isolation_class
         self.pair = self.dependencies.tenant_sandboxes.place(self.model, tenant, wanted)
-        sleep = self.dependencies.sleep
-        if self._passed_over and sleep is not None and reservation.obligations.wakes:
-            sleep.wake_behind(self._passed_over, tenant)
         await _awaken(self, self.until)
 
     @property
@@ -403,7 +399,7 @@ class Lifecycle:
         else:
             self.model.sleep_state.used_at = time.monotonic()
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
-            charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
+            charge = charge_of(tokens, price, outcome.reasoning_tokens, reserved=reservation.reserved_cost > 0)
             parts.audited_calls.served(
                 self.principal, self.call, reservation.decision, charge, error, self._turns.queued_ms
             )
@@ -429,7 +425,8 @@ def _told(**words: str | int) -> dict[str, str | int]:
 
 
 async def _awaken(life: Lifecycle, until: float) -> None:
-    """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep:
+    """Note a thaw, have the model woken that a route passed over because it sleeps, and wait for the shared sandboxes
+    of a request to be woken, where it uses them and they sleep:
     before its first attempt, or since a supervisor that has come anew left them asleep."""
     sleep = life.dependencies.sleep
     if life.pair.text.frozen or life.pair.engine.frozen:
@@ -438,8 +435,10 @@ async def _awaken(life: Lifecycle, until: float) -> None:
         return
     admitted = life.admitted
     assert admitted is not None, "the policy has agreed"
+    tenant, wakes = life.principal.tenant, admitted.obligations.wakes
+    if life.passed_over and wakes:
+        sleep.wake_behind(life.passed_over, tenant)
     with life.waiting():
-        tenant, wakes = life.principal.tenant, admitted.obligations.wakes
         waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
     if life.pair.text is not life.pair.engine:
         # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
