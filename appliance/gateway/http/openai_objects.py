@@ -28,9 +28,9 @@ from appliance.gateway.generate_request import (
     Started,
     TokenLogprob,
 )
-from appliance.gateway.model_card import ModelCard
 from appliance.gateway.http import sse
 from appliance.gateway.http.dialect import ErrorForm
+from appliance.gateway.model_card import ModelCard
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""

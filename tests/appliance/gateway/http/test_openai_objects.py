@@ -20,9 +20,9 @@ from appliance.gateway.generate_request import (
     Started,
     TextPrompt,
 )
-from appliance.gateway.model_card import ModelCard
 from appliance.gateway.http import sse
 from appliance.gateway.http.openai_objects import LEAST_LOGPROB, Writer, error_object, model_object, pieces_of
+from appliance.gateway.model_card import ModelCard
 from isolation.ipc.sampling import Sampling
 from tests.appliance.gateway.front.support import logprob_script
 
