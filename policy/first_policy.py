@@ -12,7 +12,7 @@ _TEXT = """\
 # Check:         athanor policy check {name}
 # Compare:       athanor policy diff {name}
 # Ask:           athanor policy explain {name} --tenant {tenant} --model athanor-mini
-# Put in force:  athanor reload
+# Put in force:  athanor policy apply {name}    (athanor reload, if athanor.yaml names this file)
 version: 1
 tenants:
   {tenant}:

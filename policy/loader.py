@@ -452,7 +452,9 @@ def _message(item: Mapping[str, Any], path: Path) -> str:
         return worded(item, tuple(PolicySchema.model_fields))
     inside = path[1 if path[0] in _SECTIONS else 2 :]
     if path[0] in ("tenant_groups", "defaults") and len(inside) == 1 and inside[0] in _KNOWN_KEYS["tenants"]:
-        return f"only tenants{'' if inside[0] in ('credentials', allow_all.KEY) else ' and tenant groups'} have this key"
+        return (
+            f"only tenants{'' if inside[0] in ('credentials', allow_all.KEY) else ' and tenant groups'} have this key"
+        )
     if len(inside) > 2 and inside[1] in KNOWN:
         return worded(item, KNOWN[str(inside[1])])
     return worded(item, _KNOWN_BELOW[str(inside[0])] if len(inside) > 1 else _KNOWN_KEYS[str(path[0])])

@@ -71,7 +71,9 @@ def settings_of(sources: Iterable[Source], policy: PolicySet, tenant: str) -> li
         for path, one in sections.items():
             layer = inheritance.origin(files[index], tenant, tuple(path.split(".")))
             shown = one.model_dump(exclude_none=True) if isinstance(one, BaseModel) else one
-            found.append(_in_effect(Setting(path, shown, _origin(layer, tuple(path.split(".")))), policy.tenants[tenant]))
+            found.append(
+                _in_effect(Setting(path, shown, _origin(layer, tuple(path.split(".")))), policy.tenants[tenant])
+            )
     return found
 
 

@@ -191,8 +191,7 @@ class FeaturesSchema(_Strict):
         description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
     )
     embeddings: bool = Field(
-        default=True,
-        description="Vectors of texts, from a model that embeds; those that score documents are rerank's.",
+        default=True, description="Vectors of texts, from a model that embeds; those that score documents are rerank's."
     )
     rerank: bool = Field(
         default=True,

@@ -249,7 +249,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
 }
 """Kind of entry to its event; a test compares the kinds."""
 
-_READS = ("Get", "List", "Check", "Diff", "Explain", "History", "Schema")
+_READS = ("Get", "List", "Check", "Diff", "Explain", "Test", "History", "Schema")
 """Beginnings of the names of the operator's methods that change nothing."""
 
 _KEPT = {"created": CREATE, "kept": CREATE, "read": READ, "deleted": DELETE}

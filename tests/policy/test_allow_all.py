@@ -46,7 +46,9 @@ def test_every_field_is_widened_or_may_stand_beside_it() -> None:
     assert not {*WIDEST} & BESIDE
     for name in ("limits", "features", "content", "end_users"):
         assert WIDEST[name].model_fields_set == {*type(WIDEST[name]).model_fields}
-    assert load().tenants["alpha"].features == load(FILE.replace("tools: false", "tools: true")).tenants["alpha"].features
+    assert (
+        load().tenants["alpha"].features == load(FILE.replace("tools: false", "tools: true")).tenants["alpha"].features
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in LimitsSchema.model_fields if not name.startswith("spend")])
@@ -113,7 +115,8 @@ def test_no_rule_stands_beside_it(field: str) -> None:
 
 def test_what_may_stand_beside_it_does() -> None:
     """How a tenant is kept stays its own: class, share of KV, priority, adapters; class strict stays deterministic."""
-    own = "    class: strict\n    kv: {reservation: 20%}\n    priority: low\n    adapters: [\"m:a\"]\n    external: refuse\n"
+    own = "    class: strict\n    kv: {reservation: 20%}\n    priority: low\n"
+    own += "    adapters: ['m:a']\n    external: refuse\n"
     tenant = load(FILE + own).tenants["alpha"]
     assert (tenant.isolation_class.value, tenant.priority.value, tenant.adapters) == ("strict", "low", ("m:a",))
     assert (tenant.deterministic.value, tenant.external.value, tenant.unsafe_allow_all) == ("always", "refuse", True)
@@ -167,5 +170,5 @@ def test_other_tools_take_it() -> None:
     assert not validator.is_valid({"version": 1, "tenants": {"a": {"credentials": ["key:a"]}}})
     found = dangling(load(), [], None)
     assert [str(one) for one in located(found, [Source("p.yaml", FILE)], "keys")] == [
-        "p.yaml:5:3: tenants.alpha.models[0]: no model is named '*'"
+        "p.yaml:6:5: tenants.alpha.models[0]: no model is named '*'"
     ]

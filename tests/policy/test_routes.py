@@ -16,6 +16,7 @@ from policy.errors import PolicyError, PolicySchemaError
 from policy.evaluate import visible_models
 from policy.loader import Source, load_policy
 from policy.model import IsolationClass, ModelState, PolicySet
+from policy.route_schema import MAX_ROUTES, MAX_TARGETS
 from policy.routes import (
     DRAWS,
     ChoiceReason,
@@ -30,7 +31,6 @@ from policy.routes import (
     shares,
     visible_route,
 )
-from policy.schema import MAX_ROUTES, MAX_TARGETS
 from policy.simulate import Load, Question, chosen, decide
 from tests.policy.drawn_policies import MODELS, TENANTS, documents, loaded, loads, questions
 

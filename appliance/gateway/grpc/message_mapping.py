@@ -52,8 +52,8 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
     Tools,
 )
-from appliance.gateway.model_card import ModelCard
 from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.model_card import ModelCard
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS

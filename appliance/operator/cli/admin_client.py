@@ -107,6 +107,24 @@ def try_ask(
         raise _stranger(admin) from None
 
 
+def tell(admin: str, path: str, method: str, timeout_s: float = ANSWER_S) -> None:
+    """Send an order and wait for no answer: the listener carries out what it has read, also for a caller that has left.
+
+    Raises:
+        UnreachableError: it could not be sent; with a message and a hint.
+    """
+    import http.client
+
+    connection = _connection(admin, timeout_s, None)
+    try:
+        connection.request(method, path, headers={"accept": "application/json", **_login(method)})
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise _unreachable(admin, why) from error
+    finally:
+        connection.close()
+
+
 def try_text(admin: str, path: str, timeout_s: float = ANSWER_S) -> str:
     """The text of an answer that is no JSON: metrics.
 

@@ -34,6 +34,7 @@ athanor policy history 7 | what version 7 changed, in sentences
 APPLY_EXAMPLES = """
 athanor policy apply new.yaml | show what changes, ask, replace the policy, put it in force
 athanor policy apply new.yaml --yes | without asking, for scripts
+athanor policy apply new.yaml --yes --no-wait | and without the outcome: athanor status tells what is in force
 """
 
 ROLLBACK_EXAMPLES = """
@@ -52,6 +53,8 @@ MAX_NEW_BYTES = 64 << 20
 
 MS = 1_000
 """Milliseconds of a second."""
+
+NEXT_START = "it is in force at the next start: nothing answers now"
 
 MAX_ROWS = 20
 """Versions that the table shows; JSON and YAML have all."""
@@ -106,15 +109,21 @@ def apply(
     config: Config = DEFAULT_CONFIG,
     admin: Admin = FIND,
     yes: Yes = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Whether to wait until it is in force, or refused and taken back.")
+    ] = True,
 ) -> None:
     """Replace the policy by another, and put it in force.
 
     Checks the new policy together with the drop-ins that stay, tells what it changes, asks, writes
     the file with the owner and mode of the old one, and waits until it is in force. Signatures
     beside the new one go with it. If it is refused, or nothing can be written, all is as before.
+
+    With --no-wait the appliance is told and not waited for: what it refuses then stays on the disk,
+    while the policy before it stays in force.
     """
     loaded = load_configuration(config)
-    change_policy(loaded, given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
+    change_policy(loaded, given(new, loaded.policy), admin, f"put {new} in force", yes=yes, wait=wait)
 
 
 def rollback(
@@ -243,11 +252,37 @@ def restored(version: Version, policy: Path) -> NewPolicy:
     return NewPolicy(version.files, loaded, gone)
 
 
-def change_policy(config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool) -> None:
-    """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was."""
+def change_policy(
+    config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool, wait: bool = True
+) -> None:
+    """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was, unless nobody waits
+    for it (``wait``)."""
     show_changes(config, target)
     confirm(what, yes=yes)
-    put_policy(config, target, admin)
+    if wait:
+        put_policy(config, target, admin)
+    else:
+        _start(config, target, admin)
+
+
+def _start(config: ApplianceConfig, target: NewPolicy, admin: str) -> None:
+    """Write a policy and have the appliance told, without the outcome."""
+    from appliance.operator.cli.admin_client import UnreachableError, tell
+    from appliance.operator.placement import Placement
+
+    Placement(config.policy.parent, target.files, list(target.gone)).put()
+    console = output()
+    try:
+        tell(admin, "/reload", "POST")
+    except UnreachableError as error:
+        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
+        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
+        return
+    digest = target.policy.digest[:12]
+    console.print(
+        f"[green]written[/green], and the appliance is told; athanor status shows {digest} once it is in force",
+        soft_wrap=True,
+    )
 
 
 def show_changes(config: ApplianceConfig, target: NewPolicy) -> None:
@@ -297,7 +332,7 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
             "athanor status names the policy in force; athanor reload puts the files in force",
         )
     except UnreachableError as error:
-        console.print("[green]written[/green]; it is in force at the next start: nothing answers now", soft_wrap=True)
+        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
         console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
         return None
     if answer.status not in (OK, CONFLICT):

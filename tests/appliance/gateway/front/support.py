@@ -38,9 +38,9 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
     TokenLogprob,
 )
-from appliance.gateway.model_card import ModelCard
 from appliance.gateway.grpc.servicer import STALL_S
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
 from appliance.gateway.tenant_account import (
     LimitState,

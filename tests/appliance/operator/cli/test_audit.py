@@ -78,6 +78,26 @@ def test_entries_are_shown(run: Run, log: Path) -> None:
     assert [one["n"] for one in found] == list(range(10, 30))
 
 
+def test_lines_are_short_and_json_is_whole(run: Run, log: Path, tmp_path: Path) -> None:
+    """A line leaves out what is empty or 0 and cuts a digest short; JSON has both. The log is that of a configuration
+    where no folder is named; one without a log, and one that is not there, say so."""
+    audit = open_log(log)
+    audit.append([(1_700_000_000_100, entry("policy", outcome="ok", policy="ab" * 32, tenants=0, by=""))])
+    audit.close()
+    model = {"name": "m", "path": str(tmp_path)}
+    values = {"run_dir": "run", "policy": "p.yaml", "models": [model], "credentials": "keys", "pepper": "pepper"}
+    (tmp_path / "athanor.yaml").write_text(json.dumps(values | {"audit": {"directory": str(log)}}))
+    by_config = ("audit", "show", "--config", str(tmp_path / "athanor.yaml"), "--last", "1")
+    told = run(*by_config)
+    assert told.exit_code == 0, told.output
+    assert told.stdout.split()[-2:] == ["outcome=ok", "policy=abababababab"]
+    (found,) = json.loads(run(*by_config, "-o", "json").stdout)
+    assert (found["policy"], found["tenants"], found["by"]) == ("ab" * 32, 0, "")
+    (tmp_path / "athanor.yaml").write_text(json.dumps(values))
+    assert "no section audit" in run(*by_config).stderr
+    assert "there is no configuration" in run("audit", "show", "--config", str(tmp_path / "none")).stderr
+
+
 def test_what_is_no_log_is_told(run: Run, tmp_path: Path, log: Path) -> None:
     """A folder that is not there, one without a key, a key and a witness that are none, a kind that is none."""
     assert run("audit", "verify", "--from", str(tmp_path / "none")).exit_code == 1

@@ -186,7 +186,9 @@ def test_a_policy_without_loose_ends_is_strictly_good(run: Run, configured: Path
 
 def test_a_tenant_that_may_do_everything_is_warned_of(run: Run, configured: Path) -> None:
     """`unsafe_allow_all` is warned of at its place, and refused by --strict; explain names it as the reason."""
-    text = 'version: 1\ntenants:\n  alpha:\n    credentials: ["key:alpha-1", "key:spare-1"]\n    unsafe_allow_all: true\n'
+    text = (
+        'version: 1\ntenants:\n  alpha:\n    credentials: ["key:alpha-1", "key:spare-1"]\n    unsafe_allow_all: true\n'
+    )
     (configured / "policy.yaml").write_text(text)
     result = run("policy", "check", "policy.yaml", columns=200)
     assert result.exit_code == 0
