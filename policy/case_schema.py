@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
 from policy.model import Feature, Namespace
-from policy.schema import MODEL_NAME, Credential, ModelName, RegionName, TenantId
+from policy.route_schema import MODEL_NAME, ModelName
+from policy.schema import Credential, RegionName, TenantId
 from policy.simulate import DAY_S, MONTH_S
 
 MAX_CASES = 10_000

@@ -389,6 +389,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "group": _group,
         "public": _public,
         "adapters": _adapters,
+        "unsafe_allow_all": _switch("is allowed everything, unsafely", "is no longer allowed everything"),
     },
     Limits: {
         "requests_per_minute": _number("may send", "request", " a minute"),
@@ -420,6 +421,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "tokenize": _switch("may use the tokenizer alone", "may no longer use the tokenizer alone"),
         "tools": _switch("may use tools", "may no longer use tools"),
         "attestation": _switch("may ask for attestations", "may no longer ask for attestations"),
+        "embeddings": _switch("may have texts embedded", "may no longer have texts embedded"),
         "rerank": _switch("may rerank and classify", "may no longer rerank and classify"),
         "wake": _switch("may wake models", "may no longer wake models"),
         "stored_responses": _switch("has its responses kept", "no longer has its responses kept"),

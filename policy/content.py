@@ -34,6 +34,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "prompt_logprobs": "",
     "echo": "",
     "n": "more than one output; also choices",
+    "stream": "an answer in parts; Generate over gRPC always is one",
     "deterministic": "",
     "prompt_cache_key": "",
     "service_tier": "also priority",

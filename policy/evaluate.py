@@ -476,6 +476,7 @@ _FEATURES = {
     Feature.TOKENIZE: "the tokenizer alone",
     Feature.TOOLS: "tools",
     Feature.ATTESTATION: "attestations",
+    Feature.EMBEDDINGS: "embeddings",
     Feature.RERANK: "reranking and classification",
     Feature.BATCHES: "files and batches",
     Feature.STORED_RESPONSES: "stored responses",

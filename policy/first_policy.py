@@ -12,7 +12,7 @@ _TEXT = """\
 # Check:         athanor policy check {name}
 # Compare:       athanor policy diff {name}
 # Ask:           athanor policy explain {name} --tenant {tenant} --model athanor-mini
-# Put in force:  athanor reload
+# Put in force:  athanor policy apply {name}    (athanor reload, if athanor.yaml names this file)
 version: 1
 tenants:
   {tenant}:
@@ -52,6 +52,7 @@ tenants:
     # external: by_class       # allow, refuse: models that a cluster outside of the appliance computes
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
+    #   (and embeddings: true; false: no vectors of texts)
     #   (and rerank: true; false: no documents are scored and no texts classified)
     #   (and wake: true; false: a model that sleeps is refused until others have woken it)
     #   (and batches: false; true: files and batches, kept sealed on disk up to limits.max_stored_bytes)
@@ -59,6 +60,7 @@ tenants:
     # content: {{denied_fields: [], roles: []}}    # fields that are refused; roles that are taken
     # end_users: {{concurrency: null}}    # and requests_per_minute, output_tokens_per_minute: of each of its users
     # kv: {{reservation: 0%, borrow: true}}
+    # unsafe_allow_all: false  # true, for a trial: every model and feature without limits; then no models and limits
 
 # Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have
 # itself. Groups inherit likewise, and defaults are for all tenants. No cached prefixes are shared by this.
@@ -87,6 +89,13 @@ tenants:
 #   rules:
 #     - {{models: ["*"], input: 0.50, cached_input: 0.05, output: 1.50}}
 #       # and cheaper for requests of batches: batch: {{input: 0.25, output: 0.75}}
+
+# Names that lead to one of several models: clients send the name in place of a model's.
+# routes:
+#   fast:
+#     to: [{{model: athanor-mini, weight: 95}}, {{model: athanor-next, weight: 5}}]
+#     fallback: [backup-model]
+#     fall_back_when: [unready, busy, asleep]
 """
 
 

@@ -26,7 +26,7 @@ operator can follow."""
 MERGED_KEYS = 2
 """Keys in a path down to which values are merged: a section of a tenant, and a key of that."""
 
-OWN = frozenset({"credentials", "inherits"})
+OWN = frozenset({"credentials", "inherits", "unsafe_allow_all"})
 """Keys that are never inherited."""
 
 

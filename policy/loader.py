@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from policy import allow_all
 from policy.content_schema import ContentSchema
 from policy.end_user_schema import EndUsersSchema
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
@@ -51,9 +52,11 @@ from policy.public_prefixes import PrefixError, read_prefix
 from policy.rate_schema import KNOWN, flattened, without_marks
 from policy.rates import TREATMENTS
 from policy.route_reading import read_routes
+from policy.route_schema import RouteSchema, TargetSchema
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
+    MODELS_FROM,
     BatchPriceSchema,
     DefaultsSchema,
     FeaturesSchema,
@@ -66,8 +69,6 @@ from policy.schema import (
     PriceSchema,
     PricesSchema,
     PublicPrefixSchema,
-    RouteSchema,
-    TargetSchema,
     TenantGroupSchema,
     TenantSchema,
 )
@@ -78,7 +79,7 @@ from policy.written import WrittenFile
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
 
-DIGEST_DOMAIN = "athanor policy 8"
+DIGEST_DOMAIN = "athanor policy 9"
 
 T = TypeVar("T")
 
@@ -111,12 +112,16 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
             syntax.extend(error.problems)
             continue
         try:
-            files.append(WrittenFile(source.name, locator, PolicySchema.model_validate(data), source.files))
+            content = PolicySchema.model_validate(data)
         except ValidationError as error:
             problems.extend(_problems(error, source.name, locator, data))
             refused.append(data)
-        else:
-            _free(data["tenants"])
+            continue
+        files.append(WrittenFile(source.name, locator, allow_all.expanded(content), source.files))
+        problems.extend(allow_all.contradictions(files[-1], content))
+        _free(data["tenants"])
+        if files[-1].content is not content:
+            _free(content.tenants)
     if syntax:
         raise PolicySyntaxError(syntax[:MAX_PROBLEMS])
     inheritance = Inheritance(files, refused)
@@ -158,7 +163,7 @@ def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict
                 continue
             origin[tenant_id] = file.name
             tenants[tenant_id] = _tenant(tenant_id, content, shared)
-            written = "deterministic" in content.model_fields_set
+            written = "deterministic" in content.model_fields_set and not content.unsafe_allow_all
             if written and tenants[tenant_id].deterministic.value != content.deterministic:
                 message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
                 problems.append(file.problem((*path, "deterministic"), message))
@@ -344,6 +349,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         freeze_idle=content.freeze_idle,
         external=External(content.external),
         adapters=one(tuple(content.adapters)),
+        unsafe_allow_all=content.unsafe_allow_all,
         kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )
 
@@ -446,7 +452,9 @@ def _message(item: Mapping[str, Any], path: Path) -> str:
         return worded(item, tuple(PolicySchema.model_fields))
     inside = path[1 if path[0] in _SECTIONS else 2 :]
     if path[0] in ("tenant_groups", "defaults") and len(inside) == 1 and inside[0] in _KNOWN_KEYS["tenants"]:
-        return f"only tenants{'' if inside[0] == 'credentials' else ' and tenant groups'} have this key"
+        return (
+            f"only tenants{'' if inside[0] in ('credentials', allow_all.KEY) else ' and tenant groups'} have this key"
+        )
     if len(inside) > 2 and inside[1] in KNOWN:
         return worded(item, KNOWN[str(inside[1])])
     return worded(item, _KNOWN_BELOW[str(inside[0])] if len(inside) > 1 else _KNOWN_KEYS[str(path[0])])
@@ -456,5 +464,4 @@ def _without_models(data: object) -> list[Path]:
     """Return the path of each tenant in the data of a refused file that neither has models nor can inherit them."""
     tenants = data.get("tenants") if isinstance(data, dict) else None
     found = tenants.items() if isinstance(tenants, dict) else ()
-    keys = {"models", "inherits"}
-    return [("tenants", name) for name, one in found if isinstance(one, dict) and not keys & one.keys()]
+    return [("tenants", name) for name, one in found if isinstance(one, dict) and not one.keys() & {*MODELS_FROM}]

@@ -153,6 +153,7 @@ class Feature(StrEnum):
     TOKENIZE = "tokenize"
     TOOLS = "tools"
     ATTESTATION = "attestation"
+    EMBEDDINGS = "embeddings"
     RERANK = "rerank"
     BATCHES = "batches"
     STORED_RESPONSES = "stored_responses"
@@ -174,6 +175,8 @@ class Features:
 
     attestation: bool = True
     """Whether the tenant may ask for a signed statement of what serves it."""
+    embeddings: bool = True
+    """Whether the tenant may have vectors of texts."""
     rerank: bool = True
     """Whether the tenant may have documents scored against a query, and texts classified."""
     wake: bool = True
@@ -320,6 +323,8 @@ class Tenant:
     """Ids of the public prefixes with which its requests may begin."""
     adapters: tuple[str, ...] = ()
     """Whole names of the adapters that it may use, ``MODEL:ADAPTER``."""
+    unsafe_allow_all: bool = False
+    """Whether its limits, features and rules are the widest because one key says so (``policy.allow_all``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +371,8 @@ class ModelState(StrEnum):
     """It serves, and requests wait in it or its KV is full."""
     UNREADY = "unready"
     """It is starting, hangs, ends, or is not served."""
+    ASLEEP = "asleep"
+    """It sleeps or wakes, and would serve after a wait; as good as ready for a route that does not pass it over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from policy.allow_all import KEY, allowed_all, expanded
 from policy.inheritance import OWN, Inheritance, Layer
 from policy.loader import Source
 from policy.model import PolicySet, Tenant
@@ -25,7 +26,8 @@ class Origin:
     """Place of a value of a tenant."""
 
     path: str
-    """Dotted path where it is written, such as ``tenant_groups.staff.limits.concurrency``."""
+    """Dotted path where it is written, such as ``tenant_groups.staff.limits.concurrency``, or of the key that stands
+    for it, ``tenants.alpha.unsafe_allow_all``."""
     file: str
     line: int
     column: int
@@ -69,15 +71,19 @@ def settings_of(sources: Iterable[Source], policy: PolicySet, tenant: str) -> li
         for path, one in sections.items():
             layer = inheritance.origin(files[index], tenant, tuple(path.split(".")))
             shown = one.model_dump(exclude_none=True) if isinstance(one, BaseModel) else one
-            found.append(_in_effect(Setting(path, shown, _origin(layer, path)), policy.tenants[tenant]))
+            found.append(
+                _in_effect(Setting(path, shown, _origin(layer, tuple(path.split(".")))), policy.tenants[tenant])
+            )
     return found
 
 
-def _origin(layer: Layer | None, path: str) -> Origin | None:
+def _origin(layer: Layer | None, keys: Path) -> Origin | None:
+    """Return the place of a value below a layer: of the one key that stands for it, where that is written instead."""
     if layer is None:
         return None
-    place: Path = (*layer.path, *path.split("."))
-    return Origin(dotted(place), layer.file.name, *layer.file.locator(place), layer.path[0] != "tenants")
+    stood_for = isinstance(layer.content, TenantSchema) and allowed_all(layer.content, str(keys[0]))
+    path: Path = (*layer.path, KEY) if stood_for else (*layer.path, *keys)
+    return Origin(dotted(path), layer.file.name, *layer.file.locator(path), layer.path[0] != "tenants")
 
 
 def _in_effect(setting: Setting, tenant: Tenant) -> Setting:
@@ -96,7 +102,7 @@ def written_files(sources: Iterable[Source]) -> list[WrittenFile]:
     files = []
     for source in sorted(sources, key=lambda source: source.name):
         data, locator = load_yaml(source.text, source.name)
-        files.append(WrittenFile(source.name, locator, PolicySchema.model_validate(data), source.files))
+        files.append(WrittenFile(source.name, locator, expanded(PolicySchema.model_validate(data)), source.files))
     return files
 
 
@@ -115,8 +121,4 @@ def find_origin(sources: Iterable[Source], rule: str) -> Origin | None:
     keys: Path = tuple(int(part["index"]) if part["index"] else part["key"] for part in _PART.finditer(found["keys"]))
     files = written_files(sources)
     file = next((file for file in files if tenant in file.content.tenants), None)
-    layer = None if file is None else Inheritance(files).origin(file, tenant, keys)
-    if layer is None:
-        return None
-    path = (*layer.path, *keys)
-    return Origin(dotted(path), layer.file.name, *layer.file.locator(path), layer.path[0] != "tenants")
+    return None if file is None else _origin(Inheritance(files).origin(file, tenant, keys), keys)

@@ -35,10 +35,13 @@ _ALONE: Mapping[str, Feature] = {
 }
 """Operations without an answer of a model, a first decision and no tokens, with the feature that they need."""
 
-_SCORES: Mapping[str, Feature] = dict.fromkeys(("rerank", "score", "classify"), Feature.RERANK)
-"""Operations that score texts, with the feature that they need."""
+_VECTORS: Mapping[str, Feature] = {
+    "embeddings": Feature.EMBEDDINGS,
+    **dict.fromkeys(("rerank", "score", "classify"), Feature.RERANK),
+}
+"""Operations that need vectors of texts, with the feature that they need."""
 
-POOLED = frozenset({"embeddings", *_SCORES})
+POOLED = frozenset(_VECTORS)
 """Operations on several texts, without output: the log has their sum, not the longest."""
 
 CUT_CREDENTIAL = 256
@@ -58,6 +61,7 @@ REPLAYED = frozenset(
         "limits.spend_per_month",
         "features.tokenize",
         "features.attestation",
+        "features.embeddings",
         "features.rerank",
         "features.batches",
         "hours",
@@ -375,7 +379,7 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
         alias=entry.alias,
         input_tokens=None,
         max_output_tokens=0 if alone or entry.operation in POOLED else None,
-        feature=alone or _SCORES.get(entry.operation),
+        feature=alone or _VECTORS.get(entry.operation),
         unix_s=entry.time_s,
         batch=entry.batch,
     )

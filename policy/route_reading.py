@@ -8,7 +8,8 @@ from typing import Protocol
 from policy.errors import Problem
 from policy.model import Choose, ModelState, Route, Target
 from policy.positions import Path
-from policy.schema import MAX_ROUTES, PolicySchema, RouteSchema
+from policy.route_schema import MAX_ROUTES, RouteSchema
+from policy.schema import PolicySchema
 
 
 class RouteFile(Protocol):

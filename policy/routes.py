@@ -42,6 +42,8 @@ class ChoiceReason(StrEnum):
     """The model before it could not serve."""
     BUSY = "busy"
     """Requests waited in the model before it."""
+    ASLEEP = "asleep"
+    """The model before it slept."""
     NONE_READY = "none_ready"
     """No model of the route can serve; it is the one that would be chosen otherwise."""
 
@@ -52,6 +54,8 @@ class RouteChoice:
 
     model: str
     reason: ChoiceReason
+    asleep: str = ""
+    """Model that was passed over because it sleeps; empty for none."""
 
 
 def draw_of(tenant: str, alias: str, key: str) -> int:
@@ -74,15 +78,13 @@ def choose(
         draw: 0 and up to ``DRAWS``; decides where the weight does.
     """
     order = candidates(policy, route, isolation_class, draw)
-    found = [_seen(isolation_class, states.get(name, ModelState.UNREADY)) for name in order]
-    by_rule = ChoiceReason(route.choose.value)
+    found = [_seen(isolation_class, route, states.get(name, ModelState.UNREADY)) for name in order]
     first = found[0]
-    if first not in route.fall_back_when:
-        return RouteChoice(order[0], by_rule if first is not ModelState.UNREADY else ChoiceReason.NONE_READY)
-    # A model in which requests wait is better than one that is not there, and no better than one like it.
-    for wanted in (ModelState.READY, ModelState.BUSY)[: 2 if first is ModelState.UNREADY else 1]:
+    for wanted in _BETTER.get(first, ()) if first in route.fall_back_when else ():
         if wanted in found:
-            return RouteChoice(order[found.index(wanted)], ChoiceReason(first.value))
+            passed = order[0] if first is ModelState.ASLEEP else ""
+            return RouteChoice(order[found.index(wanted)], ChoiceReason(first.value), passed)
+    by_rule = ChoiceReason(route.choose.value)
     return RouteChoice(order[0], by_rule if first is not ModelState.UNREADY else ChoiceReason.NONE_READY)
 
 
@@ -165,9 +167,21 @@ def _led(routes: Mapping[str, Route], patterns: tuple[str, ...], adapters: Itera
     }
 
 
-def _seen(isolation_class: IsolationClass, state: ModelState) -> ModelState:
-    """Return a model's state as a tenant of this class may be shown it: how busy others keep a model that it shares
-    with them is nothing for a class that is shown nothing of others."""
+_BETTER: Mapping[ModelState, tuple[ModelState, ...]] = {
+    ModelState.UNREADY: (ModelState.READY, ModelState.BUSY, ModelState.ASLEEP),
+    ModelState.ASLEEP: (ModelState.READY, ModelState.BUSY),
+    ModelState.BUSY: (ModelState.READY,),
+}
+"""State in which a model is passed over -> states of a model that serves in its place, the best first: a model in which
+requests wait is better than one that is not there or has to wake, and no better than one like it."""
+
+
+def _seen(isolation_class: IsolationClass, route: Route, state: ModelState) -> ModelState:
+    """Return a model's state as a route takes it for a tenant of this class: how busy others keep a model that it
+    shares with them is nothing for a class that is shown nothing of others, and a sleeping model wakes for its request
+    unless the route says otherwise."""
+    if state is ModelState.ASLEEP:
+        return state if state in route.fall_back_when else ModelState.READY
     return ModelState.READY if state is ModelState.BUSY and isolation_class.exact else state
 
 

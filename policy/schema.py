@@ -17,6 +17,7 @@ from policy.credential_form import checked_credential
 from policy.end_user_schema import EndUsersSchema
 from policy.outside_schema import MAX_HOURS, MAX_NETWORKS, MAX_REGIONS, Hours, Network
 from policy.rate_schema import Concurrency, KvTokens, RequestRate, TokenRate
+from policy.route_schema import MAX_ROUTES, MODEL_NAME, ModelName, RouteSchema
 from policy.wording import counted
 
 MAX_TENANTS = 10_000
@@ -35,12 +36,11 @@ MAX_PRICE = 1_000_000
 """Largest price of a million tokens, in units of the currency: one unit a token."""
 PRICE_DECIMALS = 3
 """Decimals of a price: a thousandth for a million tokens is a billionth for one."""
-MAX_ROUTES = 256
-"""Routes of all files together."""
-MAX_TARGETS = 16
-"""Models that one route chooses from, and as many in its fallback: a request looks at the state of each."""
-MAX_WEIGHT = 1_000
-"""Largest weight of a target; the smallest is 1, so that a share of a canary can be a thousandth."""
+MAX_CONTEXT_TOKENS = 1 << 20
+"""Largest limits of tokens of one request, prompt and output or output alone."""
+MAX_QUEUED_REQUESTS = 1_024
+MAX_QUEUE_S = 600
+MAX_STORED_BYTES = 1 << 50
 MAX_SPEND = 1_000_000_000
 """Largest limit of spend, in units of the currency."""
 SPEND_DECIMALS = 2
@@ -49,7 +49,6 @@ AMOUNT_ROUNDING = 1e-12
 CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 ROLE = r"^[a-z][a-z0-9_-]{0,31}$"
 PREFIX_FILE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\.(txt|json)$"
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}:[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -88,7 +87,6 @@ Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRI
 Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
 AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME)]
-ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
 RegionName = Annotated[str, StringConstraints(pattern=TENANT_ID)]
@@ -131,12 +129,12 @@ class LimitsSchema(_Strict):
         "because bytes differ between models. Left out: no limit beside the share of the pool (kv).",
     )
     max_context_tokens: int = Field(
-        default=4_096, ge=2, le=1 << 20, description="Prompt and output tokens of one request."
+        default=4_096, ge=2, le=MAX_CONTEXT_TOKENS, description="Prompt and output tokens of one request."
     )
     max_output_tokens: int = Field(
         default=1_024,
         ge=1,
-        le=1 << 20,
+        le=MAX_CONTEXT_TOKENS,
         description="Output tokens of one request, all its choices (n) together; the context limit holds beside it.",
     )
     spend_per_day: Spend | None = Field(
@@ -150,20 +148,20 @@ class LimitsSchema(_Strict):
     max_queued_requests: int = Field(
         default=64,
         ge=1,
-        le=1_024,
+        le=MAX_QUEUED_REQUESTS,
         description="Requests that wait at once where a limit says exceeded: queue; others are refused.",
     )
     max_queue_s: int = Field(
         default=30,
         ge=1,
-        le=600,
+        le=MAX_QUEUE_S,
         description="Seconds that a request waits at most, and never beyond its deadline. One that would have to wait "
         "longer is refused at once.",
     )
     max_stored_bytes: int = Field(
         default=1 << 30,
         ge=1,
-        le=1 << 50,
+        le=MAX_STORED_BYTES,
         description="Bytes of files, results of batches and responses that are kept; uploads beyond it are refused.",
     )
 
@@ -191,6 +189,9 @@ class FeaturesSchema(_Strict):
     attestation: bool = Field(
         default=True,
         description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
+    )
+    embeddings: bool = Field(
+        default=True, description="Vectors of texts, from a model that embeds; those that score documents are rerank's."
     )
     rerank: bool = Field(
         default=True,
@@ -224,6 +225,10 @@ class KvSchema(_Strict):
         description="Whether more than the reservation may be used while others leave it, and what is left of the "
         "reservation may be used by others. false makes it a partition, which has no other cap.",
     )
+
+
+MODELS_FROM = ("models", "inherits", "unsafe_allow_all")
+"""Keys of a tenant of which one has to be there: they say which models it may call."""
 
 
 class _CredentialsSchema(_Strict):
@@ -344,7 +349,14 @@ class TenantGroupSchema(DefaultsSchema, _InheritingSchema):
 class TenantSchema(TenantGroupSchema, _CredentialsSchema):
     """One tenant."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["models"]}, {"required": ["inherits"]}]})
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [key]} for key in MODELS_FROM]})
+    unsafe_allow_all: bool = Field(
+        default=False,
+        description="true allows everything: every model, every feature, any content, from everywhere and at all "
+        "times, with the largest number for each limit and none of spend. No other rule may stand beside it, and "
+        "defaults narrow none of it; class, retention, namespace, priority, weight, kv, external and adapters stay the "
+        "tenant's. For trials: check and doctor warn of it.",
+    )
 
 
 class GroupSchema(_Strict):
@@ -416,43 +428,6 @@ class PricesSchema(_Strict):
     )
     rules: list[PriceSchema] = Field(
         min_length=1, max_length=MAX_PRICES, description="Prices in the order in which they are tried."
-    )
-
-
-class TargetSchema(_Strict):
-    """Model that a route chooses from."""
-
-    model: ModelName = Field(description="The served model; no other route.")
-    weight: int = Field(
-        default=1, ge=1, le=MAX_WEIGHT, description="Share of the requests, relative to the other targets."
-    )
-
-
-class RouteSchema(_Strict):
-    """Models that a name leads to which clients send as a model's: an alias. A tenant whose models match the alias may
-    use them by it, and by it alone."""
-
-    to: list[TargetSchema] = Field(
-        min_length=1, max_length=MAX_TARGETS, description="Models that each request is given to one of."
-    )
-    choose: Literal["weight", "cheapest"] = Field(
-        default="weight",
-        description="weight: by shares; requests of a tenant with the same prompt_cache_key go to the same model. "
-        "cheapest: by the sum of the prices of prompt and output tokens for the tenant's class; models without a price "
-        "come last. When the cheapest cannot serve, the next one does.",
-    )
-    fallback: list[ModelName] = Field(
-        default=[],
-        max_length=MAX_TARGETS,
-        description="Models that are tried in this order when the chosen one cannot serve.",
-    )
-    fall_back_when: list[Literal["unready", "busy"]] = Field(
-        default=["unready"],
-        min_length=1,
-        max_length=2,
-        description="When a model is passed over. unready: it is starting, hangs, or is not served. busy: many "
-        "requests wait in it, or its KV is full; this holds for no tenant of class strict, which is shown nothing of "
-        "others.",
     )
 
 

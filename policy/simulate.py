@@ -147,8 +147,8 @@ def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteCho
     if tenant is None or route is None:
         return None
     states = dict.fromkeys(route.models, ModelState.READY)
-    if not (tenant.features.wake or tenant.isolation_class.own_engine):
-        states |= dict.fromkeys(load.asleep, ModelState.UNREADY)
+    if not tenant.isolation_class.own_engine:
+        states |= dict.fromkeys(load.asleep, ModelState.ASLEEP if tenant.features.wake else ModelState.UNREADY)
     if not may_leave(tenant):
         states |= dict.fromkeys(load.external, ModelState.UNREADY)
     states |= dict.fromkeys(load.busy, ModelState.BUSY) | dict.fromkeys(load.unready, ModelState.UNREADY)

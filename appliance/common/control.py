@@ -168,6 +168,8 @@ class SandboxUp:
     """How it began: ``COLD``, ``RESTORED`` or ``FALLEN_BACK``."""
     computes: str = ""
     """What an engine says that it computes with."""
+    model_digest: str = ""
+    """Digest of the model's files as `athanor model digest` prints it; empty for a model without files."""
 
 
 @dataclass(frozen=True, slots=True)

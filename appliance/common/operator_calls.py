@@ -11,6 +11,9 @@ from urllib.parse import urlencode
 MAX_MILLISECONDS = 86_400_000
 """Longest call that is told; a day."""
 
+LOGIN_HEADER = "athanor-login"
+"""Header of a command's order: number of the user who had logged in (proc(5), loginuid)."""
+
 _METHOD = re.compile(r"athanor\.(admin|policy)\.v1\.[A-Za-z]{1,32}/[A-Za-z]{1,32}|\*")
 _OUTCOME = re.compile(r"[A-Z_]{1,32}")
 

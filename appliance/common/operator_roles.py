@@ -28,7 +28,7 @@ _TABLE: Mapping[OperatorRole, tuple[str, ...]] = {
     OperatorRole.VIEWER: (
         *(f"{_ADMIN}{name}" for name in ("GetServerInfo", "ListTenants", "GetTenant", "ListCredentials")),
         *(f"{_ADMIN}{name}" for name in ("ListRequests", "ListModels")),
-        *(f"{_POLICY}{name}" for name in ("Check", "Diff", "Explain", "History", "Schema")),
+        *(f"{_POLICY}{name}" for name in ("Check", "Diff", "Explain", "Test", "History", "Schema")),
         *("GET /", "GET /console", "GET /console/", "GET /console/{name}"),
         *("GET /console/look", "GET /console/requests/{wanted}"),
         *("GET /drain", "GET /health/live", "GET /health/ready", "GET /keys", "GET /metrics", "GET /policy/shadow"),

@@ -44,6 +44,8 @@ class Version:
     """Texts by name below the folder of the configured policy, those of public prefixes included."""
     named: tuple[str, ...]
     """Names of those that are policy files, in their order."""
+    by: str = ""
+    """Who put it in force, as the audit log has it; empty where that is not known."""
 
     def sources(self) -> list[Source]:
         """Return what the policy's loader takes."""
@@ -113,12 +115,14 @@ class PolicyHistory:
             whole = values["form"] == FORM and set(named) <= set(files) and all(map(_is_below, files))
             if not whole or not all(isinstance(text, str) for text in files.values()):
                 raise ValueError
-            return Version(number, str(values["digest"]), int(values["since_ms"]), files, named)
+            digest, since_ms, by = str(values["digest"]), int(values["since_ms"]), str(values.get("by", ""))
+            return Version(number, digest, since_ms, files, named, by)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} is no version of a policy that this version of athanor knows") from error
 
-    def record(self, digest: str, files: dict[str, str], named: tuple[str, ...], now_ms: int) -> bool:
+    def record(self, digest: str, files: dict[str, str], named: tuple[str, ...], now_ms: int, by: str = "") -> bool:
         """Keep a policy that has come into force, unless it is the newest version already; returns whether it was kept.
+        ``by`` says who put it in force.
 
         Raises:
             ConfigError: it cannot be written.
@@ -132,7 +136,7 @@ class PolicyHistory:
             if last is not None and (last.digest, last.files) == (digest, files):
                 return False
         number = (numbers[0] if numbers else 0) + 1
-        values = {"form": FORM, "digest": digest, "since_ms": now_ms, "named": named, "files": files}
+        values = {"form": FORM, "digest": digest, "since_ms": now_ms, "named": named, "files": files, "by": by}
         with os_errors_as(f"cannot keep the policy in {self._folder}"):
             self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
             path = self._folder / f"{number:06d}-{digest[:12]}.json"

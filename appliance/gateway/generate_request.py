@@ -172,6 +172,8 @@ class GenerateRequest:
     """Route or adapter by which the caller asked for ``model``; empty: by the model's own name."""
     adapter: str = ""
     """Whole name of the adapter with which ``model`` serves it; empty: without one."""
+    passed_over: str = ""
+    """Model that its route would have chosen and passed over because it sleeps; it wakes behind the request."""
     end_user: str = field(default="", compare=False)
     """Pseudonym of the tenant's user for whom it is (``appliance.gateway.front.end_user``); empty: not named."""
 
@@ -197,6 +199,8 @@ class EmbedRequest:
     alias: str = ""
     """As in ``GenerateRequest``."""
     adapter: str = ""
+    """As in ``GenerateRequest``."""
+    passed_over: str = ""
     """As in ``GenerateRequest``."""
 
 
@@ -230,6 +234,8 @@ class ScoreRequest:
     """As in ``GenerateRequest``."""
     adapter: str = ""
     """As in ``GenerateRequest``."""
+    passed_over: str = ""
+    """As in ``GenerateRequest``."""
 
 
 class TokenizerOperation(Enum):
@@ -254,6 +260,8 @@ class TokenizerRequest:
     """As in ``GenerateRequest``."""
     adapter: str = ""
     """As in ``GenerateRequest``."""
+    passed_over: str = ""
+    """As in ``GenerateRequest``."""
 
 
 class AttestOperation(Enum):
@@ -272,6 +280,8 @@ class AttestRequest:
     alias: str = ""
     """As in ``GenerateRequest``."""
     adapter: str = ""
+    """As in ``GenerateRequest``."""
+    passed_over: str = ""
     """As in ``GenerateRequest``."""
     nonce: str
     """The caller's, drawn for this call; small hexadecimal digits."""
@@ -428,19 +438,6 @@ class Finished:
 
 
 Event = Started | PromptTokens | Delta | ChoiceFinished | Finished
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What a tenant may know of a model."""
-
-    name: str
-    created: int
-    """Unix seconds at which the appliance began to serve it."""
-    max_context: int
-    runner: str = "model"
-    """``embed``: it gives vectors. ``classify``: it gives labels. ``null``: a benchmark's, which computes nothing and
-    answers with meaningless ids."""
 
 
 @dataclass(frozen=True, slots=True)

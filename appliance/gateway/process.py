@@ -153,7 +153,8 @@ class Gateway:
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
         self._state.batches, self._stop, self._announced = self._stored.batches, asyncio.Event(), False
-        self.reload = SharedRuns(self._reload).run
+        self._reloads = SharedRuns(self._reload)
+        self.reload = self._reloads.run
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:
         return {
@@ -209,7 +210,7 @@ class Gateway:
             idle = partial(_look_at_idle, self._sleep, self._freezer, self._sandboxes)
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
             gauges.store_problem = self._sharing.store_problem
-            self._audit_policy("ok", policy.digest)
+            self._audit_policy("ok", policy.digest, "start")
             works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
             works += (watching, "watch over engines"), (self._batches.run(), "batches")
             background += [self._keep(work, name) for work, name in works]
@@ -285,7 +286,7 @@ class Gateway:
         outcome = await self._reload_files()
         verdict = "ok" if outcome.ok else "failed"
         self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
-        self._audit_policy(verdict, outcome.digest)
+        self._audit_policy(verdict, outcome.digest, self._reloads.asked)
         if outcome.ok:
             self._service.shadows.use(self._file.shadow)
             await self._follow_policy()
@@ -354,9 +355,9 @@ class Gateway:
         self._batches.link.attached(welcome)
         self._charges.attached(welcome)
 
-    def _audit_policy(self, outcome: str, digest: str) -> None:
-        tenants = len(self._service.ledger.policy.tenants)
-        self._audit.add("policy", outcome=outcome, policy=digest, tenants=tenants)
+    def _audit_policy(self, outcome: str, digest: str, by: str) -> None:
+        count = len(self._service.ledger.policy.tenants)
+        self._audit.add("policy", outcome=outcome, policy=digest, tenants=count, by=by)
 
     async def _prepare(self, policy: PolicySet, removed: Collection[str] = ()) -> list[str]:
         """Make what a new policy needs; returns what is wrong with it. ``removed``: models that go with it."""
@@ -374,8 +375,7 @@ class Gateway:
         )
 
     def _hang_up(self) -> None:
-        task = asyncio.ensure_future(self.reload())
-        task.add_done_callback(_log_failure)
+        asyncio.ensure_future(self.reload("signal")).add_done_callback(_log_failure)
 
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it

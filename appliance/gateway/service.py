@@ -12,7 +12,6 @@ from appliance.gateway.generate_request import (
     EmbedRequest,
     Event,
     GenerateRequest,
-    ModelCard,
     Principal,
     RateState,
     Routable,
@@ -22,6 +21,7 @@ from appliance.gateway.generate_request import (
     Tokenized,
     TokenizerRequest,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 
 

@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+MAX_ASKING = 4
+"""Different callers of one run that are named."""
+
 Result = TypeVar("Result")
 
 
@@ -20,18 +23,24 @@ class SharedRuns(Generic[Result]):
         self._work = work
         self._turn = asyncio.Lock()
         self._waiting: asyncio.Task[Result] | None = None
+        self._asking: list[str] = []
+        self.asked = ""
+        """Who asked for the run that runs, or ran last: each once, with semicolons between."""
 
     @property
     def waits(self) -> bool:
         """Whether a run has been asked for that has not begun."""
         return self._waiting is not None
 
-    async def run(self) -> Result:
-        """Return the result of the next run; a caller that is cancelled leaves the run to the others.
+    async def run(self, by: str = "") -> Result:
+        """Return the result of the next run; a caller that is cancelled leaves the run to the others. ``by`` says who
+        asks, in words; of more than ``MAX_ASKING`` the first are kept.
 
         Raises:
             Whatever the work raises, to every caller that shared the run.
         """
+        if by and by not in self._asking and len(self._asking) < MAX_ASKING:
+            self._asking.append(by)
         if self._waiting is None:
             self._waiting = asyncio.create_task(self._take_turn())
         return await asyncio.shield(self._waiting)
@@ -39,4 +48,5 @@ class SharedRuns(Generic[Result]):
     async def _take_turn(self) -> Result:
         async with self._turn:
             self._waiting = None
+            self.asked, self._asking = "; ".join(self._asking), []
             return await self._work()

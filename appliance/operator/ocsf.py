@@ -122,7 +122,9 @@ def _refused(values: Values) -> _Event:
 
 def _policy(values: Values) -> _Event:
     good = str(values["outcome"]).upper() == SERVED
-    attributes = {"entity": {"name": "policy", "type": "policy", "uid": values["policy"] or "not read"}}
+    attributes: dict[str, Any] = {"entity": {"name": "policy", "type": "policy", "uid": values["policy"] or "not read"}}
+    if values["by"]:
+        attributes["actor"] = {"user": {"name": values["by"]}}
     message = "a policy was put in force" if good else "a policy was refused"
     return _Event(3004, UPDATE, message, SUCCESS if good else FAILURE, INFORMATIONAL if good else LOW, attributes)
 
@@ -265,7 +267,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
 }
 """Kind of entry to its event; a test compares the kinds."""
 
-_READS = ("Get", "List", "Check", "Diff", "Explain", "History", "Schema")
+_READS = ("Get", "List", "Check", "Diff", "Explain", "Test", "History", "Schema")
 """Beginnings of the names of the operator's methods that change nothing."""
 
 _KEPT = {"created": CREATE, "kept": CREATE, "read": READ, "deleted": DELETE}

@@ -61,6 +61,7 @@ def made_up(number: int) -> Entry:
         input_tokens=number,
         cached_tokens=0,
         output_tokens=9,
+        reasoning_tokens=0,
         cost=number * 100,
         queued_ms=0,
         downgraded="",

@@ -29,7 +29,6 @@ from appliance.gateway.generate_request import (
     Finished,
     FinishReason,
     GenerateRequest,
-    ModelCard,
     Principal,
     RateState,
     Routable,
@@ -40,6 +39,7 @@ from appliance.gateway.generate_request import (
     Tokenized,
     TokenizerRequest,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.servers import FrontEndSettings, serve_front_ends
 from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -269,7 +270,7 @@ def watching(
     image: str,
 ) -> Callable[[Control, tuple[int, ...]], bool]:
     """``publish`` that also records what keepers publish: which sandboxes came up, once each, which were frozen or
-    thawed, and which went down.
+    thawed, and which went down. A sandbox that came up is published with the digest of its model's files.
 
     Args:
         publish: sends to the gateway.
@@ -304,6 +305,8 @@ def watching(
                 )
             if up:
                 seen[place] = message.generation
+        if isinstance(message, SandboxUp):
+            message = replace(message, model_digest=model_digests.get(message.model, ""))
         return publish(message, fds)
 
     return publish_and_record

@@ -30,14 +30,14 @@ class PolicyKeeper:
         """``policy`` is the configured path."""
         self._policy = policy
         self._history = history
-        self._wanted = ""
+        self._wanted = self._by = ""
         self._more = asyncio.Event()
         self._kept: list[Source] = []
 
     def note(self, one: Entry) -> None:
         """Take an entry of the gateway; those of policies that came into force are followed up."""
         if one.kind == "policy" and one.fields["outcome"] == "ok":
-            self._wanted = str(one.fields["policy"])
+            self._wanted, self._by = str(one.fields["policy"]), str(one.fields["by"])
             self._more.set()
 
     async def run(self) -> None:
@@ -45,9 +45,9 @@ class PolicyKeeper:
         while True:
             await self._more.wait()
             self._more.clear()
-            await asyncio.to_thread(self._keep, self._wanted)
+            await asyncio.to_thread(self._keep, self._wanted, self._by)
 
-    def _keep(self, digest: str) -> None:
+    def _keep(self, digest: str, by: str) -> None:
         try:
             sources = read_sources(self._policy)
             if sources == self._kept:
@@ -59,7 +59,7 @@ class PolicyKeeper:
             signatures = signature_file(self._policy)
             if signatures.is_file():  # going back needs them too
                 files[signatures.name] = signatures.read_text(encoding="ascii", errors="replace")
-            kept = self._history.record(digest, files, named, time.time_ns() // 1_000_000)
+            kept = self._history.record(digest, files, named, time.time_ns() // 1_000_000, by)
             self._kept = sources
         except (OSError, PolicyError, ConfigError) as error:
             log.error("the policy in force is not kept", problem=str(error).partition("\n")[0])

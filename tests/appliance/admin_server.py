@@ -164,6 +164,7 @@ class FakeAppliance:
         self.keys = KeysStatus(file="credentials.json", digest="0" * 64, keys=2, loaded_at=0.0)
         self.not_ready = ""
         self.reloads = 0
+        self.asked: list[str] = []
         self.shadow = ShadowStatus(file="/etc/athanor/policy.shadow.yaml")
         self.outcome = ReloadOutcome(ok=True, digest="9f86d081884c7d65", message="2 tenants")
         self.live = [LIVE]
@@ -207,8 +208,9 @@ class FakeAppliance:
         self.draining = self.draining if draining is None else draining
         return DrainStatus(draining=self.draining, running=len(self.live))
 
-    async def _reload(self) -> ReloadOutcome:
+    async def _reload(self, by: str) -> ReloadOutcome:
         self.reloads += 1
+        self.asked.append(by)
         return self.outcome
 
 

@@ -110,7 +110,7 @@ routes = st.dictionaries(
         optional={
             "choose": st.sampled_from(["weight", "cheapest"]),
             "fallback": st.lists(st.sampled_from(["m", "m-large", "gone"]), max_size=2, unique=True),
-            "fall_back_when": st.sampled_from([["busy"], ["unready", "busy"], ["busy", "unready"]]),
+            "fall_back_when": st.sampled_from([["busy"], ["unready", "busy"], ["busy", "asleep"], ["asleep"]]),
         },
     ),
     max_size=2,
@@ -192,6 +192,7 @@ loads = st.fixed_dictionaries(
         "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
         "unready": st.sampled_from([(), ("m",), ("m", "m-large", "gone")]),
         "busy": st.sampled_from([(), ("m",), ("m-large",)]),
+        "asleep": st.sampled_from([(), (), ("m",)]),
     },
 )
 """Keyword arguments of ``policy.simulate.Load``."""

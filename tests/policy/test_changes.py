@@ -168,6 +168,7 @@ SINGLE = [
     ({"limits": {"max_queue_s": 60}}, W, "may have a request wait 60 seconds instead of 30", "limits.max_queue_s"),
     ({"features": {"tools": False}}, N, "may no longer use tools", "features.tools"),
     ({"features": {"tokenize": False}}, N, "may no longer use the tokenizer alone", "features.tokenize"),
+    ({"features": {"embeddings": False}}, N, "may no longer have texts embedded", "features.embeddings"),
     ({"features": {"rerank": False}}, N, "may no longer rerank and classify", "features.rerank"),
     ({"features": {"wake": False}}, N, "may no longer wake models", "features.wake"),
     (

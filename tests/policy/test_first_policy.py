@@ -40,9 +40,13 @@ def test_what_is_commented_out_is_the_default() -> None:
 
 
 def test_what_is_commented_out_at_the_end_loads() -> None:
-    """The groups, the prefix and the prices at the end load, once the other tenant is there; limits of spend too."""
+    """The groups, the prefix, the prices and the route at the end load, once the other tenant is there; limits of spend
+    too."""
     text = re.sub(
-        r"^# ((?:defaults|tenant_groups|sharing_groups|public_prefixes|prices):|  )", r"\1", TEXT, flags=re.MULTILINE
+        r"^# ((?:defaults|tenant_groups|sharing_groups|public_prefixes|prices|routes):|  )",
+        r"\1",
+        TEXT,
+        flags=re.MULTILINE,
     )
     text = re.sub(r"^      # (spend_per_\w+: \d+)", r"      \1", text, flags=re.MULTILINE)
     text = text.replace(
@@ -54,4 +58,5 @@ def test_what_is_commented_out_at_the_end_loads() -> None:
     assert policy.groups["lab"].tenants == ("acme", "another-tenant")
     assert policy.public["house-style"].tenants == ("acme", "another-tenant")
     assert (policy.currency, len(policy.prices)) == ("EUR", 1)
+    assert policy.routes["fast"].models == ("athanor-mini", "athanor-next", "backup-model")
     assert policy.tenants["acme"].limits.spend_per_day == 20 * BILLIONTHS

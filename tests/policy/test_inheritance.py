@@ -106,9 +106,9 @@ def test_the_example_is_what_it_says() -> None:
 
 
 def test_groups_and_defaults_have_the_keys_of_a_tenant() -> None:
-    """A key that tenants get is one of groups and defaults too, but for credentials, and models and adapters of the
-    defaults."""
-    tenant = set(TenantSchema.model_fields)
+    """A key that tenants get is one of groups and defaults too, but for credentials and ``unsafe_allow_all``, and
+    models and adapters of the defaults."""
+    tenant = set(TenantSchema.model_fields) - {"unsafe_allow_all"}
     assert set(TenantGroupSchema.model_fields) == tenant - {"credentials"}
     assert set(DefaultsSchema.model_fields) == tenant - {"credentials", "models", "adapters", "inherits"}
 

@@ -76,6 +76,11 @@ BETA = "tenants.beta"
         ({"limits": {"max_context_tokens": 10}}, {}, f"{BETA}.limits.max_context_tokens"),
         ({"limits": {"tokens_per_minute": 14}}, {}, f"{BETA}.limits.tokens_per_minute"),
         ({"features": {"tokenize": False}}, {"operation": "tokenize", "output_tokens": 0}, f"{BETA}.features.tokenize"),
+        (
+            {"features": {"embeddings": False}},
+            {"operation": "embeddings", "output_tokens": 0},
+            f"{BETA}.features.embeddings",
+        ),
         ({"features": {"rerank": False}}, {"operation": "rerank", "output_tokens": 0}, f"{BETA}.features.rerank"),
         ({"features": {"rerank": False}}, {"operation": "classify", "output_tokens": 0}, f"{BETA}.features.rerank"),
         (

@@ -16,9 +16,11 @@ from policy.errors import PolicyError, PolicySchemaError
 from policy.evaluate import visible_models
 from policy.loader import Source, load_policy
 from policy.model import IsolationClass, ModelState, PolicySet
+from policy.route_schema import MAX_ROUTES, MAX_TARGETS
 from policy.routes import (
     DRAWS,
     ChoiceReason,
+    RouteChoice,
     candidates,
     choose,
     draw_of,
@@ -29,7 +31,6 @@ from policy.routes import (
     shares,
     visible_route,
 )
-from policy.schema import MAX_ROUTES, MAX_TARGETS
 from policy.simulate import Load, Question, chosen, decide
 from tests.policy.drawn_policies import MODELS, TENANTS, documents, loaded, loads, questions
 
@@ -127,6 +128,21 @@ def test_a_route_for_busy_times_alone_waits_for_a_model_that_starts() -> None:
     assert (kept.model, kept.reason) == ("mini", ChoiceReason.NONE_READY)
     moved = choose(policy, route, SHARED, {**READY, "mini": ModelState.BUSY}, 0)
     assert (moved.model, moved.reason) == ("backup", ChoiceReason.BUSY)
+
+
+def test_a_sleeping_model_is_passed_over_where_the_route_says_so() -> None:
+    """With the condition a fallback that serves is chosen, and the choice names the sleeping model; without one that
+    serves the sleeping model is kept, by the rule. Without the condition (the control) sleep is as good as ready."""
+    sleeping, busy = {**READY, "mini": ModelState.ASLEEP}, {**READY, "backup": ModelState.BUSY}
+    asleep = policy_of(fast={**CANARY, "fallback": ["backup"], "fall_back_when": ["asleep"]})
+    route = asleep.routes["fast"]
+    passed = RouteChoice("backup", ChoiceReason.ASLEEP, "mini")
+    assert choose(asleep, route, SHARED, sleeping, 0) == passed
+    assert choose(asleep, route, SHARED, busy | {"mini": ModelState.ASLEEP}, 0) == passed
+    kept = choose(asleep, route, SHARED, {"mini": ModelState.ASLEEP, "backup": ModelState.ASLEEP}, 0)
+    assert kept == RouteChoice("mini", ChoiceReason.WEIGHT)
+    usual = policy_of(fast={**CANARY, "fallback": ["backup"]})
+    assert choose(usual, usual.routes["fast"], SHARED, sleeping, 0) == RouteChoice("mini", ChoiceReason.WEIGHT)
 
 
 def test_a_canary_may_fall_back_to_the_other_target() -> None:
@@ -257,8 +273,9 @@ def test_an_answer_names_a_model_that_the_route_leads_to(document: dict, questio
     assert choice.model in route.models
     assert leads(policy, policy.tenants[asked.tenant or ""], choice.model, asked.model)
     ready = {name for name in route.models if name not in use.unready}
-    if choice.reason in (ChoiceReason.UNREADY, ChoiceReason.BUSY):
+    if choice.reason in (ChoiceReason.UNREADY, ChoiceReason.BUSY, ChoiceReason.ASLEEP):
         assert choice.model in ready
+    assert (choice.asleep in use.asleep) is (choice.reason is ChoiceReason.ASLEEP)
 
 
 @settings(max_examples=150, deadline=None)

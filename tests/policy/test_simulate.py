@@ -129,6 +129,7 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
             feature=asked.get("feature"),
             content=asked.get("content"),
             region=asked.get("region"),
+            asleep=count is None and names["model"] in used.get("asleep", ()),
         )
         found = evaluate(policy, access, usage, 0.0)
         if not found.allowed:

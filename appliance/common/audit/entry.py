@@ -38,6 +38,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "input_tokens": _N,
         "cached_tokens": _N,
         "output_tokens": _N,
+        "reasoning_tokens": _N,
         "cost": _N,
         "queued_ms": _N,
         "downgraded": _T,
@@ -71,7 +72,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "failed": _N,
     },
     "response": {"event": _T, "tenant": _T, "principal": _T, "response": _T, "bytes": _N},
-    "policy": {"outcome": _T, "policy": _T, "tenants": _N},
+    "policy": {"outcome": _T, "policy": _T, "tenants": _N, "by": _T},
     "integrity": {"model": _T, "generation": _N, "count": _N},
     "sandbox": {
         "state": _T,
@@ -118,7 +119,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 }
 """Kind to its fields and their types:
 
-* ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for, their cost in
+* ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for (reasoning is a
+  part of the output, as what was found in the cache is of the input), their cost in
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
   which it was served with low priority, empty for none; ``alias`` is the route or the adapter by which its model was
   asked for, ``batch`` the batch of which it is a line, and ``adapter`` the whole name of the adapter with which the
@@ -132,7 +134,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``batch``: a batch was created or cancelled by its tenant, or is over: completed, failed (its file was refused),
   expired or, without a principal, cancelled; with the numbers of its lines and of those that have a result;
 * ``response``: a tenant's response was kept or deleted, has expired, or was read, which is told once a day;
-* ``policy``: a policy was put in force, or refused;
+* ``policy``: a policy was put in force, or refused; ``by`` says who asked: ``start``, ``signal``, or users;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, the digests of its image and
   model, and the id of the key that has signed the model, empty where no signature is asked for;
@@ -157,7 +159,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_RUNNER = frozenset({"runner"})
+_REASONING = frozenset({"reasoning_tokens"})
+_RUNNER = _REASONING | {"runner"}
 _LAST = _RUNNER | {"listener"}
 _LATEST = _LAST | {"end_user"}
 _NEWEST = _LATEST | {"adapter", "adapter_digest"}
@@ -165,11 +168,12 @@ _NEW = _NEWEST | {"batch"}
 _NEWER = _NEW | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
+    "request": (_REASONING, _RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
     "call": (frozenset({"caller", "reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
+    "policy": (frozenset({"by"}),),
     "sandbox": (frozenset({"weights"}), frozenset({"weights", "model_signer"})),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from appliance.common.audit import files
 from appliance.common.audit.checkpoint import Checkpoint, CheckpointError, Verifier, read_checkpoint, sign_checkpoint
-from appliance.common.audit.entry import Entry, entry, to_line
+from appliance.common.audit.entry import Entry, EntryError, entry, from_line, to_line
 from appliance.common.audit.merkle import Tree, leaf_hash
 from appliance.common.audit.names import NameBook
 from appliance.common.errors import AuditError
@@ -33,6 +33,10 @@ NAME_RANDOM_BYTES = 8
 
 SEGMENT_BYTES = 16 << 20
 """Size in bytes at which a segment is closed: some fifty thousand entries, read in half a second at a start."""
+
+SEGMENT_AGE_MS = 86_400_000
+"""Age in milliseconds of a segment's first entry at which it is closed: a day, so that what is older than two days can
+be moved away, however little is written."""
 
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """The service's group may read, and so verify."""
@@ -50,6 +54,13 @@ class _Open:
     checkpoints: int
     log_bytes: int
     checkpoint_bytes: int
+    first_ms: int | None = None
+    """Time of its first entry, in milliseconds of the Unix epoch; None before there is one."""
+
+    def full(self, now_ms: int) -> bool:
+        """Return whether an entry of this time begins another segment."""
+        old = self.first_ms is not None and now_ms - self.first_ms >= SEGMENT_AGE_MS
+        return old or self.log_bytes >= SEGMENT_BYTES
 
 
 class AuditLog:
@@ -107,9 +118,11 @@ class AuditLog:
                 tree.append(leaf_hash(line))
                 lines.append(line + b"\n")
             self._undo()  # What an attempt left that could not be undone.
-            if self._files is None or self._files.log_bytes >= SEGMENT_BYTES:
+            if self._files is None or (batch and self._files.full(batch[0][0])):
                 self._begin_segment()
             self._write(b"".join(lines), tree)
+            if batch and self._files is not None and self._files.first_ms is None:
+                self._files.first_ms = batch[0][0]
         except OSError as error:
             self._tree = before
             with suppress(OSError):
@@ -150,6 +163,7 @@ class AuditLog:
         self._open_files(segment.path)
         assert self._files is not None
         self._files.log_bytes, self._files.checkpoint_bytes = segment.log_bytes, segment.checkpoint_bytes
+        self._files.first_ms = _time_of(segment.lines[0]) if segment.lines else None
         self._undo()
         loose = tree.size - (signed.size if signed is not None else 0)
         if loose or segment.torn or segment.torn_checkpoint:
@@ -277,6 +291,14 @@ def _resume(log: AuditLog, directory: Path) -> None:
         aside = log.move_aside()
         log.begin()
         log.opening.append(entry("log", event="damaged", detail=f"the log before is in {aside}: {error}"))
+
+
+def _time_of(line: bytes) -> int | None:
+    """Return the time of an entry; None of one that this version cannot read, so that its segment counts from now."""
+    try:
+        return from_line(line)[1]
+    except EntryError:
+        return None
 
 
 def _write_file(path: Path, data: bytes) -> None:

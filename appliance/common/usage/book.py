@@ -31,7 +31,7 @@ NAME = "usage.db"
 
 FOLDER = "usage"
 
-SCHEMA = 2
+SCHEMA = 3
 """Form of the tables; a book of a newer form is refused."""
 
 FOLDER_MODE = 0o750
@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS position (log TEXT NOT NULL, next INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS used (
     hour INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL,
     input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, cost INTEGER NOT NULL,
+    reasoning INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (hour, tenant, model)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS spent (
@@ -57,6 +58,7 @@ CREATE TABLE IF NOT EXISTS reserved (
 CREATE TABLE IF NOT EXISTS used_by_user (
     day INTEGER NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, requests INTEGER NOT NULL,
     input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, cost INTEGER NOT NULL,
+    reasoning INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (day, tenant, user)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_keys (tenant TEXT PRIMARY KEY, key BLOB NOT NULL) WITHOUT ROWID;
@@ -65,10 +67,10 @@ CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
 """
 
 ADD_USED = f"""
-INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, model) DO UPDATE SET
+INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?) ON CONFLICT (hour, tenant, model) DO UPDATE SET
     requests = requests + 1, input = MIN(input + excluded.input, {MOST}),
     cached = MIN(cached + excluded.cached, {MOST}), output = MIN(output + excluded.output, {MOST}),
-    cost = MIN(cost + excluded.cost, {MOST})
+    cost = MIN(cost + excluded.cost, {MOST}), reasoning = MIN(reasoning + excluded.reasoning, {MOST})
 """  # noqa: S608 - a constant
 
 ADD_SPENT = f"""
@@ -89,12 +91,15 @@ RESERVED = "SELECT cost FROM reserved WHERE tenant = ? AND day = ?"
 
 
 RENAME_USED = f"""
-INSERT INTO used SELECT hour, ?, model, requests, input, cached, output, cost FROM used WHERE tenant = ?
+INSERT INTO used SELECT hour, ?, model, requests, input, cached, output, cost, reasoning FROM used WHERE tenant = ?
     ON CONFLICT (hour, tenant, model) DO UPDATE SET
     requests = requests + excluded.requests, input = MIN(input + excluded.input, {MOST}),
     cached = MIN(cached + excluded.cached, {MOST}), output = MIN(output + excluded.output, {MOST}),
-    cost = MIN(cost + excluded.cost, {MOST})
+    cost = MIN(cost + excluded.cost, {MOST}), reasoning = MIN(reasoning + excluded.reasoning, {MOST})
 """  # noqa: S608 - a constant
+
+WITH_REASONING = ("used", "used_by_user")
+"""Tables to which the form 3 has added a column; both have it last."""
 
 
 class UsageAccessError(Exception):
@@ -274,7 +279,8 @@ def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
         # Nobody pays more than what was reserved, whatever a gateway reports.
         price = min(price, int(row[0]))
     numbers = (int(fields.get(name, 0)) for name in ("input_tokens", "cached_tokens", "output_tokens"))
-    connection.execute(ADD_USED, (hour, tenant, fields["model"], *numbers, price))
+    reasoning = int(fields.get("reasoning_tokens", 0))
+    connection.execute(ADD_USED, (hour, tenant, fields["model"], *numbers, price, reasoning))
     if fields.get("end_user"):
         users.count(connection, hour // HOURS_PER_DAY, one, price)
     if price:
@@ -337,8 +343,17 @@ def _connect(path: Path) -> sqlite3.Connection:
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem)
         connection.executescript(TABLES)
+        _add_reasoning(connection)
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     except (sqlite3.Error, UsageError):
         connection.close()
         raise
     return connection
+
+
+def _add_reasoning(connection: sqlite3.Connection) -> None:
+    """Give the tables of a book of an earlier form the column of reasoning tokens; what was counted before had none
+    told, so they are 0. Ended half-way, the next start goes on."""
+    for table in WITH_REASONING:
+        if "reasoning" not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN reasoning INTEGER NOT NULL DEFAULT 0")

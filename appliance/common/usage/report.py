@@ -51,6 +51,9 @@ COLUMNS_OF_USERS = {
 FIRST_WITH_USERS = 2
 """First form of the book that has end users and runs."""
 
+FIRST_WITH_REASONING = 3
+"""First form of the book that tells reasoning tokens apart; of an earlier one they are 0."""
+
 TIMES = (By.MONTH, By.DAY, By.HOUR)
 """Sums by time are in the order of time, all others by cost and tokens, the most first."""
 
@@ -67,6 +70,8 @@ class Sum:
     output: int
     cost: int
     """Billionths of the currency's unit."""
+    reasoning: int = 0
+    """Output tokens that are reasoning, a part of ``output``."""
 
     @property
     def tokens(self) -> int:
@@ -145,7 +150,7 @@ def open_to_read(folder: Path) -> Iterator[sqlite3.Connection]:
 
 def total(sums: Iterable[Sum], *keys: str) -> Sum:
     """Return the sum of all rows, under these keys."""
-    columns = [(one.requests, one.input, one.cached, one.output, one.cost) for one in sums]
+    columns = [(one.requests, one.input, one.cached, one.output, one.cost, one.reasoning) for one in sums]
     return Sum(keys, *map(sum, zip(*columns, strict=True))) if columns else Sum(keys, 0, 0, 0, 0, 0)
 
 
@@ -160,8 +165,9 @@ def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> l
     times = [str(number + 1) for number, one in enumerate(by) if one in TIMES]
     order = ", ".join([*times, "cost DESC", "input + output DESC", *([places] if by else [])])
     query = (  # Columns and names are constants; values are bound.
-        f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost "  # noqa: S608
-        f"FROM used WHERE {where}{f' GROUP BY {places}' if by else ''} HAVING SUM(requests) ORDER BY {order}"
+        f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost, "  # noqa: S608
+        f"{_reasoning(connection)} FROM used WHERE {where}{f' GROUP BY {places}' if by else ''} "
+        f"HAVING SUM(requests) ORDER BY {order}"
     )
     return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
 
@@ -178,10 +184,17 @@ def _sums_of_users(connection: sqlite3.Connection, by: Sequence[By], chosen: Fil
     times = [str(number + 1) for number, one in enumerate(by) if one in TIMES]
     order = ", ".join([*times, "cost DESC", "input + output DESC", places])
     query = (  # Columns and names are constants; values are bound.
-        f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost "  # noqa: S608
-        f"FROM used_by_user WHERE {where} GROUP BY {places} HAVING SUM(requests) ORDER BY {order}"
+        f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost, "  # noqa: S608
+        f"{_reasoning(connection)} FROM used_by_user WHERE {where} GROUP BY {places} "
+        f"HAVING SUM(requests) ORDER BY {order}"
     )
     return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
+
+
+def _reasoning(connection: sqlite3.Connection) -> str:
+    """Return the SQL of the sum of reasoning tokens in a book of any known form."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return "SUM(reasoning)" if version >= FIRST_WITH_REASONING else "0"
 
 
 def _hour(moment: datetime) -> int:

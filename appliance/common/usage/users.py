@@ -23,16 +23,21 @@ DESTROYING = frozenset({"shred", "rotate"})
 
 _ADD = f"""
 UPDATE used_by_user SET requests = requests + 1, input = MIN(input + ?, {MOST}), cached = MIN(cached + ?, {MOST}),
-    output = MIN(output + ?, {MOST}), cost = MIN(cost + ?, {MOST}) WHERE day = ? AND tenant = ? AND user = ?
+    output = MIN(output + ?, {MOST}), reasoning = MIN(reasoning + ?, {MOST}), cost = MIN(cost + ?, {MOST})
+    WHERE day = ? AND tenant = ? AND user = ?
 """  # noqa: S608 - a constant
-_BEGIN = "INSERT INTO used_by_user (input, cached, output, cost, day, tenant, user, requests) VALUES (?,?,?,?,?,?,?,1)"
+_BEGIN = """
+INSERT INTO used_by_user (input, cached, output, reasoning, cost, day, tenant, user, requests)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1)
+"""
 _NUMBER = "SELECT COUNT(*) FROM used_by_user WHERE day = ? AND tenant = ?"
 
 
 def count(connection: sqlite3.Connection, day: int, one: Entry, price: int) -> None:
     """Add the entry of a request that names an end user to that user's day."""
     fields = one.fields
-    numbers = tuple(int(fields[name]) for name in ("input_tokens", "cached_tokens", "output_tokens"))
+    names = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+    numbers = tuple(int(fields.get(name, 0)) for name in names)
     tenant, user = str(fields["tenant"]), str(fields["end_user"])
     if connection.execute(_ADD, (*numbers, price, day, tenant, user)).rowcount:
         return

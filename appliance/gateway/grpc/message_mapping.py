@@ -36,7 +36,6 @@ from appliance.gateway.generate_request import (
     FinishReason,
     GenerateRequest,
     Grammar,
-    ModelCard,
     Operation,
     Prompt,
     PromptToken,
@@ -54,6 +53,7 @@ from appliance.gateway.generate_request import (
     Tools,
 )
 from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.model_card import ModelCard
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS
@@ -275,7 +275,9 @@ def to_model(cards: Sequence[ModelCard], name: str) -> pb.GetModelResponse:
 
 
 def _model(card: ModelCard) -> pb.Model:
-    return pb.Model(name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context)
+    return pb.Model(
+        name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context, digest=card.digest
+    )
 
 
 def _asked(message: pb.GenerateRequest, name: Literal["choices", "logprobs", "prompt_logprobs"]) -> int:

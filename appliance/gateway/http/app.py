@@ -55,6 +55,7 @@ from appliance.gateway.http.response_items import Withheld, nothing_kept
 from appliance.gateway.http.response_routes import ITEMS_PATH, RESPONSE_PATH, ResponseRoutes, response_template
 from appliance.gateway.http.responses_request import parse_input_tokens, parse_response
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.http.span_attributes import span_attributes
 from appliance.gateway.http.stored_objects import query_of
 from appliance.gateway.http.stored_routes import (
     BATCH_PATH,
@@ -205,19 +206,13 @@ class HttpFrontEnd:
     def _context(self, exchange: Exchange, route: Route | None, entrance: Entrance) -> CallContext:
         head = exchange.head
         client = self._proxies.client_of(exchange.connection.address, head.values(self._proxies.header))
-        known = {"url.path": head.path} if route else {}
         return CallContext(
             # An unknown path is the client's text: it becomes no span's name and is not kept.
             route=f"{head.method} {route.path if route else '*'}",
             front_end="http",
             listener=entrance.tenant,
             traceparent=traceparent(head.values("traceparent")),
-            attributes={
-                "http.request.method": head.method,
-                "client.address": client,
-                "url.scheme": exchange.connection.scheme,
-                **known,
-            },
+            attributes=span_attributes(head, exchange.connection.scheme, client, known=route is not None),
         )
 
     def _check_host(self, exchange: Exchange) -> None:

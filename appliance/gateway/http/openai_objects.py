@@ -22,7 +22,6 @@ from appliance.gateway.generate_request import (
     Event,
     Finished,
     GenerateRequest,
-    ModelCard,
     Operation,
     PromptToken,
     PromptTokens,
@@ -31,6 +30,7 @@ from appliance.gateway.generate_request import (
 )
 from appliance.gateway.http import sse
 from appliance.gateway.http.dialect import ErrorForm
+from appliance.gateway.model_card import ModelCard
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
@@ -279,7 +279,8 @@ def _whole_calls(pieces: Sequence[CallDelta]) -> list[dict[str, Any]]:
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
-    """One model; ``max_model_len`` is vLLM's name for the context. ``runner`` stands there when it is no model."""
+    """One model; ``max_model_len`` is vLLM's name for the context. ``runner`` stands there when it is no model, and
+    ``digest``, that of the model's files, when it is known."""
     shown = {
         "id": card.name,
         "object": "model",
@@ -287,7 +288,8 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "owned_by": OWNER,
         "max_model_len": card.max_context,
     }
-    return shown if card.runner == "model" else {**shown, "runner": card.runner}
+    runner = {} if card.runner == "model" else {"runner": card.runner}
+    return {**shown, **runner, **({"digest": card.digest} if card.digest else {})}
 
 
 def model_list(cards: Sequence[ModelCard]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from appliance.common.external_config import EXTERNAL
 from appliance.common.usage.open_charges import GATEWAY_LOST, NO_CHARGE, OpenCharge
 from appliance.gateway.generate_request import BatchLine, Principal
 from appliance.gateway.request.audit_feed import AuditFeed, LineFeed
+from appliance.gateway.request.tenant_counts import Tokens
 from policy.decision import Decision
 from policy.model import Retention
 
@@ -29,6 +30,13 @@ class Charge:
     """Billionths of the currency's unit."""
     reserved: bool
     """Whether a cost was reserved, which the entry releases."""
+    reasoning: int = 0
+    """Output tokens that are reasoning, a part of ``output``."""
+
+
+def charge_of(tokens: Tokens, cost: int, reasoning: int, *, reserved: bool) -> Charge:
+    """Return what a request is charged for."""
+    return Charge(tokens.input, tokens.cached, tokens.output, cost, reserved, reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,7 @@ class AuditedCalls:
         else:
             # What was clean before need not be cleaned again, which takes as long as all else here.
             numbers = {"input_tokens": charge.input, "cached_tokens": charge.cached, "output_tokens": charge.output}
+            numbers["reasoning_tokens"] = min(charge.reasoning, charge.output)
             one = Entry("request", kept.entry.fields | numbers | {"cost": charge.cost, "outcome": outcome})
             kept.end(outcome, charge.input, charge.cached, charge.output)
         self._feed.end(one, kept)
@@ -175,6 +184,7 @@ def _fields(
         "input_tokens": charge.input,
         "cached_tokens": charge.cached,
         "output_tokens": charge.output,
+        "reasoning_tokens": min(charge.reasoning, charge.output),
         "cost": charge.cost,
         "queued_ms": queued_ms,
         "downgraded": decision.obligations.downgraded if decision.obligations is not None else "",

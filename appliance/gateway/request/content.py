@@ -52,6 +52,7 @@ def fields_of(request: GenerateRequest) -> frozenset[str]:
         "prompt_logprobs": request.prompt_logprobs >= 0,
         "echo": request.echo,
         "n": request.choices > 1,
+        "stream": request.stream,
         "deterministic": request.deterministic,
         "prompt_cache_key": bool(request.cache_key),
         "service_tier": request.priority is not None,

@@ -63,7 +63,7 @@ class VectorSession(ABC):
     def texts(self, client: TextClient) -> AsyncGenerator[array[int]]:
         """Give the token ids of each text that gets a vector."""
 
-    async def collect(self, *, feature: Feature | None = None) -> list[array[float]]:
+    async def collect(self, *, feature: Feature) -> list[array[float]]:
         """Return the vectors, in the order of the texts; ``feature`` is what the tenant needs for it.
 
         Raises:
@@ -208,7 +208,7 @@ class EmbeddingSession(VectorSession):
         """
         if self._request.dimensions is not None and not self.life.model.truncates:
             raise InvalidRequestError("this model's vectors have one length; leave dimensions out", param="dimensions")
-        vectors = [self._cut(vector) for vector in await self.collect()]
+        vectors = [self._cut(vector) for vector in await self.collect(feature=Feature.EMBEDDINGS)]
         return Embeddings(tuple(vectors), self.life.outcome.input_tokens)
 
     async def texts(self, client: TextClient) -> AsyncGenerator[array[int]]:

@@ -41,6 +41,8 @@ class Outcome:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Output tokens that are reasoning, shown or not."""
     finish: FinishReason | None = None
     started: bool = False
     """Whether an engine took the request up."""
@@ -234,6 +236,7 @@ class Follower:
                     self._outcome.started = True
                     self._outcome.cached_tokens = min(stream.started.cached_tokens, self._outcome.input_tokens)
         self._outcome.output_tokens = sum(self._used)
+        self._outcome.reasoning_tokens = sum(one.reasoning_tokens for one in self._texts)
 
     def _count(self, choice: int, used: int) -> None:
         """Count tokens that are delivered now; ``charge`` settles the sum."""
@@ -251,9 +254,9 @@ class Follower:
         if self._open:
             return ChoiceFinished(choice, reason, text.stopped, text.refused)
         self._outcome.output_tokens = sum(self._used)
-        thought = sum(one.reasoning_tokens for one in self._texts)
+        self._outcome.reasoning_tokens = sum(one.reasoning_tokens for one in self._texts)
         finished = self._progress.finished(reason, text.stopped, choice)
-        return replace(finished, refused=text.refused, reasoning_tokens=thought)
+        return replace(finished, refused=text.refused, reasoning_tokens=self._outcome.reasoning_tokens)
 
 
 async def woken(wake: asyncio.Event) -> None:

@@ -36,7 +36,7 @@ from appliance.gateway.generate_request import (
     ScoreRequest,
     TokenizerRequest,
 )
-from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
+from appliance.gateway.request.audited_calls import AuditedCalls, Call, charge_of
 from appliance.gateway.request.content import content_of
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
@@ -137,6 +137,7 @@ class Lifecycle:
         self.call = _call(request, dependencies.batch, self.adapter, self.model.runner)
         self._asked_priority = request.priority if isinstance(request, _OF_USERS) else None
         self._names, self._content = _names(request), content_of(request)
+        self.passed_over = request.passed_over
         self._reservation: Reservation | None = None
         self._answered = False
         self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count, self.call.end_user)
@@ -399,15 +400,13 @@ class Lifecycle:
         else:
             self.model.sleep_state.used_at = time.monotonic()
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
-            charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
+            charge = charge_of(tokens, price, outcome.reasoning_tokens, reserved=reservation.reserved_cost > 0)
             ended = charge, error, self._turns.queued_ms, outcome.kept
             parts.audited_calls.served(self.principal, self.call, reservation.decision, *ended)
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
-                self.trace.annotate(policy_downgraded=downgraded)
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
-            if price:
-                self.trace.annotate(usage_cost=price)
+            self.trace.annotate(**_told(policy_downgraded=downgraded, usage_cost=price, model_digest=self.model.digest))
         if differs := self._shadow.end(tokens.input, tokens.output, tokens.cached):
             self.trace.annotate(policy_shadow=differs)
         self.trace.finish(
@@ -415,12 +414,19 @@ class Lifecycle:
             input_tokens=tokens.input,
             cached_tokens=tokens.cached,
             output_tokens=tokens.output,
+            reasoning_tokens=outcome.reasoning_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
 
 
+def _told(**words: str | int) -> dict[str, str | int]:
+    """Return the attributes that say something."""
+    return {word: value for word, value in words.items() if value}
+
+
 async def _awaken(life: Lifecycle, until: float) -> None:
-    """Note a thaw, and wait for the shared sandboxes of a request to be woken, where it uses them and they sleep:
+    """Note a thaw, have the model woken that a route passed over because it sleeps, and wait for the shared sandboxes
+    of a request to be woken, where it uses them and they sleep:
     before its first attempt, or since a supervisor that has come anew left them asleep."""
     sleep = life.dependencies.sleep
     if life.pair.text.frozen or life.pair.engine.frozen:
@@ -429,8 +435,10 @@ async def _awaken(life: Lifecycle, until: float) -> None:
         return
     admitted = life.admitted
     assert admitted is not None, "the policy has agreed"
+    tenant, wakes = life.principal.tenant, admitted.obligations.wakes
+    if life.passed_over and wakes:
+        sleep.wake_behind(life.passed_over, tenant)
     with life.waiting():
-        tenant, wakes = life.principal.tenant, admitted.obligations.wakes
         waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
     if life.pair.text is not life.pair.engine:
         # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.

@@ -10,12 +10,12 @@ from appliance.gateway.generate_request import (
     AnyRequest,
     EmbedRequest,
     GenerateRequest,
-    ModelCard,
     Principal,
     Routable,
     ScoreOperation,
     ScoreRequest,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -52,11 +52,11 @@ class Routing:
         if route is None:
             return self._adapted(tenant, request)
         key = (request.cache_key if isinstance(request, GenerateRequest) else "") or request.request_id
-        states = {name: self._state(name, tenant, request) for name in route.models}
+        states = {name: self._state(name, tenant, request, route) for name in route.models}
         choice = choose(policy, route, tenant.isolation_class, states, draw_of(tenant.id, route.id, key))
         self.chosen(route.id, choice)
         model, adapter = split(choice.model)
-        return replace(request, model=model, alias=route.id, adapter=adapter)
+        return replace(request, model=model, alias=route.id, adapter=adapter, passed_over=base_of(choice.asleep))
 
     def cards(self, policy: PolicySet, principal: Principal) -> list[ModelCard]:
         """Return the routes that a tenant may use, each as a model: with the context that all of its models have; and
@@ -94,7 +94,7 @@ class Routing:
             ]
         return known[key]
 
-    def _state(self, name: str, tenant: Tenant, request: Routable) -> ModelState:
+    def _state(self, name: str, tenant: Tenant, request: Routable, route: Route) -> ModelState:
         model, adapter = split(name)
         shared = self.models.get(model)
         if shared is not None and (not takes(shared.runner, request) or (adapter and adapter not in shared.adapters)):
@@ -104,6 +104,9 @@ class Routing:
         asleep = ModelState.READY if shared is None or shared.sleep_state.awake else self.asleep(shared, tenant.id)
         if shared is not None and shared.sleep_state.asleep and not tenant.features.wake:
             asleep = ModelState.UNREADY
+        elif ModelState.ASLEEP in route.fall_back_when and shared is not None and not shared.sleep_state.awake:
+            # One that cannot be woken now is not there at all; memory in use by others is another reason to pass over.
+            asleep = asleep if asleep is ModelState.UNREADY else ModelState.ASLEEP
         return model_state(shared, self.tenant_sandboxes.find(model, tenant.id), tenant.isolation_class, asleep)
 
     def _card(self, route: Route) -> ModelCard:

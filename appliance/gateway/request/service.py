@@ -26,7 +26,6 @@ from appliance.gateway.generate_request import (
     EmbedRequest,
     Event,
     GenerateRequest,
-    ModelCard,
     Principal,
     RateState,
     Routable,
@@ -36,6 +35,7 @@ from appliance.gateway.generate_request import (
     Tokenized,
     TokenizerRequest,
 )
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.request.attesting import AttestSession
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls, Call
@@ -377,7 +377,7 @@ class GatewayService:
     @staticmethod
     def _card(model: ModelSandboxes) -> ModelCard:
         capacity = model.capacity
-        return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner)
+        return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner, model.digest)
 
 
 def _check_work(name: str, runner: str, request: AnyRequest) -> None:

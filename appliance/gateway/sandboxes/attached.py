@@ -242,6 +242,7 @@ class Sandboxes:
             return
         record = model.record(message.role)
         record.generation = message.generation
+        model.digest = message.model_digest
         if role is Role.ENGINE:
             on_end = partial(self._engine_ended, model)
             model.set_engine(EngineLink(channel, _engine_ready(message.ready), message.generation, on_end))

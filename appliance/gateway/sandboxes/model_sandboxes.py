@@ -150,6 +150,7 @@ class ModelSandboxes:
         self.labels = labels
         """Names of its labels; fewer than it has where they have no names."""
         self.created = int(time.time())
+        self.digest = ""  # of the model's files, told with each sandbox; empty before, and for none
         self.engine: EngineLink | None = None
         self.text: TextLink | None = None
         self.records: dict[str, SandboxRecord] = {}

@@ -123,6 +123,19 @@ class SleepControl:
             sleep.used_at = self.clock()
         return self.clock() - began
 
+    def wake_behind(self, name: str, tenant: str) -> None:
+        """Wake a sleeping model for the requests to come, because a route has passed it over: no request waits for it,
+        and no other model sleeps for it. Nothing happens where it cannot be woken now."""
+        model = self.models.get(name)
+        if model is None or model.leaving is not Leaving.NO or not model.sleep_state.asleep:
+            return
+        if self.route_state(model, tenant) is not ModelState.READY:
+            return
+        decision = self._decision(model)
+        if isinstance(decision, Wake) and not decision.evicted:
+            model.sleep_state.used_at, model.sleep_state.used = self.clock(), True
+            self._wake(model, decision, REQUEST, tenant)
+
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
         sleep, began = model.sleep_state, self.clock()
         while not sleep.awake:

@@ -37,6 +37,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
+from appliance.common.operator_calls import LOGIN_HEADER
 from appliance.common.shadow_status import ShadowStatus
 from appliance.common.sleep_rules import SleepOutcome
 from appliance.common.status import ApplianceStatus, KeysStatus, Readiness, ReloadOutcome, TenantTable
@@ -49,6 +50,9 @@ DEFAULT_LIMIT = 20
 
 MAX_NAME_CHARS = 128
 """Characters of a model's name."""
+
+MAX_USER_DIGITS = 10
+"""Digits of a user's number, which has 32 bits."""
 
 MAX_ID_CHARS = 64
 """Characters of a trace's name; a trace id has 32."""
@@ -76,7 +80,8 @@ class AdminParts:
     tenants: Callable[[], TenantTable]
     keys: Callable[[], KeysStatus]
     ready: Callable[[], Readiness]
-    reload: Callable[[], Awaitable[ReloadOutcome]]
+    reload: Callable[[str], Awaitable[ReloadOutcome]]
+    """Is told who asks, in words (``asked_by``)."""
     shadow: Callable[[], ShadowStatus]
     sleep: Callable[[str], SleepOutcome] = _no_model
     wake: Callable[[str], Awaitable[SleepOutcome]] = _no_model_soon
@@ -124,7 +129,7 @@ def admin_routes(parts: AdminParts, console: Sequence[Route] = ()) -> list[Route
     async def reload(request: Request) -> Response:
         if "origin" in request.headers:
             return problem(403, "a reload is not taken from a web page")
-        outcome = await parts.reload()
+        outcome = await parts.reload(asked_by(request))
         return JSONResponse(encode(outcome), status_code=200 if outcome.ok else 409)
 
     return [
@@ -141,6 +146,16 @@ def admin_routes(parts: AdminParts, console: Sequence[Route] = ()) -> list[Route
         _rest_route(parts),
         *console,
     ]
+
+
+def asked_by(request: Request) -> str:
+    """Return who asks, for the audit log: the user at the other end of a Unix socket by the kernel's word, and the user
+    who had logged in, where that is another, by the command's."""
+    peer = getattr(request.state, "peer", None)
+    words = "over an address" if peer is None else f"user {peer}"
+    login = request.headers.get(LOGIN_HEADER, "")
+    told = login.isascii() and login.isdigit() and len(login) <= MAX_USER_DIGITS and login != str(peer)
+    return f"{words}, logged in as {login}" if told else words
 
 
 def _rest_route(parts: AdminParts) -> Route:

@@ -48,6 +48,7 @@ TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a name, not a secret
 
 # Own attributes.
@@ -357,8 +358,8 @@ COUNTERS = {
     ),
     ROUTE_CHOICES: Instrument(
         "{request}",
-        "Requests for routes by the model that was chosen and the reason: weight, cheapest, unready and busy (state of "
-        "the model before it), none_ready (no model of the route could serve).",
+        "Requests for routes by the model that was chosen and the reason: weight, cheapest, unready, busy and asleep "
+        "(state of the model before it), none_ready (no model of the route could serve).",
         frozenset({"route", "model", "reason"}),
     ),
     SHADOW_DECISIONS: Instrument(

@@ -168,6 +168,7 @@ class RequestTrace:
         input_tokens: int = 0,
         cached_tokens: int = 0,
         output_tokens: int = 0,
+        reasoning_tokens: int = 0,
         finish_reason: str | None = None,
     ) -> None:
         """End all spans and hand the request to store, metrics and log. Idempotent."""
@@ -201,6 +202,8 @@ class RequestTrace:
             policy_rule=self._text(names.POLICY_RULE),
             sandbox=self._text(names.SANDBOX),
         )
+        if self._generation is not None and reasoning_tokens:
+            self._generation.attributes[names.REASONING_TOKENS] = reasoning_tokens
         self._end_generation(summary, end_ns)
         self._server.attributes.update(attributes.server_end(self._context, error))
         # The conventions leave a server span's status unset when the caller was at fault.

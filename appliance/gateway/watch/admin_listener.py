@@ -29,7 +29,7 @@ def routes_of(
     telemetry: OtelTelemetry,
     state: ApplianceState,
     gauges: Gauges,
-    reload: Callable[[], Awaitable[ReloadOutcome]],
+    reload: Callable[[str], Awaitable[ReloadOutcome]],
     keys: Callable[[], KeysStatus],
     sleep: SleepControl,
 ) -> list[Route]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,13 @@ KEEP_ALIVE_S = 5
 
 SOCKET_MODE = 0o660
 """The operator's group may use a Unix socket; the folder keeps everybody else out."""
+
+
+PEER = "peer"
+"""Key in a request's state: the user at the other end of a Unix socket, by the kernel's word; None over an address."""
+
+_CREDENTIALS = struct.Struct("iII")
+"""Process, user and group of ``SO_PEERCRED`` (unix(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +162,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Count it, and start the clock for the first head."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, PEER: _peer(transport)}
         if len(self.connections) > self._limits.connections:
             transport.abort()
             return
@@ -188,6 +197,14 @@ class BoundedConnection(H11Protocol):
             self._arm()
         else:
             self._deadline = self.loop.call_later(self._limits.answer_s, self.transport.abort)
+
+
+def _peer(transport: asyncio.Transport) -> int | None:
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    user: int = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    return user
 
 
 class _QuietServer(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,13 +11,14 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from appliance.common.errors import ConfigError, InvalidRequestError
+from appliance.common.errors import ConfigError, InvalidRequestError, os_errors_as
 from appliance.common.policy_history import Version
 from appliance.operator.api.commands import commanding, problems_of, run_command
 from appliance.operator.api.drafts import Draft, draft
 from appliance.operator.api.generated import policy_pb2 as pb
 from appliance.operator.api.method import ChangeTurn, Method, Work
 from appliance.operator.cli.policy import check_policy
+from appliance.operator.cli.policy_cases import run as run_cases
 from appliance.operator.cli.policy_diff import diff
 from appliance.operator.cli.policy_explain import explain
 from appliance.operator.cli.policy_sources import read
@@ -31,6 +33,12 @@ from policy.schema import schema_text
 
 SERVICE = "athanor.policy.v1.PolicyService"
 
+MAX_FAILURES = 100
+"""Failed cases that an answer tells; it has the number of all."""
+
+CASES = "cases"
+"""Name of a request's file of cases in its problems."""
+
 MS = 1_000
 """Milliseconds in a second."""
 
@@ -44,6 +52,7 @@ def methods() -> dict[str, Method]:
         "Check": Method(request=pb.CheckRequest, answer=_check),
         "Diff": Method(request=pb.DiffRequest, answer=_diff),
         "Explain": Method(request=pb.ExplainRequest, answer=_explain),
+        "Test": Method(request=pb.TestRequest, answer=_test),
         "Apply": Method(turn=ChangeTurn.POLICY, request=pb.ApplyRequest, answer=_apply, subject="expected_digest"),
         "History": Method(request=pb.HistoryRequest, answer=_history),
         "Rollback": Method(turn=ChangeTurn.POLICY, request=pb.RollbackRequest, answer=_rollback, subject="version"),
@@ -157,18 +166,52 @@ def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
         found = run_command(
             explain,
             one.policy,
-            asked.model,
+            model=asked.model,
             choices=asked.choices or 1,
             feature=_feature(asked.feature),
             running=asked.running,
             queued=asked.queued,
             unready=list(asked.unready),
             busy=list(asked.busy),
+            asleep=list(asked.asleep),
             problems=True,
             output_format=Format.JSON,
             **options,
         ).data
         return _explanation(one, _read_through(one, found))
+
+
+def _test(asked: pb.TestRequest, work: Work) -> pb.TestResponse:
+    if not asked.cases:
+        raise InvalidRequestError("there are no cases", param="cases")
+    with (
+        _policy_of(asked.files, work.config().policy) as one,
+        tempfile.TemporaryDirectory(prefix="athanor-cases-") as made,
+    ):
+        path = Path(made) / CASES
+        with os_errors_as("cannot write the cases"):
+            path.write_text(asked.cases, encoding="utf-8", newline="")
+        try:
+            found = run_command(run_cases, [path], policy=one.policy, problems=True, output_format=Format.JSON).data
+        except ConfigError as error:
+            raise InvalidRequestError(one.shown(error.message.replace(f"{made}/", "")), param="cases") from error
+        if lines := problems_of(found):
+            raise InvalidRequestError(one.shown("\n".join(lines).replace(f"{made}/", "")), param="cases")
+        failed = [row for row in found["cases"] if not row["passed"]]
+        return pb.TestResponse(
+            ok=not failed,
+            cases=len(found["cases"]),
+            failed=len(failed),
+            failures=[_failed(row) for row in failed[:MAX_FAILURES]],
+        )
+
+
+def _failed(row: Mapping[str, Any]) -> pb.FailedCase:
+    problems = [
+        pb.Problem(file=CASES, line=one["line"], column=one["column"], path=one["path"], message=one["message"])
+        for one in row["problems"]
+    ]
+    return pb.FailedCase(name=row["name"], line=row["line"], problems=problems)
 
 
 def _feature(name: str) -> Feature | None:

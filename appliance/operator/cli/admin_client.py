@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from appliance.common.json_codec import SnapshotError, decode
+from appliance.common.operator_calls import LOGIN_HEADER
 from appliance.operator.cli import exits
 from appliance.operator.cli.terminal import fail
 
@@ -34,6 +35,9 @@ ANSWER_S = 10.0
 
 MAX_BODY_BYTES = 32 << 20
 """Bytes of an answer: a full trace store is a few MiB."""
+
+NO_LOGIN = "4294967295"
+"""Content of /proc/self/loginuid where nobody has logged in (AUDIT_UID_UNSET of linux/audit.h)."""
 
 UNIX = "unix:"
 
@@ -103,6 +107,24 @@ def try_ask(
         raise _stranger(admin) from None
 
 
+def tell(admin: str, path: str, method: str, timeout_s: float = ANSWER_S) -> None:
+    """Send an order and wait for no answer: the listener carries out what it has read, also for a caller that has left.
+
+    Raises:
+        UnreachableError: it could not be sent; with a message and a hint.
+    """
+    import http.client
+
+    connection = _connection(admin, timeout_s, None)
+    try:
+        connection.request(method, path, headers={"accept": "application/json", **_login(method)})
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise _unreachable(admin, why) from error
+    finally:
+        connection.close()
+
+
 def try_text(admin: str, path: str, timeout_s: float = ANSWER_S) -> str:
     """The text of an answer that is no JSON: metrics.
 
@@ -122,7 +144,7 @@ def _exchange(
 
     connection = _connection(admin, timeout_s, tls)
     try:
-        connection.request(method, path, headers={"accept": "application/json"})
+        connection.request(method, path, headers={"accept": "application/json", **_login(method)})
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES + 1)
     except TimeoutError:
@@ -141,6 +163,17 @@ def _exchange(
     if len(body) > MAX_BODY_BYTES:
         raise _stranger(admin)
     return response.status, body
+
+
+def _login(method: str) -> dict[str, str]:
+    """Header that tells an order's audit entry who had logged in: after `sudo` the socket's peer is root."""
+    if method == "GET":
+        return {}
+    try:
+        login = Path("/proc/self/loginuid").read_text(encoding="ascii").strip()
+    except OSError:  # a kernel without audit
+        return {}
+    return {} if login == NO_LOGIN else {LOGIN_HEADER: login}
 
 
 def _stranger(admin: str) -> UnreachableError:

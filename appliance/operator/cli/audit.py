@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from appliance.common.errors import os_errors_as, reason_of
 from appliance.common.figures import counted, printable
 from appliance.operator.cli import exits
 from appliance.operator.cli.moments import MOMENTS, read_moment
-from appliance.operator.cli.options import Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
@@ -37,13 +38,22 @@ SHOW_EXAMPLES = """
 athanor audit show | the last twenty entries
 athanor audit show --kind sandbox --last 100 | which sandboxes came and went
 athanor audit show --tenant alpha --since today | what alpha was allowed and denied
-athanor audit show -o json | for other programs
+athanor audit show --config .athanor/athanor.yaml | the log that this configuration names
+athanor audit show -o json | for other programs, with every field and whole digests
 """
 
 LAST, MOST = 20, 10_000
 """Entries that are shown, where ``--last`` says nothing: without a time, and since one."""
 
+DIGEST_CHARACTERS = 12
+"""Leading characters of a digest in a table: enough to tell two apart."""
+
+_DIGEST = re.compile(r"[0-9a-f]{40,}")
+
 From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the log.")]
+Folder = Annotated[
+    Path | None, typer.Option("--from", metavar="DIR", help="Folder of the log, in place of that of --config.")
+]
 Names = Annotated[
     Path | None,
     typer.Option("--names", metavar="DIR", help="Folder of the log whose keys resolve pseudonyms, else --from."),
@@ -115,7 +125,8 @@ def verify(  # noqa: PLR0913 - a parameter is an option
 
 
 def show(  # noqa: PLR0913 - a parameter is an option
-    directory: From = DEFAULT_FOLDER,
+    directory: Folder = None,
+    config: Config = DEFAULT_CONFIG,
     last: Annotated[
         int | None,
         typer.Option(
@@ -132,6 +143,7 @@ def show(  # noqa: PLR0913 - a parameter is an option
 ) -> None:
     """Show the newest entries of the audit log. Verifies nothing: see athanor audit verify.
 
+    Fields that are empty or 0 are left out, and digests are cut short; -o json has all of them.
     Tenants and credentials have their names as long as their keys of pseudonyms live; after athanor
     tenant shred their pseudonyms are shown.
     """
@@ -141,15 +153,40 @@ def show(  # noqa: PLR0913 - a parameter is an option
 
     chosen = entry_filter(since, until, kind, tenant, model)
     with config_errors_fail():
-        found = newest(directory, chosen, last or (LAST if since is None else MOST), names)
+        found = newest(directory or log_folder(config), chosen, last or (LAST if since is None else MOST), names)
     if print_data([one.values() for one in found], output_format):
         return
     console = output()
     for one in found:
         moment = datetime.fromtimestamp(one.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        words = "  ".join(f"{name}={value}" for name, value in one.entry.fields.items() if value != "")
+        words = "  ".join(f"{name}={_short(value)}" for name, value in one.entry.fields.items() if value not in ("", 0))
         line = f"{one.number:>8}  {moment}  {one.entry.kind:<9}  {words}"
         console.print(printable(line), soft_wrap=True, markup=False)
+
+
+def _short(value: str | int) -> str:
+    """A field's value as a line has it."""
+    text = str(value)
+    return text[:DIGEST_CHARACTERS] if _DIGEST.fullmatch(text) else text
+
+
+def log_folder(config: Path) -> Path:
+    """Folder of the log by a configuration; that of the service where none is installed.
+
+    Raises:
+        ConfigError: the configuration cannot be used, or keeps no log.
+    """
+    from appliance.common.config_loader import load_config
+    from appliance.common.errors import ConfigError
+
+    if not config.exists():
+        if config != DEFAULT_CONFIG:
+            raise ConfigError(f"there is no configuration {config}")
+        return DEFAULT_FOLDER
+    audit = load_config(config).audit
+    if audit is None:
+        raise ConfigError(f"{config} has no section audit, so requests are not logged")
+    return audit.directory
 
 
 def entry_filter(

@@ -25,6 +25,9 @@ athanor policy check /etc/athanor/policy.d | all drop-ins together
 athanor policy check new.yaml --config /etc/athanor/athanor.yaml --strict | names are held against this configuration
 """
 
+UNSAFE = "this tenant may use every model and feature, as much as it likes; write its rules out before strangers call"
+"""Warning at ``unsafe_allow_all``."""
+
 BESIDE = "athanor.yaml"
 """Name of a configuration beside a policy: there it is the policy's own, wherever both lie."""
 
@@ -42,8 +45,8 @@ def check(
 
     Prints every problem with its file, line and column, or the tenants and their limits when
     there is none. Several files are checked together, as one policy. Warns of models and keys
-    that are nowhere, by an athanor.yaml beside the policy, else by --config, and of files in
-    policy.d that are not read. Nothing that runs is asked or changed.
+    that are nowhere, by an athanor.yaml beside the policy, else by --config, of files in
+    policy.d that are not read, and of unsafe_allow_all. Nothing that runs is asked or changed.
     """
     source = context.get_parameter_source("config")
     given = None if source is not None and source.name == "DEFAULT" else config
@@ -69,7 +72,7 @@ def check_policy(paths: list[Path], given: Path | None, *, strict: bool, output_
         policy = load_policy(sources)
     except PolicyError as error:
         refuse(error, sources, output_format)
-    warnings = [*_overlooked(paths), *_compare(policy, sources, paths, given, strict=strict)]
+    warnings = [*_overlooked(paths), *_unsafe(policy, sources), *_compare(policy, sources, paths, given, strict=strict)]
     _show(policy, sources, warnings, output_format)
     raise typer.Exit(exits.REFUSED if strict and warnings else exits.OK)
 
@@ -81,6 +84,22 @@ def _overlooked(paths: list[Path]) -> list[Problem]:
 
     told = [line.partition(": ") for path in paths for line in overlooked(path)]
     return [Problem(name, 0, 0, "", said) for name, _, said in told]
+
+
+def _unsafe(policy: PolicySet, sources: list[Source]) -> list[Problem]:
+    """Tenants that one key allows everything."""
+    from policy.allow_all import KEY
+    from policy.origins import written_files
+
+    names = {name for name, tenant in policy.tenants.items() if tenant.unsafe_allow_all}
+    if not names:
+        return []
+    return [
+        file.problem(("tenants", name, KEY), UNSAFE, at_key=True)
+        for file in written_files(sources)
+        for name in file.content.tenants
+        if name in names
+    ]
 
 
 def _compare(

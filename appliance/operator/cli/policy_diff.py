@@ -104,34 +104,17 @@ def _in_force(config: Path, new: Path) -> Path:
 def _replay(old: PolicySet, new: PolicySet, begin: float, directory: Path | None, config: Path) -> Replayed:
     """Replay the log. A log that cannot be read is told, and is a failure only where ``--from`` names it."""
     from appliance.common.errors import ConfigError
+    from appliance.operator.cli.audit import log_folder
     from appliance.operator.replay_log import MS, LoggedRequests
     from policy.replay import replay
 
     try:
-        logged = LoggedRequests(directory or _log_folder(config), round(begin * MS))
+        logged = LoggedRequests(directory or log_folder(config), round(begin * MS))
         return Replayed(replay(old, new, logged), begin, logged.lost)
     except ConfigError as error:
         if directory is not None:
             raise
         return Replayed(problem=str(error).splitlines()[0])
-
-
-def _log_folder(config: Path) -> Path:
-    """Folder of the log by the configuration, or the service's where there is no configuration.
-
-    Raises:
-        ConfigError: the configuration keeps no log.
-    """
-    from appliance.common.config_loader import load_config
-    from appliance.common.errors import ConfigError
-    from appliance.operator.cli.audit import DEFAULT_FOLDER
-
-    if not config.exists():
-        return DEFAULT_FOLDER
-    audit = load_config(config).audit
-    if audit is None:
-        raise ConfigError(f"{config} has no section audit, so requests are not logged")
-    return audit.directory
 
 
 def _refused(found: tuple[Change, ...], refuse: Refused) -> bool:

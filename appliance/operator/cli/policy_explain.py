@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from appliance.operator.cli import exits
-from appliance.operator.cli.options import Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 from policy.model import Feature
 
 if TYPE_CHECKING:
     from policy.decision import Decision
+    from policy.loader import Source
     from policy.model import PolicySet
     from policy.origins import Origin
     from policy.request import Content
@@ -26,6 +27,7 @@ EXAMPLES = """
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini | before the prompt is tokenised
 athanor policy explain policy.yaml --credential key:alpha-1 --model athanor-mini --input-tokens 900 | with its count
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running 8 -o json | while eight run
+athanor policy explain --tenant alpha --model athanor-mini | by the policy of the service's configuration
 athanor policy explain policy.yaml --tenant alpha --model fast --unready athanor-mini | where a route leads
 """
 
@@ -58,13 +60,17 @@ Wanted = Annotated[
     Feature | None,
     typer.Option(
         metavar="NAME",
-        help="What it uses: structured_output, tokenize, tools, attestation, rerank, batches, stored_responses, wake.",
+        help="What it uses: structured_output, tokenize, tools, attestation, embeddings, rerank, batches, "
+        "stored_responses, wake.",
     ),
 ]
 Credential = Annotated[
     str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
 ]
 Names = list[str] | None
+Policy = Annotated[
+    Path | None, typer.Argument(metavar="[POLICY]", help="File or folder of the policy; that of --config without it.")
+]
 Fields = Annotated[Names, typer.Option("--field", metavar="NAME", help="Field that it uses; may be repeated.")]
 Roles = Annotated[
     Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
@@ -81,8 +87,10 @@ External = Annotated[
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
-    path: Annotated[Path, typer.Argument(metavar="POLICY", help="File or folder of the policy.")],
+    path: Policy = None,
+    *,
     model: Annotated[str, typer.Option(metavar="NAME", help="Served model, or route, that is asked for.")],
+    config: Config = DEFAULT_CONFIG,
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Tenant that asks.")] = None,
     credential: Credential = None,
     input_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Prompt tokens [not counted].")] = None,
@@ -119,7 +127,6 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
-    from appliance.operator.cli.policy_sources import load_with_sources
     from policy.decision import Effect
     from policy.origins import find_origin
     from policy.simulate import Load, Question, chosen, decide
@@ -129,17 +136,24 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
     asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region}
     question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
-    policy, sources = load_with_sources(path, output_format)
+    policy, sources = _policy(path, config, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
     now = replace(now, kv_tokens_held=kv_tokens_held, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
     now = _with_states(replace(now, end_user_output_tokens_left=end_user_output_left), asleep, external, unready, busy)
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
-    caller = tenant or policy.principals.get(credential or "", "")
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
-    _show(policy, caller, shown, output_format)
+    _show(policy, tenant or policy.principals.get(credential or "", ""), shown, output_format)
     raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
+
+
+def _policy(path: Path | None, config: Path, output_format: Format) -> tuple[PolicySet, list[Source]]:
+    """The policy that is asked, with its texts: that of the configuration where no path is given."""
+    from appliance.common.config_loader import load_config
+    from appliance.operator.cli.policy_sources import load_with_sources
+
+    return load_with_sources(path or load_config(config).policy, output_format)
 
 
 def _content(size: int, fields: Sequence[str], roles: Sequence[str]) -> Content:
@@ -202,7 +216,9 @@ def _show(policy: PolicySet, tenant: str, shown: _Shown, output_format: Format) 
     found["route"] = None if choice is None else {"alias": shown.model, **asdict(choice)}
     if print_data(found | {"origin": None if origin is None else asdict(origin)}, output_format):
         return
-    first, *rest = explained(decision, str(origin) if origin is not None and origin.inherited else "").splitlines()
+    first, *rest = explained(
+        decision, str(origin) if origin is not None and origin.path != decision.rule else ""
+    ).splitlines()
     if choice is not None:
         rest[:0] = explain_route(policy.routes[shown.model], choice).splitlines()
     effect, _, message = first.partition(": ")

@@ -10,7 +10,7 @@ import typer
 
 from appliance.common.errors import reason_of
 from appliance.operator.cli import exits
-from appliance.operator.cli.options import Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 INIT_EXAMPLES = """
@@ -81,6 +81,21 @@ def _write(path: Path, text: str, *, keep_equal: bool = False) -> bool:
     return True
 
 
+def _is_configured(path: Path) -> bool:
+    """Whether a configuration beside the policy, or the service's, names this file: then a reload reads it."""
+    from appliance.common.config_loader import load_config
+    from appliance.common.errors import ConfigError
+    from appliance.operator.cli.policy import BESIDE
+
+    for config in (path.absolute().parent / BESIDE, DEFAULT_CONFIG):
+        try:
+            if config.is_file() and load_config(config).policy.resolve() == path.resolve():
+                return True
+        except (ConfigError, OSError):  # one that cannot be used names nothing that is read
+            continue
+    return False
+
+
 def _show(path: Path, schema: Path, tenant: str) -> None:
     from rich.text import Text
 
@@ -89,5 +104,6 @@ def _show(path: Path, schema: Path, tenant: str) -> None:
     console = output()
     console.print(Text.assemble(("wrote ", "green"), (printable(str(path)), "bold"), f" and {printable(str(schema))}"))
     console.print(Text("Next:", "dim"))
-    for line in (f"athanor key create {tenant} --id {tenant}-1", f"athanor policy check {path}", "athanor reload"):
+    last = "athanor reload" if _is_configured(path) else f"athanor policy apply {path}"
+    for line in (f"athanor key create {tenant} --id {tenant}-1", f"athanor policy check {path}", last):
         console.print(Text(f"  {printable(line)}", "cyan"), soft_wrap=True)

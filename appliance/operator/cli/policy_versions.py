@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from appliance.operator.cli import exits
+from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import DEFAULT_CONFIG, FIND, Admin, Config, Output
 from appliance.operator.cli.tenant import Yes, confirm
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from appliance.common.config import ApplianceConfig
     from appliance.common.policy_history import PolicyHistory, Version
     from appliance.common.status import ReloadOutcome
     from appliance.operator.placement import Placement
+    from policy.changes import Change
     from policy.model import PolicySet
 
 HISTORY_EXAMPLES = """
 athanor policy history | the policies that were in force, the newest first
+athanor policy history --since 7d | what changed in the policy in a week, in sentences
 athanor policy history 7 | what version 7 changed, in sentences
 """
 
 APPLY_EXAMPLES = """
 athanor policy apply new.yaml | show what changes, ask, replace the policy, put it in force
 athanor policy apply new.yaml --yes | without asking, for scripts
+athanor policy apply new.yaml --yes --no-wait | and without the outcome: athanor status tells what is in force
 """
 
 ROLLBACK_EXAMPLES = """
@@ -43,6 +50,11 @@ OK, CONFLICT = 200, 409
 
 MAX_NEW_BYTES = 64 << 20
 """Most bytes of a new policy that are read; the loader's own bound is smaller and has its own message."""
+
+MS = 1_000
+"""Milliseconds of a second."""
+
+NEXT_START = "it is in force at the next start: nothing answers now"
 
 MAX_ROWS = 20
 """Versions that the table shows; JSON and YAML have all."""
@@ -62,6 +74,10 @@ def history(
     number: Annotated[
         int | None, typer.Argument(metavar="[VERSION]", help="Tell what this version changed, and show its files.")
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help=f"Tell what each version from then on changed: {MOMENTS} (UTC)."),
+    ] = None,
     config: Config = DEFAULT_CONFIG,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -70,7 +86,13 @@ def history(
     The supervisor keeps the text of each policy that comes into force, however it was put there,
     and the audit log has its digest: a request's entry leads to the text that decided it.
     """
+    begin = None if since is None else read_moment(since, datetime.now(UTC), "--since")
+    if number is not None and begin is not None:
+        fail(exits.USAGE, "a version and --since were given; one of them says what is shown", "athanor policy history")
     kept = kept_history(load_configuration(config))
+    if begin is not None:
+        _show_since(kept, begin, output_format)
+        return
     if number is not None:
         _show_version(kept, kept.read(number), output_format)
         return
@@ -87,15 +109,21 @@ def apply(
     config: Config = DEFAULT_CONFIG,
     admin: Admin = FIND,
     yes: Yes = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Whether to wait until it is in force, or refused and taken back.")
+    ] = True,
 ) -> None:
     """Replace the policy by another, and put it in force.
 
     Checks the new policy together with the drop-ins that stay, tells what it changes, asks, writes
     the file with the owner and mode of the old one, and waits until it is in force. Signatures
     beside the new one go with it. If it is refused, or nothing can be written, all is as before.
+
+    With --no-wait the appliance is told and not waited for: what it refuses then stays on the disk,
+    while the policy before it stays in force.
     """
     loaded = load_configuration(config)
-    change_policy(loaded, given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
+    change_policy(loaded, given(new, loaded.policy), admin, f"put {new} in force", yes=yes, wait=wait)
 
 
 def rollback(
@@ -224,11 +252,37 @@ def restored(version: Version, policy: Path) -> NewPolicy:
     return NewPolicy(version.files, loaded, gone)
 
 
-def change_policy(config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool) -> None:
-    """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was."""
+def change_policy(
+    config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool, wait: bool = True
+) -> None:
+    """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was, unless nobody waits
+    for it (``wait``)."""
     show_changes(config, target)
     confirm(what, yes=yes)
-    put_policy(config, target, admin)
+    if wait:
+        put_policy(config, target, admin)
+    else:
+        _start(config, target, admin)
+
+
+def _start(config: ApplianceConfig, target: NewPolicy, admin: str) -> None:
+    """Write a policy and have the appliance told, without the outcome."""
+    from appliance.operator.cli.admin_client import UnreachableError, tell
+    from appliance.operator.placement import Placement
+
+    Placement(config.policy.parent, target.files, list(target.gone)).put()
+    console = output()
+    try:
+        tell(admin, "/reload", "POST")
+    except UnreachableError as error:
+        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
+        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
+        return
+    digest = target.policy.digest[:12]
+    console.print(
+        f"[green]written[/green], and the appliance is told; athanor status shows {digest} once it is in force",
+        soft_wrap=True,
+    )
 
 
 def show_changes(config: ApplianceConfig, target: NewPolicy) -> None:
@@ -278,7 +332,7 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
             "athanor status names the policy in force; athanor reload puts the files in force",
         )
     except UnreachableError as error:
-        console.print("[green]written[/green]; it is in force at the next start: nothing answers now", soft_wrap=True)
+        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
         console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
         return None
     if answer.status not in (OK, CONFLICT):
@@ -295,39 +349,72 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
 
 
 def _row(version: Version) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
     since = datetime.fromtimestamp(version.since_ms / 1000, UTC)
     return {
         "version": version.number,
         "since": f"{since:%Y-%m-%dT%H:%M:%SZ}",
+        "by": version.by,
         "digest": version.digest,
         "files": list(version.named),
     }
 
 
-def _show_version(kept: PolicyHistory, version: Version, output_format: Format) -> None:
-    """What a version changed against the one before it, and its files."""
-    from appliance.operator.cli.policy_diff_view import changes_view, summary_view
+def _show_since(kept: PolicyHistory, begin: datetime, output_format: Format) -> None:
+    """What each version changed that came into force at a time or later, the oldest first."""
+    from appliance.operator.cli.policy_versions_view import since_view
+
+    numbers, told = kept.numbers(), []
+    for version, before in zip(numbers, [*numbers[1:], None], strict=True):
+        one = kept.read(version)
+        if one.since_ms < begin.timestamp() * MS:
+            break
+        told.append((_row(one), *_changed(None if before is None else kept.read(before), one)))
+    told.reverse()
+    document = [
+        {
+            **row,
+            "note": note,
+            "changes": [
+                {"sentence": one.sentence, "rule": one.path, "direction": one.direction.value} for one in changed
+            ],
+        }
+        for row, changed, note in told
+    ]
+    if not print_data({"since": f"{begin:%Y-%m-%dT%H:%M:%SZ}", "versions": document}, output_format):
+        console = output()
+        console.print(since_view(told, begin, console.width))
+
+
+def _changed(before: Version | None, version: Version) -> tuple[Sequence[Change], str]:
+    """What a version changed against the one before it, or a note that says why that is not known."""
     from policy.changes import changes
     from policy.errors import PolicyError
     from policy.loader import load_policy
+
+    if before is None:
+        return (), "the oldest version that is kept"
+    try:
+        return changes(load_policy(before.sources()), load_policy(version.sources())), ""
+    except PolicyError as error:
+        return (), f"not compared: this version of athanor refuses one of both: {error.problems[0]}"
+
+
+def _show_version(kept: PolicyHistory, version: Version, output_format: Format) -> None:
+    """What a version changed against the one before it, and its files."""
+    from appliance.operator.cli.policy_diff_view import changes_view, summary_view
 
     if print_data({**_row(version), "texts": version.files}, output_format):
         return
     console = output()
     earlier = [number for number in kept.numbers() if number < version.number]
     if earlier:
-        try:
-            old, new = load_policy(kept.read(earlier[0]).sources()), load_policy(version.sources())
-        except PolicyError as error:
-            console.print(
-                f"not compared: this version of athanor refuses one of both: {error.problems[0]}", markup=False
-            )
+        before = kept.read(earlier[0])
+        found, note = _changed(before, version)
+        if note:
+            console.print(note, markup=False)
         else:
-            found = changes(old, new)
             console.print(changes_view(found, console.width))
-            console.print(summary_view(old.digest, new.digest, found))
+            console.print(summary_view(before.digest, version.digest, found))
     for name, text in version.files.items():
         console.print(f"\n# {name}", style="dim", markup=False)
         console.print(text.rstrip(), markup=False, soft_wrap=True)

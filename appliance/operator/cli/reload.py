@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from appliance.operator.cli.terminal import Format, fail, output, print_data
 EXAMPLES = """
 athanor reload | exit code 0: in force; 1: nothing changed
 athanor policy check policy.yaml && athanor reload | look before
+athanor reload --config .athanor/athanor.yaml | the appliance that this configuration is of
 """
 
 CONFLICT = 409
@@ -21,7 +23,12 @@ CONFLICT = 409
 
 
 def reload(
+    context: typer.Context,
     admin: Admin = FIND,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", help="Ask the admin listener that this athanor.yaml names."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the outcome.")
     ] = 60.0,
@@ -35,9 +42,15 @@ def reload(
     """
     from rich.text import Text
 
+    from appliance.common.config_loader import load_config
     from appliance.common.figures import printable
     from appliance.common.status import ReloadOutcome
 
+    if config is not None:
+        source = context.get_parameter_source("admin")
+        if source is not None and source.name != "DEFAULT":
+            fail(exits.USAGE, "--admin and --config both say whom to ask: leave one of them out")
+        admin = load_config(config).listen.admin
     answer = ask(admin, "/reload", "POST", timeout)
     outcome = read(ReloadOutcome, answer, CONFLICT)
     if print_data(answer.body, output_format):

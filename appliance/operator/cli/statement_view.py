@@ -50,13 +50,13 @@ def _by_model(statement: Statement) -> dict[str, list[Mapping[str, Value]]]:
 
 
 def _numbers(totals: Totals) -> dict[str, object]:
-    tokens = (totals.requests, totals.input_tokens, totals.cached_tokens, totals.output_tokens)
+    tokens = (totals.requests, totals.input_tokens, totals.cached_tokens, totals.output_tokens, totals.reasoning_tokens)
     return {**dict(zip(NUMBERS, tokens, strict=False)), "cost": amount_text(totals.cost)}
 
 
 def _sum(model: str, totals: Totals) -> Sum:
     numbers = (totals.requests, totals.input_tokens, totals.cached_tokens, totals.output_tokens, totals.cost)
-    return Sum((model,), *numbers)
+    return Sum((model,), *numbers, totals.reasoning_tokens)
 
 
 def _moment(time_ms: int) -> datetime:

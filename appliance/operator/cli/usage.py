@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.operator.cli import exits
-from appliance.operator.cli.audit import DEFAULT_FOLDER, ELSEWHERE
+from appliance.operator.cli.audit import ELSEWHERE, log_folder
 from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import DEFAULT_CONFIG, Config
 from appliance.operator.cli.terminal import Format, fail, output, print_data
@@ -25,6 +25,7 @@ athanor usage --since yesterday --until today | who used most yesterday
 athanor usage --by day,model --tenant alpha --since 30d | what alpha used, day by day
 athanor usage --by tenant,user --since yesterday | who of the tenants' end users used most
 athanor usage --cost --since 7d | what a million output tokens cost, by the machine's price
+athanor usage --config .athanor/athanor.yaml | of the appliance that this configuration is of
 athanor usage --since 2026-10 --until 2026-11 -o csv | last month's bills
 """
 
@@ -68,8 +69,8 @@ def usage(  # noqa: PLR0913 - a parameter is an option
     cost: Cost = False,
     config: Config = DEFAULT_CONFIG,
     directory: Annotated[
-        Path, typer.Option("--from", metavar="DIR", help="Folder of the audit log, which the book is in.")
-    ] = DEFAULT_FOLDER,
+        Path | None, typer.Option("--from", metavar="DIR", help="Folder of the book, in place of --config's audit log.")
+    ] = None,
     output_format: Annotated[
         UsageFormat, typer.Option("--output", "-o", metavar="FORMAT", help="table, csv, json or yaml.")
     ] = UsageFormat.TABLE,
@@ -97,14 +98,25 @@ def usage(  # noqa: PLR0913 - a parameter is an option
     if end <= begin:
         fail(exits.USAGE, f"the time ends before it begins: from {begin:%Y-%m-%dT%HZ} to {end:%Y-%m-%dT%HZ}")
     chosen = Filter(begin, end, tuple(tenant or ()), tuple(model or ()), tuple(user or ()))
+    folder = directory or _folder(config)
     if cost:
-        _show_cost(config, directory, chosen, now, output_format)
+        _show_cost(config, folder, chosen, now, output_format)
         return
     try:
-        found = sums(directory, names, chosen)
+        found = sums(folder, names, chosen)
     except ConfigError as error:
         fail(exits.REFUSED, error.message, ELSEWHERE)
     _show(found, names, chosen, output_format)
+
+
+def _folder(config: Path) -> Path:
+    """Folder of the log that a configuration names; the command ends where there is none."""
+    from appliance.common.errors import ConfigError
+
+    try:
+        return log_folder(config)
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message, ELSEWHERE)
 
 
 def _names(text: str) -> list[By]:

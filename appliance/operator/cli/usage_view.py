@@ -23,7 +23,7 @@ WIDE = 100
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 """Blocks of no to eight eighths of a column."""
 
-NUMBERS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
+NUMBERS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost")
 """Names of the numbers of a row in documents."""
 
 
@@ -33,7 +33,9 @@ def usage_view(found: Sequence[Sum], names: Sequence[By], chosen: Filter, width:
     if not found:
         return Group(Text("nothing was used"), time)
     priced = any(one.cost for one in found)
-    numbers = ["REQUESTS", "INPUT", "CACHED", "OUTPUT", *(["COST"] if priced else [])]
+    thought = any(one.reasoning for one in found)
+    numbers = ["REQUESTS", "INPUT", "CACHED", "OUTPUT", *(["REASONING"] if thought else [])]
+    numbers += ["COST"] if priced else []
     shown = table(*(name.value.upper() for name in names), numbers=numbers)
     bars = width >= WIDE
     if bars:
@@ -44,10 +46,11 @@ def usage_view(found: Sequence[Sum], names: Sequence[By], chosen: Filter, width:
             Text(printable(key), "bold" if name not in TIMES else "") for key, name in zip(one.keys, names, strict=True)
         )
         bar = (Text(bar_of(_weight(one, priced=priced), largest), "cyan"),) if bars else ()
-        shown.add_row(*keys, *_cells(one, priced=priced), *bar)
+        shown.add_row(*keys, *_cells(one, priced=priced, thought=thought), *bar)
     if len(found) > 1:
         rest = [""] * (len(names) - 1)
-        shown.add_row(Text("all", "dim"), *rest, *_cells(total(found), priced=priced), *([""] if bars else []))
+        cells = _cells(total(found), priced=priced, thought=thought)
+        shown.add_row(Text("all", "dim"), *rest, *cells, *([""] if bars else []))
     rows = counted(len(found), "row")
     note = "   cost in the currency of the policy's prices" if priced else ""
     return Group(shown, "", Text.assemble(time, (f"   {rows}{note}", "dim")))
@@ -68,7 +71,9 @@ def csv_text(found: Sequence[Sum], names: Sequence[By]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*(name.value for name in names), *NUMBERS])
     for one in found:
-        writer.writerow([*one.keys, one.requests, one.input, one.cached, one.output, amount_text(one.cost)])
+        writer.writerow(
+            [*one.keys, one.requests, one.input, one.cached, one.output, one.reasoning, amount_text(one.cost)]
+        )
     return text.getvalue()
 
 
@@ -80,7 +85,7 @@ def document(found: Sequence[Sum], names: Sequence[By], chosen: Filter) -> dict[
         "rows": [
             {
                 **{name.value: key for name, key in zip(names, one.keys, strict=True)},
-                **dict(zip(NUMBERS, (one.requests, one.input, one.cached, one.output), strict=False)),
+                **dict(zip(NUMBERS, (one.requests, one.input, one.cached, one.output, one.reasoning), strict=False)),
                 "cost": amount_text(one.cost),
             }
             for one in found
@@ -92,6 +97,7 @@ def _weight(one: Sum, *, priced: bool) -> int:
     return one.cost if priced else one.tokens
 
 
-def _cells(one: Sum, *, priced: bool) -> list[Text]:
-    cells = [number(value) for value in (one.requests, one.input, one.cached, one.output)]
+def _cells(one: Sum, *, priced: bool, thought: bool) -> list[Text]:
+    values = (one.requests, one.input, one.cached, one.output, *((one.reasoning,) if thought else ()))
+    cells = [number(value) for value in values]
     return [*cells, Text(f"{one.cost / BILLIONTHS:,.4f}", "" if one.cost else "dim")] if priced else cells

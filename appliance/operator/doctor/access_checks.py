@@ -109,6 +109,12 @@ def check_policy(policy: Policy, running: Running) -> Iterator[Finding]:
             means="what it says is not in force",
             mend=f"mv '{file}' /root    # or let its name end in .yaml, if it belongs to the policy",
         )
+    if policy.unsafe:
+        yield Subject(Area.ACCESS, "policy").warning(
+            f"unsafe_allow_all: {_some(policy.unsafe)}",
+            means="whoever calls with their credentials may use every model and feature, without a limit that protects",
+            mend=f"{check}    # shows the line: write models and limits in its place",
+        )
     if policy.missing:
         yield Subject(Area.ACCESS, "policy").warning(
             _some(policy.missing), means="whoever should call it is refused", mend=check

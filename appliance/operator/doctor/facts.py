@@ -236,6 +236,8 @@ class Policy:
     there."""
     overlooked: tuple[str, ...] = ()
     """Files among the drop-ins that are no part of it."""
+    unsafe: tuple[str, ...] = ()
+    """Tenants that ``unsafe_allow_all`` allows everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,6 +392,7 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
         keys_unseen=not readable,
         missing=tuple(map(str, dangling(loaded, models, None, issuers=issuers))),
         overlooked=beside,
+        unsafe=tuple(name for name, tenant in loaded.tenants.items() if tenant.unsafe_allow_all),
     )
     if pepper is None or not readable:
         return found

@@ -100,6 +100,20 @@ async def test_the_later_of_two_reloads_wins(gateway: Gateway, tmp_path: Path, m
     assert gateway._service.ledger.policy.digest == late.digest
 
 
+async def test_a_reload_says_who_asked(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers that share a run are all in its audit entry, each once; the next run's names its own alone."""
+    told: list[object] = []
+    monkeypatch.setattr(gateway, "_audit_policy", lambda _outcome, _digest, by: told.append(by))
+
+    async def fetch(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._namespaces, "fetch", fetch)
+    await asyncio.gather(*(gateway.reload(by) for by in ("user 0", "signal", "user 0")))
+    await gateway.reload("user 7")
+    assert told == ["user 0; signal", "user 7"]
+
+
 async def test_a_reload_reads_the_configuration_too(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

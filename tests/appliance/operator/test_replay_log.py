@@ -31,6 +31,7 @@ def request(number: int) -> Entry:
         input_tokens=number,
         cached_tokens=1,
         output_tokens=2,
+        reasoning_tokens=0,
         cost=3,
         queued_ms=4,
         downgraded="",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,8 @@ async def test_without_a_log_nothing_is_kept() -> None:
 
 
 def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
-    """A sandbox that is offered again came up once; a death says its cause, but no last words; other messages pass."""
+    """A sandbox that is offered again came up once; a death says its cause, but no last words; other messages pass, and
+    the gateway is told the digest of the model's files."""
     sent: list[Control] = []
     records: list[Entry] = []
 
@@ -169,7 +171,8 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
     down = SandboxDown("m", "engine", 1, 1, "failed", cause, 0.5)
     messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0, "")]
     assert [watched(message, ()) for message in messages] == [False] * 5
-    assert sent == messages
+    digest = "ab" * 32
+    assert sent == [replace(one, model_digest=digest) if isinstance(one, SandboxUp) else one for one in messages]
     assert [(one.fields["state"], one.fields["generation"]) for one in records] == [("up", 1), ("down", 1), ("up", 2)]
     assert records[1].fields["cause"] == "the process ended with status 1"
     assert records[0].fields["model_digest"] == "ab" * 32

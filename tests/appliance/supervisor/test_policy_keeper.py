@@ -16,7 +16,7 @@ TENANT = "version: 1\ntenants: {%s: {credentials: ['key:a'], models: ['*']}}\n"
 
 def report(digest: str, outcome: str = "ok") -> Entry:
     """What a gateway reports of a reload."""
-    return entry("policy", outcome=outcome, policy=digest, tenants=1)
+    return entry("policy", outcome=outcome, policy=digest, tenants=1, by="user 0")
 
 
 async def test_each_policy_in_force_is_kept_once(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_each_policy_in_force_is_kept_once(tmp_path: Path) -> None:
     assert await told(second, two, "failed") == [1]
     assert await told("version: 2", two) == [1]
     assert await told(second, two) == [2, 1]
-    assert history.read(2).files == {"policy.yaml": second}
+    assert (history.read(2).files, history.read(2).by) == ({"policy.yaml": second}, "user 0")
     (tmp_path / "policy.yaml.sig").write_text("ed25519 ...\n")
     assert await told(first, one) == [3, 2, 1]
     assert history.read(3).files == {"policy.yaml": first, "policy.yaml.sig": "ed25519 ...\n"}

@@ -1660,22 +1660,28 @@ class Model(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that GenerateRequest.model takes."""
     created_unix_s: _builtins.int
     """When the appliance began to serve it, seconds since 1970-01-01 UTC."""
     max_context_tokens: _builtins.int
     """Most tokens of prompt and output together."""
+    digest: _builtins.str
+    """SHA-256 digest of the model's files in hexadecimal, as attestations have it. Empty for the alias of a route, for an
+    adapter, and where the model has no files or was not started yet.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         created_unix_s: _builtins.int = ...,
         max_context_tokens: _builtins.int = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_s", b"created_unix_s", "max_context_tokens", b"max_context_tokens", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_s", b"created_unix_s", "digest", b"digest", "max_context_tokens", b"max_context_tokens", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -484,6 +484,7 @@ class ExplainRequest(_message.Message):
     TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     UNREADY_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Name of the tenant."""
     credential: _builtins.str
@@ -518,6 +519,10 @@ class ExplainRequest(_message.Message):
     def busy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models in which requests wait."""
 
+    @_builtins.property
+    def asleep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that sleep."""
+
     def __init__(
         self,
         *,
@@ -535,10 +540,11 @@ class ExplainRequest(_message.Message):
         tokens_left: _builtins.int | None = ...,
         unready: _abc.Iterable[_builtins.str] | None = ...,
         busy: _abc.Iterable[_builtins.str] | None = ...,
+        asleep: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens", "_max_tokens", b"_max_tokens", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "caller", b"caller", "credential", b"credential", "input_tokens", b"input_tokens", "max_tokens", b"max_tokens", "requests_left", b"requests_left", "tenant", b"tenant", "tokens_left", b"tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens", "_max_tokens", b"_max_tokens", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "busy", b"busy", "caller", b"caller", "choices", b"choices", "credential", b"credential", "feature", b"feature", "files", b"files", "input_tokens", b"input_tokens", "max_tokens", b"max_tokens", "model", b"model", "queued", b"queued", "requests_left", b"requests_left", "running", b"running", "tenant", b"tenant", "tokens_left", b"tokens_left", "unready", b"unready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens", "_max_tokens", b"_max_tokens", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "asleep", b"asleep", "busy", b"busy", "caller", b"caller", "choices", b"choices", "credential", b"credential", "feature", b"feature", "files", b"files", "input_tokens", b"input_tokens", "max_tokens", b"max_tokens", "model", b"model", "queued", b"queued", "requests_left", b"requests_left", "running", b"running", "tenant", b"tenant", "tokens_left", b"tokens_left", "unready", b"unready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__input_tokens: _TypeAlias = _typing.Literal["input_tokens"]  # noqa: Y015
     _WhichOneofArgType__input_tokens: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens"]  # noqa: Y015
@@ -679,6 +685,102 @@ class Origin(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Origin: _TypeAlias = Origin  # noqa: Y015
+
+@_typing.final
+class TestRequest(_message.Message):
+    """Asks to decide cases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    CASES_FIELD_NUMBER: _builtins.int
+    cases: _builtins.str
+    """Text of a file of cases, of 10,000 cases and 4 MiB at most. A policy that it has or names is not read."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
+        """All files of the policy. None: the configured policy, as it is on the disk."""
+
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___PolicyFile] | None = ...,
+        cases: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestRequest: _TypeAlias = TestRequest  # noqa: Y015
+
+@_typing.final
+class TestResponse(_message.Message):
+    """Results of cases. A case that fails is an answer, not an error."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OK_FIELD_NUMBER: _builtins.int
+    CASES_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    ok: _builtins.bool
+    """Whether every case passes."""
+    cases: _builtins.int
+    """Number of cases."""
+    failed: _builtins.int
+    """Number of those that failed."""
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedCase]:
+        """The first 100 that failed."""
+
+    def __init__(
+        self,
+        *,
+        ok: _builtins.bool = ...,
+        cases: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        failures: _abc.Iterable[Global___FailedCase] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "failed", b"failed", "failures", b"failures", "ok", b"ok"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestResponse: _TypeAlias = TestResponse  # noqa: Y015
+
+@_typing.final
+class FailedCase(_message.Message):
+    """One case that failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    line: _builtins.int
+    """Its line in the file of cases."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___Problem]:
+        """What was expected and what was found, each with its place; the file has the name "cases"."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        line: _builtins.int = ...,
+        problems: _abc.Iterable[Global___Problem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "name", b"name", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedCase: _TypeAlias = FailedCase  # noqa: Y015
 
 @_typing.final
 class ApplyRequest(_message.Message):

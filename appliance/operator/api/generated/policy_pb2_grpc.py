@@ -50,6 +50,11 @@ class PolicyServiceStub:
                 request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Test = channel.unary_unary(
+                '/athanor.policy.v1.PolicyService/Test',
+                request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.TestRequest.SerializeToString,
+                response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.TestResponse.FromString,
+                _registered_method=True)
         self.Apply = channel.unary_unary(
                 '/athanor.policy.v1.PolicyService/Apply',
                 request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ApplyRequest.SerializeToString,
@@ -92,6 +97,13 @@ class PolicyServiceServicer:
 
     def Explain(self, request, context):
         """Explains the decision on one request, and names its rule. Role: viewer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Test(self, request, context):
+        """Decides the cases of a file, and compares with what they expect. Role: viewer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,6 +154,11 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ExplainRequest.FromString,
                     response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Test': grpc.unary_unary_rpc_method_handler(
+                    servicer.Test,
+                    request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.TestRequest.FromString,
+                    response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.TestResponse.SerializeToString,
             ),
             'Apply': grpc.unary_unary_rpc_method_handler(
                     servicer.Apply,
@@ -246,6 +263,33 @@ class PolicyService:
             '/athanor.policy.v1.PolicyService/Explain',
             athanor_dot_policy_dot_v1_dot_policy__pb2.ExplainRequest.SerializeToString,
             athanor_dot_policy_dot_v1_dot_policy__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Test(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.policy.v1.PolicyService/Test',
+            athanor_dot_policy_dot_v1_dot_policy__pb2.TestRequest.SerializeToString,
+            athanor_dot_policy_dot_v1_dot_policy__pb2.TestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class PolicyServiceStub:
     """Tells what a new policy changes, in sentences, and which logged requests it would have refused. Role: viewer."""
     Explain: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ExplainRequest, _policy_pb2.ExplainResponse]
     """Explains the decision on one request, and names its rule. Role: viewer."""
+    Test: _grpc.UnaryUnaryMultiCallable[_policy_pb2.TestRequest, _policy_pb2.TestResponse]
+    """Decides the cases of a file, and compares with what they expect. Role: viewer."""
     Apply: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ApplyRequest, _policy_pb2.ApplyResponse]
     """Replaces the policy by another, and puts it in force; refused, everything is as before. Role: security."""
     History: _grpc.UnaryUnaryMultiCallable[_policy_pb2.HistoryRequest, _policy_pb2.HistoryResponse]
@@ -63,6 +65,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Tells what a new policy changes, in sentences, and which logged requests it would have refused. Role: viewer."""
     Explain: _aio.UnaryUnaryMultiCallable[_policy_pb2.ExplainRequest, _policy_pb2.ExplainResponse]  # type: ignore[assignment]
     """Explains the decision on one request, and names its rule. Role: viewer."""
+    Test: _aio.UnaryUnaryMultiCallable[_policy_pb2.TestRequest, _policy_pb2.TestResponse]  # type: ignore[assignment]
+    """Decides the cases of a file, and compares with what they expect. Role: viewer."""
     Apply: _aio.UnaryUnaryMultiCallable[_policy_pb2.ApplyRequest, _policy_pb2.ApplyResponse]  # type: ignore[assignment]
     """Replaces the policy by another, and puts it in force; refused, everything is as before. Role: security."""
     History: _aio.UnaryUnaryMultiCallable[_policy_pb2.HistoryRequest, _policy_pb2.HistoryResponse]  # type: ignore[assignment]
@@ -98,6 +102,14 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.ExplainResponse, _abc.Awaitable[_policy_pb2.ExplainResponse]]:
         """Explains the decision on one request, and names its rule. Role: viewer."""
+
+    @_abc_1.abstractmethod
+    def Test(
+        self,
+        request: _policy_pb2.TestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.TestResponse, _abc.Awaitable[_policy_pb2.TestResponse]]:
+        """Decides the cases of a file, and compares with what they expect. Role: viewer."""
 
     @_abc_1.abstractmethod
     def Apply(

@@ -58,6 +58,31 @@ def test_what_is_appended_is_there_and_verifies(tmp_path: Path) -> None:
     assert counts(tmp_path) == list(range(20))
 
 
+def test_a_segment_is_closed_after_a_day(tmp_path: Path) -> None:
+    """An entry a day behind the first one of its segment begins another, also across a restart; one a millisecond
+    earlier begins none, and the older segment can be moved away and still be verified, by itself and without it."""
+    day = log.SEGMENT_AGE_MS
+    audit = open_log(tmp_path / "log")
+    audit.append(batch(5))
+    audit.append([(1_000 + day - 1, entry("refused", outcome="X", reason="absent", count=5))])
+    assert len(files.segment_paths(tmp_path / "log")) == 1
+    audit.close()
+    audit = open_log(tmp_path / "log")
+    audit.append([(1_000 + day, entry("refused", outcome="X", reason="absent", count=6))])
+    audit.append([(1_001 + day, entry("refused", outcome="X", reason="absent", count=7))])
+    audit.close()
+    first, second = files.segment_paths(tmp_path / "log")
+    assert (files.read_segment(second).start, counts(tmp_path / "log")) == (6, [*range(8)])
+    assert judge(tmp_path / "log").problems == []
+    (tmp_path / "archive").mkdir()
+    shutil.copy(tmp_path / "log" / files.PUBLIC_KEY, tmp_path / "archive")
+    for path in (first, first.with_suffix(files.CHECKPOINT_SUFFIX)):
+        path.rename(tmp_path / "archive" / path.name)
+    assert judge(tmp_path / "log").problems, "control: without --archived the missing segment is told"
+    rest, moved = judge(tmp_path / "log", archived=True), judge(tmp_path / "archive")
+    assert (rest.problems, moved.problems, moved.entries) == ([], [], 6)
+
+
 def test_key_and_files_are_private(tmp_path: Path) -> None:
     """The signing key is its owner's alone, and one open to others is refused; the log is not for others."""
     audit = written(tmp_path / "log")

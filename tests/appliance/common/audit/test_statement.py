@@ -53,7 +53,7 @@ def signed_lines(*lines: str, key: SigningKey = KEY) -> bytes:
 def test_a_statement_is_read_as_it_was_made() -> None:
     """Head, requests in their order, and sums."""
     read = read_statement(signed(), VERIFIER)
-    assert read == Statement(HEAD, tuple(REQUESTS), Totals(5, 10, 10, 10, 10))
+    assert read == Statement(HEAD, tuple(REQUESTS), Totals(5, 10, 10, 10, 10, 10))
     assert read_statement(signed(requests=[]), VERIFIER).totals == Totals()
 
 
@@ -136,7 +136,9 @@ def test_what_is_no_statement_of_this_log_is_told(data: bytes, told: str) -> Non
 
 HEAD_LINE = signed().decode().splitlines()[1]
 REQUEST_LINE = json.dumps(REQUESTS[0])
-SUMS_LINE = json.dumps({"requests": 1, "input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "cost": 0})
+SUMS_LINE = json.dumps(
+    {"requests": 1, "input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "reasoning_tokens": 0, "cost": 0}
+)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,28 @@ SUMS_LINE = json.dumps({"requests": 1, "input_tokens": 0, "cached_tokens": 0, "o
 )
 def test_a_lie_of_the_holder_of_the_key_is_told(lines: tuple[str, ...], told: str) -> None:
     """A signed text that contradicts itself is refused; one that does not is read (control)."""
-    assert read_statement(signed_lines("athanor.statement/1", HEAD_LINE, REQUEST_LINE, SUMS_LINE), VERIFIER)
+    assert read_statement(signed_lines("athanor.statement/2", HEAD_LINE, REQUEST_LINE, SUMS_LINE), VERIFIER)
     with pytest.raises(SignedTextError, match=told):
-        read_statement(signed_lines("athanor.statement/1", *lines), VERIFIER)
+        read_statement(signed_lines("athanor.statement/2", *lines), VERIFIER)
+
+
+def test_a_statement_of_the_form_before_holds() -> None:
+    """One that was signed before reasoning tokens were told is read, compared with the log and found equal, or not;
+    under the new first line its requests are none (control)."""
+
+    def without(line: str) -> str:
+        values = json.loads(line)
+        del values["reasoning_tokens"]
+        return json.dumps(values)
+
+    lines = HEAD_LINE, without(REQUEST_LINE), without(SUMS_LINE)
+    old = read_statement(signed_lines("athanor.statement/1", *lines), VERIFIER)
+    assert (old.earlier, old.totals) == (True, Totals(1))
+    assert differences(old, [json.loads(REQUEST_LINE)]) == []
+    assert differences(old, [json.loads(REQUEST_LINE) | {"cost": 1}])
+    for first, told in (("athanor.statement/2", lines), ("athanor.statement/1", (HEAD_LINE, REQUEST_LINE, SUMS_LINE))):
+        with pytest.raises(SignedTextError, match="line 3: not a request"):
+            read_statement(signed_lines(first, *told), VERIFIER)
 
 
 def test_neither_passes_for_the_other() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,6 +43,7 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         input_tokens=10,
         cached_tokens=4,
         output_tokens=5,
+        reasoning_tokens=0,
         cost=cost,
         queued_ms=0,
         downgraded="",
@@ -70,10 +72,10 @@ def test_requests_are_counted_by_hour_tenant_and_model(tmp_path: Path) -> None:
         "log", 3, [(NOON_MS + 3_600_000, request(3)), (NOON_MS, request(4, "beta")), (NOON_MS, request(5, model="n"))]
     )
     assert rows(book) == [
-        (hour, "alpha", "m", 2, 20, 8, 10, 200),
-        (hour, "alpha", "n", 1, 10, 4, 5, 100),
-        (hour, "beta", "m", 1, 10, 4, 5, 100),
-        (hour + 1, "alpha", "m", 1, 10, 4, 5, 100),
+        (hour, "alpha", "m", 2, 20, 8, 10, 200, 0),
+        (hour, "alpha", "n", 1, 10, 4, 5, 100, 0),
+        (hour, "beta", "m", 1, 10, 4, 5, 100, 0),
+        (hour + 1, "alpha", "m", 1, 10, 4, 5, 100, 0),
     ]
     assert (book.position("log"), book.position("another")) == (6, 0)
 
@@ -176,11 +178,63 @@ def test_a_newer_book_is_refused(tmp_path: Path) -> None:
     book, _ = open_book(tmp_path)
     book._connection.execute("PRAGMA user_version = 99")
     book.close()
-    with pytest.raises(UsageError, match=r"has the form 99, and this version knows 2.*move the file away"):
+    with pytest.raises(UsageError, match=r"has the form 99, and this version knows 3.*move the file away"):
         open_book(tmp_path)
     assert sqlite3.connect(tmp_path / module.FOLDER / NAME).execute("PRAGMA user_version").fetchone() == (99,)
     with pytest.raises(UsageError, match="cannot use"):
         open_book(tmp_path / "absent")
+
+
+def test_reasoning_is_told_apart_from_an_older_book_on(tmp_path: Path) -> None:
+    """A book of the form before is read as it is, without reasoning; once opened to be written it has the column in
+    both tables, what it had is unchanged, and what comes is counted as a part of the output. Opened again, nothing
+    changes."""
+    book, _ = open_book(tmp_path)
+    thinks = request(2)
+    thinks.fields["reasoning_tokens"] = 3
+    thinks.fields["end_user"] = "ann"
+    book.apply("log", 0, [(NOON_MS, request(1))])
+    for table in ("used", "used_by_user"):
+        book._connection.execute(f"ALTER TABLE {table} DROP COLUMN reasoning")
+    book._connection.execute("PRAGMA user_version = 2")
+    book.close()
+    month = Filter(datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 4, 1, tzinfo=UTC))
+    before = sums(tmp_path, [By.TENANT], month)
+    assert before == [Sum(("alpha",), 1, 10, 4, 5, 100, 0)]
+    for _ in range(2):
+        book, damaged = open_book(tmp_path)
+        assert not damaged
+        assert sums(tmp_path, [By.TENANT], month) == before
+        book.close()
+    book, _ = open_book(tmp_path)
+    book.apply("log", 1, [(NOON_MS, thinks)])
+    assert sums(tmp_path, [By.MODEL], month) == [Sum(("m",), 2, 20, 8, 10, 200, 3)]
+    assert [one.reasoning for one in sums(tmp_path, [By.USER], month)] == [3]
+    book.rename(NOON, "alpha", "pseudonym")
+    assert sums(tmp_path, [By.TENANT], month) == [Sum(("pseudonym",), 2, 20, 8, 10, 200, 3)]
+
+
+def test_ten_thousand_tenants_are_exact(tmp_path: Path) -> None:
+    """As many tenants as a policy may have: each one's row is its own sum to the unit, none is folded into another, and
+    what each has spent is found."""
+    book, _ = open_book(tmp_path)
+    draw, expected = random.Random(22), {}
+    entries = []
+    for number in range(12_000):
+        tenant, cost, reasoning = f"t-{number % 10_000}", draw.randrange(1 << 40), draw.randrange(6)
+        one = request(number, tenant, cost)
+        one.fields["reasoning_tokens"] = reasoning
+        entries.append((NOON_MS + draw.randrange(3_000_000), one))
+        known = expected.get(tenant, (0, 0, 0))
+        expected[tenant] = known[0] + 1, known[1] + cost, known[2] + reasoning
+    for first in range(0, len(entries), 4_000):
+        book.apply("log", first, entries[first : first + 4_000])
+    month = Filter(datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 4, 1, tzinfo=UTC))
+    found = {one.keys[0]: (one.requests, one.cost, one.reasoning) for one in sums(tmp_path, [By.TENANT], month)}
+    assert len(found) == 10_000
+    assert found == expected
+    spent = book.spent(NOON, list(expected))
+    assert {tenant: one.month for tenant, one in spent.items()} == {name: row[1] for name, row in expected.items()}
 
 
 def test_a_change_that_fails_changes_nothing(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def request(tenant: str, model: str, tokens: int = 10, end_user: str = "") -> En
         input_tokens=tokens,
         cached_tokens=4,
         output_tokens=5,
+        reasoning_tokens=0,
         cost=100,
         queued_ms=0,
         downgraded="",

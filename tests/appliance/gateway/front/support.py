@@ -26,7 +26,6 @@ from appliance.gateway.generate_request import (
     Finished,
     FinishReason,
     GenerateRequest,
-    ModelCard,
     Principal,
     RateState,
     ScoreOperation,
@@ -41,6 +40,7 @@ from appliance.gateway.generate_request import (
 )
 from appliance.gateway.grpc.servicer import STALL_S
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.model_card import ModelCard
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
 from appliance.gateway.tenant_account import (
     LimitState,
@@ -213,8 +213,8 @@ class ScriptedService:
             sink.on_ready(None)
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
-        """One model, and one more with a slash in its name."""
-        return (ModelCard(MODEL, 1_700_000_000, 4096), ModelCard("org/other", 1_700_000_001, 8192))
+        """One model with the digest of its files, and one more with a slash in its name."""
+        return (ModelCard(MODEL, 1_700_000_000, 4096, digest="ab" * 32), ModelCard("org/other", 1_700_000_001, 8192))
 
     def limits(self, principal: Principal) -> TenantLimits:
         """One rate, of which something is left, and a limit of spend."""

@@ -283,9 +283,10 @@ async def test_a_traceparent_is_passed_on(running, channel):
 
 
 async def test_models(running, channel):
-    """Names, times and contexts."""
+    """Names, contexts, and the digest of files where it is known."""
     answer = await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), metadata=proof_of(running))
-    assert [(model.name, model.max_context_tokens) for model in answer.models] == [(MODEL, 4096), ("org/other", 8192)]
+    found = [(model.name, model.max_context_tokens, model.digest) for model in answer.models]
+    assert found == [(MODEL, 4096, "ab" * 32), ("org/other", 8192, "")]
 
 
 async def test_one_model(running, channel):

@@ -279,8 +279,11 @@ async def test_the_client_s_id_is_that_of_the_trace(running):
     assert len(seen) == 8
     found = server(running.service.contexts[0], "r", None)
     assert (found["url.scheme"], found["url.path"]) == ("http", "/v1/chat/completions")
+    assert (found["server.address"], type(found["server.port"])) == ("127.0.0.1", int)
+    assert (found["network.protocol.version"], "OpenAI/Python" in found["user_agent.original"]) == ("1.1", True)
     unknown = running.service.refusals[-1][0]
-    assert "url.path" not in unknown.attributes and "secret" not in str(unknown)
+    assert not {"url.path", "user_agent.original", "server.address"} & unknown.attributes.keys()
+    assert "secret" not in str(unknown)
 
 
 @pytest.mark.parametrize("stream", [False, True])

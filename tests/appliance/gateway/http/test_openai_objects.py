@@ -16,13 +16,13 @@ from appliance.gateway.generate_request import (
     Finished,
     FinishReason,
     GenerateRequest,
-    ModelCard,
     Operation,
     Started,
     TextPrompt,
 )
 from appliance.gateway.http import sse
 from appliance.gateway.http.openai_objects import LEAST_LOGPROB, Writer, error_object, model_object, pieces_of
+from appliance.gateway.model_card import ModelCard
 from isolation.ipc.sampling import Sampling
 from tests.appliance.gateway.front.support import logprob_script
 
@@ -146,10 +146,12 @@ def test_chosen_only_logprobs_have_no_alternatives():
 
 
 def test_models_and_errors_have_the_published_shape():
-    """A model is the client's Model, and says so when it is none; an error has exactly four members."""
+    """A model is the client's Model, and says so when it is none; it has the digest of its files where that is known;
+    an error has exactly four members."""
     card = Model.model_validate(model_object(ModelCard("m", 5, 4096)), strict=True)
     assert (card.id, card.created, card.object) == ("m", 5, "model")
-    assert "runner" not in model_object(ModelCard("m", 5, 4096))
+    assert not {"runner", "digest"} & model_object(ModelCard("m", 5, 4096)).keys()
+    assert model_object(ModelCard("m", 5, 4096, digest="ab" * 32))["digest"] == "ab" * 32
     assert model_object(ModelCard("m", 5, 4096, "null"))["runner"] == "null"
     error = error_object(RateLimitedError("slow down", param="x"))
     assert error == {

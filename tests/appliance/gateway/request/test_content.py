@@ -101,13 +101,15 @@ USED = [
     (response(include=["message.output_text.logprobs"]), {"logprobs"}),
     (response(text={"format": SCHEMA}), {"response_format"}),
     (response(reasoning={"effort": "low"}, temperature=0), {"reasoning_effort", "temperature"}),
-    (rpc(), set()),
-    (rpc(sampling=pb.Sampling(seed=0, temperature=0.0)), {"seed", "temperature"}),
-    (rpc(stop=["x"], logprobs=0, choices=2, deterministic=True), {"stop", "logprobs", "n", "deterministic"}),
-    (rpc(logit_bias={5: 1.0}), {"logit_bias"}),
-    (rpc(priority=pb.PRIORITY_LOW, prompt_cache_key="k"), {"service_tier", "prompt_cache_key"}),
-    (rpc(conversation=arguments()), {"chat_template_kwargs", "tools", "name"}),
-    (rpc(structured_output=pb.StructuredOutput(regex="a")), {"response_format"}),
+    (rpc(), {"stream"}),
+    (rpc(sampling=pb.Sampling(seed=0, temperature=0.0)), {"stream", "seed", "temperature"}),
+    (rpc(stop=["x"], logprobs=0, choices=2, deterministic=True), {"stream", "stop", "logprobs", "n", "deterministic"}),
+    (rpc(logit_bias={5: 1.0}), {"stream", "logit_bias"}),
+    (rpc(priority=pb.PRIORITY_LOW, prompt_cache_key="k"), {"stream", "service_tier", "prompt_cache_key"}),
+    (rpc(conversation=arguments()), {"stream", "chat_template_kwargs", "tools", "name"}),
+    (rpc(structured_output=pb.StructuredOutput(regex="a")), {"stream", "response_format"}),
+    (chat(stream=True), {"stream"}),
+    (chat(stream=False), set()),
 ]
 
 
@@ -123,14 +125,14 @@ def test_what_asks_for_nothing_is_no_use() -> None:
     nothing = {"logprobs": False, "n": 1, "stop": [], "tools": [], "seed": None, "service_tier": "auto"}
     nothing |= {"response_format": {"type": "text"}, "deterministic": False, "prompt_cache_key": ""}
     assert fields_of(chat(**nothing)) == frozenset()
-    assert fields_of(rpc(choices=1)) == frozenset()
+    assert fields_of(rpc(choices=1)) == {"stream"}
 
 
 def test_every_served_field_is_one_of_the_policy_or_known_to_be_none() -> None:
     """A field that OpenAI's API gets is noticed here until somebody says whether a policy can deny it."""
     spelled = {"max_completion_tokens", "top_logprobs", "stop_token_ids", "structured_outputs", "whitespace"}
     spelled |= {name for one in openai._SERVED.values() for name in one if name.startswith("guided_")} | TOOL_FIELDS
-    never = {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", *openai.END_USER}
+    never = {"model", "messages", "prompt", "stream_options", "max_tokens", *openai.END_USER}
     served = frozenset[str]().union(*openai._SERVED.values())
     assert served - {*REQUEST_FIELDS} - spelled == never
 
@@ -177,6 +179,7 @@ def _content(request: GenerateRequest) -> Any:
             "field stop",
         ),
         ("denied_fields: [seed]", rpc(sampling=pb.Sampling(seed=1)), FeatureNotAllowedError, "sampling.seed", "seed"),
+        ("denied_fields: [stream]", chat(stream=True), FeatureNotAllowedError, "stream", "field stream"),
         ("denied_fields: [n]", rpc(choices=2), FeatureNotAllowedError, "choices", "field n"),
         ("denied_fields: [logprobs]", response(top_logprobs=1), FeatureNotAllowedError, "top_logprobs", "logprobs"),
         ("roles: [user]", response(instructions="x"), FeatureNotAllowedError, "input", "messages of the role system"),

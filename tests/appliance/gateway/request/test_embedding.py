@@ -13,6 +13,7 @@ import pytest
 from appliance.common.errors import (
     ContextLengthError,
     DeadlineExceededError,
+    FeatureNotAllowedError,
     InternalError,
     InvalidRequestError,
     QuarantinedError,
@@ -102,6 +103,14 @@ async def serve_rest(pair: Pair, count: int) -> None:
     for _ in range(count):
         one = await hear(pair, Embed)
         give(pair, one.request, one.token_ids[0])
+
+
+async def test_vectors_that_the_policy_withholds(stage: Stage) -> None:
+    """A tenant without the feature is refused by its rule, before a text is tokenised."""
+    stage.grant("features: {embeddings: false}")
+    with pytest.raises(FeatureNotAllowedError, match="this tenant may not use embeddings") as caught:
+        await session(stage, 2).run()
+    assert caught.value.rule == "tenants.alpha.features.embeddings"
 
 
 async def test_fewer_dimensions(stage: Stage) -> None:

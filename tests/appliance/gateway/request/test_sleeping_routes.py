@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from appliance.common.control_models import ModelRest
+from appliance.common.control import Control
+from appliance.common.control_models import ModelRest, WakeModel
+from appliance.common.errors import ApplianceError
 from appliance.common.sleep_rules import MOST_WAKES_OF_TENANT
 from appliance.gateway.sandboxes.sleep_control import FAILED_S, TENANT_WAITING, SleepControl
-from tests.appliance.gateway.request.test_routing import BY_ALIAS, House, request
+from tests.appliance.gateway.request.test_routing import BY_ALIAS, CALL, House, request, served
 
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     """Models of which none is there."""
     made = House()
+    made.telemetry.metrics.know(models=made.models)
     yield made
     made.close()
 
@@ -71,3 +75,53 @@ async def test_a_tenant_that_may_not_wake_a_model_gets_the_fallback(house: House
     assert house.service.routed(BY_ALIAS, request()).model == "mini"
     house.reload('"half"]}', '"half"], features: {wake: false}}')
     assert house.service.routed(BY_ALIAS, request()).model == "next"
+
+
+PASSES_OVER = "fall_back_when: [unready, busy, asleep]}"
+
+
+async def test_a_route_that_passes_sleeping_models_over_wakes_them_behind_a_request(house: House) -> None:
+    """The fallback answers at once and the sleeping model is told to wake, once and after the policy has allowed a
+    request: not for one that the policy refuses. While it wakes the fallback goes on serving; awake, it is chosen."""
+    told: list[Control] = []
+    control = SleepControl(house.models, told.append, lambda: True, lambda _: 0, available=lambda: 8 << 30)
+    house.service.routing.asleep, house.service.dependencies.sleep = control.route_state, control
+    for name in house.models:
+        control.take(ModelRest(name, "asleep", "", 1 << 30, 0, "while_used", 60_000))
+    house.boot("next")
+    control.take(ModelRest("next", "awake", "", 1 << 30, 0, "while_used", 60_000))
+    house.reload("fall_back_when: [unready, busy]}", PASSES_OVER)
+    assert house.service.routed(BY_ALIAS, request()).passed_over == "mini"
+    refused = replace(house.service.routed(BY_ALIAS, request()), max_tokens=1 << 20)
+    with pytest.raises(ApplianceError, match="output tokens were asked for"):
+        await anext(house.service.generate(BY_ALIAS, refused, CALL))
+    assert told == []
+    await served(house, "next", BY_ALIAS, house.service.routed(BY_ALIAS, request()))
+    assert told == [WakeModel("mini", "request", "by-alias")]
+    assert house.models["mini"].sleep_state.waking
+    await served(house, "next", BY_ALIAS, house.service.routed(BY_ALIAS, request()))
+    assert len(told) == 1
+    assert house.choices()["fast", "next", "asleep"] >= 2
+    house.boot("mini")
+    control.take(ModelRest("mini", "awake", "", 1 << 30, 0, "while_used", 60_000))
+    assert house.service.routed(BY_ALIAS, request()).model == "mini"
+
+
+async def test_no_model_sleeps_and_nothing_wakes_for_who_may_not(house: House) -> None:
+    """Without memory for both no model is ended for the one that is passed over; a tenant without the feature gets the
+    fallback by the older condition, and wakes nothing. Where nothing else is there (control) the model is chosen."""
+    told: list[Control] = []
+    free = [1 << 20]
+    control = SleepControl(house.models, told.append, lambda: True, lambda _: 0, available=lambda: free[0])
+    house.service.routing.asleep, house.service.dependencies.sleep = control.route_state, control
+    control.take(ModelRest("mini", "asleep", "", 1 << 30, 0, "while_used", 60_000))
+    house.reload("fall_back_when: [unready, busy]}", PASSES_OVER)
+    house.boot("next")
+    control.take(ModelRest("next", "awake", "", 1 << 30, 0, "while_used", 60_000))
+    await served(house, "next", BY_ALIAS, house.service.routed(BY_ALIAS, request()))
+    assert told == []
+    free[0] = 8 << 30
+    house.reload('"half"]}', '"half"], features: {wake: false}}')
+    assert house.service.routed(BY_ALIAS, request()).model == "next"
+    control.wake_behind("mini", "by-alias")
+    assert [type(one) for one in told] == [WakeModel], "the control itself would"

@@ -53,6 +53,7 @@ from isolation.ipc.sampling import Sampling
 from isolation.ipc.text import ReadVocabulary
 from tests.appliance.gateway.pairs import ENGINE_READY, TEXT_READY, Pair, make_pair
 
+DIGEST = "ab" * 32
 LIMITS = ResidentLimits(engines=1, texts=3, memory_bytes=1 << 40, engine_bytes=1)
 """Room for sandboxes of single tenants."""
 
@@ -115,7 +116,8 @@ class Scripted:
         self.pairs.append(pair)
         numbers = {name: int(value) for name, value in asdict(told).items()}  # type: ignore[call-overload]
         layout = segment.standard_layout().encode().hex()
-        self.say(SandboxUp(model, role.name.lower(), generation, 1, 0, layout, numbers, tenant), pair.host.fds())
+        up = SandboxUp(model, role.name.lower(), generation, 1, 0, layout, numbers, tenant, model_digest=DIGEST)
+        self.say(up, pair.host.fds())
         pair.host.close()
         return pair
 
@@ -219,6 +221,14 @@ async def test_a_sandbox_of_an_unknown_model_leaves_no_descriptor(gateway: Gatew
     await until(lambda: gateway.model.engine is not None)
     pair.guest.close()
     assert open_fds() == before + 2 * (3 + 1)  # Both ends of the other one: three each, and one of the mapping.
+
+
+async def test_a_model_has_the_digest_of_its_files(gateway: GatewayEnd, supervisor: Scripted) -> None:
+    """It comes with a sandbox; before the first one there is none."""
+    assert gateway.model.digest == ""
+    supervisor.up(Role.ENGINE)
+    await until(lambda: gateway.model.engine is not None)
+    assert gateway.model.digest == DIGEST
 
 
 async def test_starts_are_noted_until_they_are_counted(gateway: GatewayEnd, supervisor: Scripted) -> None:
@@ -456,7 +466,7 @@ async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(
     """While the supervisor reads nothing, entries wait in the gateway, and questions and faults still pass; once it
     reads, everything arrives, in order."""
     for number in range(5_000):
-        gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number)
+        gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number, by="")
     for _ in range(50):
         gateway.audit.flush()
     for number in range(20):
@@ -481,7 +491,7 @@ async def test_without_that_bound_a_flood_holds_questions_up(
     """Control of the last test: entries fill the socket, and the next questions have to wait for the supervisor."""
     monkeypatch.setattr(supervisor_link, "MAX_UNREAD", 1 << 30)
     for number in range(5_000):
-        gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number)
+        gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number, by="")
     for _ in range(50):
         gateway.audit.flush()
     for number in range(20):

@@ -49,6 +49,11 @@ def serve(
     trace.first_token()
     trace.begin(Phase.DECODE)
     trace.finish(
-        error=error, input_tokens=12, cached_tokens=8, output_tokens=5, finish_reason=None if error else "stop"
+        error=error,
+        input_tokens=12,
+        cached_tokens=8,
+        output_tokens=5,
+        reasoning_tokens=3,
+        finish_reason=None if error else "stop",
     )
     return trace.trace_id

@@ -97,6 +97,7 @@ def test_attributes_are_those_of_the_pin(telemetry: OtelTelemetry, collector: Co
         "gen_ai.usage.input_tokens": 12,
         "gen_ai.usage.cache_read.input_tokens": 8,
         "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.reasoning.output_tokens": 3,
         "athanor.tenant.id": "alpha",
         "athanor.policy.rule": "tenants.alpha",
         "athanor.policy.digest": "9f86",

@@ -75,6 +75,44 @@ async def test_explain_names_the_rule(place: Place) -> None:
     assert nobody.code() is unknown.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+CASES = """cases:
+  - name: four run
+    ask: {tenant: alpha, model: m}
+    use: {running: 4}
+    expect: deny
+  - name: it is never allowed
+    ask: {tenant: alpha, model: m}
+    expect: {effect: deny, rule: tenants.alpha.models}
+"""
+
+
+async def test_cases_are_decided(place: Place) -> None:
+    """The configured policy and one of the request; a failed case is told with its place, by the names of the request.
+    A policy that the cases name is not read, and what is no case, or no policy, is the caller's mistake."""
+    secret = place.folder / "secret.yaml"
+    secret.write_text("password: x\n")
+    many = "cases:\n" + "".join(
+        f"  - {{name: c{n}, ask: {{tenant: alpha, model: m}}, expect: deny}}\n" for n in range(150)
+    )
+    async with calling(place) as client:
+        configured = await client(SERVICE, "Test", pb.TestRequest(cases=CASES))
+        other = await client(SERVICE, "Test", pb.TestRequest(cases=CASES, files=files(NEW)))
+        named = await client(SERVICE, "Test", pb.TestRequest(cases=f"policy_file: {secret}\n{CASES}"))
+        bounded = await client(SERVICE, "Test", pb.TestRequest(cases=many))
+        wrong = await refusal(client, "Test", pb.TestRequest(cases="cases: 3"))
+        no_policy = await refusal(client, "Test", pb.TestRequest(cases=CASES, files=files("version: 2")))
+        empty = await refusal(client, "Test", pb.TestRequest())
+    assert (configured.ok, configured.cases, configured.failed) == (False, 2, 1)
+    (failed,) = configured.failures
+    assert (failed.name, failed.line, failed.problems[0].file) == ("it is never allowed", 6, "cases")
+    assert (failed.problems[0].line, "expected deny, found allow" in failed.problems[0].message) == (8, True)
+    assert (other.failed, named.failed) == (2, 1)
+    assert (bounded.failed, len(bounded.failures)) == (150, 100)
+    assert {one.code() for one in (wrong, no_policy, empty)} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert "cases:1:8: must be a list, found 3" in wrong.details()
+    assert str(place.folder) not in wrong.details() + no_policy.details() and "/tmp" not in wrong.details()
+
+
 async def test_diff_tells_changes_and_refuses_bad_policies(place: Place) -> None:
     """The sentences of ``athanor policy diff``, from the configured policy or another; a policy with problems is the
     caller's mistake."""

@@ -20,7 +20,7 @@ def log(tmp_path: Path) -> Path:
     for number in range(15):
         pair = [
             entry("refused", outcome="X", reason="absent", count=number),
-            entry("policy", outcome="ok", policy="ab", tenants=number),
+            entry("policy", outcome="ok", policy="ab", tenants=number, by="user 0"),
         ]
         audit.append([(1_700_000_000_000 + number, one) for one in pair])
     (tmp_path / "kept").write_text(audit.checkpoint(), encoding="utf-8")
@@ -76,6 +76,26 @@ def test_entries_are_shown(run: Run, log: Path) -> None:
     assert "2023-11-14T22:13:20Z  policy" in told.stdout
     found = json.loads(run("audit", "show", "--from", str(log), "-o", "json").stdout)
     assert [one["n"] for one in found] == list(range(10, 30))
+
+
+def test_lines_are_short_and_json_is_whole(run: Run, log: Path, tmp_path: Path) -> None:
+    """A line leaves out what is empty or 0 and cuts a digest short; JSON has both. The log is that of a configuration
+    where no folder is named; one without a log, and one that is not there, say so."""
+    audit = open_log(log)
+    audit.append([(1_700_000_000_100, entry("policy", outcome="ok", policy="ab" * 32, tenants=0, by=""))])
+    audit.close()
+    model = {"name": "m", "path": str(tmp_path)}
+    values = {"run_dir": "run", "policy": "p.yaml", "models": [model], "credentials": "keys", "pepper": "pepper"}
+    (tmp_path / "athanor.yaml").write_text(json.dumps(values | {"audit": {"directory": str(log)}}))
+    by_config = ("audit", "show", "--config", str(tmp_path / "athanor.yaml"), "--last", "1")
+    told = run(*by_config)
+    assert told.exit_code == 0, told.output
+    assert told.stdout.split()[-2:] == ["outcome=ok", "policy=abababababab"]
+    (found,) = json.loads(run(*by_config, "-o", "json").stdout)
+    assert (found["policy"], found["tenants"], found["by"]) == ("ab" * 32, 0, "")
+    (tmp_path / "athanor.yaml").write_text(json.dumps(values))
+    assert "no section audit" in run(*by_config).stderr
+    assert "there is no configuration" in run("audit", "show", "--config", str(tmp_path / "none")).stderr
 
 
 def test_what_is_no_log_is_told(run: Run, tmp_path: Path, log: Path) -> None:

@@ -184,6 +184,21 @@ def test_a_policy_without_loose_ends_is_strictly_good(run: Run, configured: Path
     assert (result.exit_code, json.loads(result.stdout)["warnings"]) == (0, [])
 
 
+def test_a_tenant_that_may_do_everything_is_warned_of(run: Run, configured: Path) -> None:
+    """`unsafe_allow_all` is warned of at its place, and refused by --strict; explain names it as the reason."""
+    text = (
+        'version: 1\ntenants:\n  alpha:\n    credentials: ["key:alpha-1", "key:spare-1"]\n    unsafe_allow_all: true\n'
+    )
+    (configured / "policy.yaml").write_text(text)
+    result = run("policy", "check", "policy.yaml", columns=200)
+    assert result.exit_code == 0
+    assert "policy.yaml:5:5: tenants.alpha.unsafe_allow_all: this tenant may use every model" in result.stdout
+    assert "1 warning" in result.stdout
+    assert run("policy", "check", "policy.yaml", "--strict").exit_code == 1
+    shown = run("policy", "explain", "policy.yaml", "--tenant", "alpha", "--model", "x", "--running", "9000")
+    assert "from: tenants.alpha.unsafe_allow_all (policy.yaml:5:23)" in shown.stdout
+
+
 def test_routes_are_shown_and_held_against_the_models(run: Run, configured: Path) -> None:
     """A route is told with where it leads; a target that no model serves is warned of at its place, and refused by
     --strict."""

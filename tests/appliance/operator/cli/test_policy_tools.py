@@ -158,6 +158,7 @@ routes:
         (("--unready", "athanor-mini"), "spare", "unready"),
         (("--busy", "athanor-mini"), "spare", "busy"),
         (("--unready", "athanor-mini", "--unready", "spare"), "athanor-mini", "none_ready"),
+        (("--asleep", "athanor-mini"), "athanor-mini", "weight"),
     ],
 )
 def test_a_route_is_explained(run: Run, folder: Path, more: tuple[str, ...], model: str, reason: str) -> None:
@@ -169,7 +170,7 @@ def test_a_route_is_explained(run: Run, folder: Path, more: tuple[str, ...], mod
     assert "route: requests for fast go to athanor-mini 75%, qwen3-8b 25%; when unready or busy to spare" in told.stdout
     assert f"chosen: {model} ({reason})" in told.stdout
     data = json.loads(run(*ask, "fast", *more, "-o", "json").stdout)
-    assert data["route"] == {"alias": "fast", "model": model, "reason": reason}
+    assert data["route"] == {"alias": "fast", "model": model, "reason": reason, "asleep": ""}
     assert json.loads(run(*ask, "athanor-mini", "-o", "json").stdout)["route"] is None
     hidden = run(*ask, "qwen3-8b")
     assert (hidden.exit_code, "chosen:" in hidden.stdout) == (exits.REFUSED, False)
@@ -262,6 +263,20 @@ def test_a_first_policy_is_written_once(run: Run, folder: Path) -> None:
     assert run("policy", "init", "third.yaml").exit_code == exits.REFUSED
     assert not (folder / "third.yaml").exists()
     assert (folder / "policy.schema.json").read_text() == "{}"
+
+
+def test_the_last_hint_is_what_puts_it_in_force(run: Run, folder: Path) -> None:
+    """A policy that a configuration beside it names is reloaded; another one is applied, and explain finds the
+    configured one without a path."""
+    values = {"run_dir": "run", "policy": "first.yaml", "models": [{"name": "m", "path": str(folder)}]}
+    (folder / "athanor.yaml").write_text(json.dumps(values | {"credentials": "keys", "pepper": "pepper"}))
+    named = run("policy", "init", "first.yaml").stdout
+    other = run("policy", "init", "second.yaml").stdout
+    assert ("athanor reload" in named, "athanor policy apply" in named) == (True, False)
+    assert ("athanor reload" in other, "athanor policy apply second.yaml" in other) == (False, True)
+    asked = ("--tenant", "alpha", "--model", "m", "--running", "64")
+    told = run("policy", "explain", "--config", "athanor.yaml", *asked)
+    assert (told.exit_code, "tenants.alpha.limits.concurrency" in told.stdout) == (exits.REFUSED, True)
 
 
 def test_what_cannot_be_begun(run: Run, folder: Path) -> None:

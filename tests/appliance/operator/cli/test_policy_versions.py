@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,24 @@ def test_history_lists_versions_and_tells_what_one_changed(run: Run, place: Plac
     assert "kept beside the audit log" in run("policy", "history", *config).stderr
 
 
+def test_history_since_tells_what_changed(run: Run, place: Place) -> None:
+    """One command tells the changes of a time, the oldest first, with their rules; none before it, and an end of the
+    line where nothing is older. Control: a time without changes has none."""
+    place.write("a", 7)
+    place.keep(1_790_000_120_000)
+    config = ("--config", str(place.config))
+    told = " ".join(run("policy", "history", "--since", "2026-09-21T14:14:10Z", *config).stdout.split())
+    assert "version 2 2026-09-21 14:14 UTC a + has a weight of 5 parts" in told
+    assert told.index("a weight of 5") < told.index("a weight of 7 parts in fair service instead of 5")
+    assert "version 1" not in told
+    assert "oldest version that is kept" in run("policy", "history", "--since", "2026-09", *config).stdout
+    found = json.loads(run("policy", "history", "--since", "2026-09-21T14:15:10Z", *config, "-o", "json").stdout)
+    (only,) = found["versions"]
+    assert (only["version"], only["changes"][0]["rule"]) == (3, "tenants.a.weight")
+    assert "no policy came into force" in run("policy", "history", "--since", "2026-10", *config).stdout
+    assert run("policy", "history", "2", "--since", "7d", *config).exit_code == 2
+
+
 def test_apply_replaces_the_file_and_reloads(run: Run, place: Place, appliance: FakeAppliance) -> None:
     """The changes are told, the file has the new text and the old mode, drop-ins stay, and the appliance was asked."""
     place.policy.chmod(0o604)
@@ -144,6 +163,39 @@ def test_apply_without_an_appliance_is_for_the_next_start(run: Run, place: Place
     assert told.exit_code == 0
     assert "in force at the next start" in " ".join(told.stdout.split())
     assert place.texts()["policy.yaml"] == TENANT % ("a", "a", 9)
+
+
+def test_apply_that_nobody_waits_for_returns_at_once(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """The file is written and the appliance asked, which carries it out for a caller that has left; one that never
+    answers keeps nobody waiting. `--wait` is the default and says so."""
+    arguments = ("--config", str(place.config), "--yes", "--no-wait")
+    told = run("policy", "apply", str(place.write("a", 9, "new.yaml")), "--admin", appliance.url, *arguments)
+    assert told.exit_code == 0, told.output
+    assert f"athanor status shows {place.digest()[:12]} once" in " ".join(told.stdout.split())
+    assert place.texts()["policy.yaml"] == TENANT % ("a", "a", 9)
+    until = time.monotonic() + 10
+    while appliance.reloads == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert appliance.reloads == 1
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        told = run("policy", "apply", str(place.write("a", 3, "new.yaml")), "--admin", admin, *arguments)
+        assert (told.exit_code, time.monotonic() - began < 5) == (0, True)
+    told = run("policy", "apply", str(place.write("a", 4, "new.yaml")), "--admin", NOBODY, *arguments)
+    assert "in force at the next start" in " ".join(told.stdout.split())
+    waits = run("policy", "apply", str(place.write("a", 5, "new.yaml")), "--admin", NOBODY, *arguments[:-1], "--wait")
+    assert waits.exit_code == 0
+
+
+def test_the_listener_is_that_of_a_configuration(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """`athanor reload --config` asks the listener that the file names; a second address beside it is a mistake."""
+    values = json.loads(place.config.read_text()) | {"listen": {"admin": appliance.url.removeprefix("http://")}}
+    place.config.write_text(json.dumps(values))
+    told = run("reload", "--config", str(place.config))
+    assert (told.exit_code, appliance.reloads) == (0, 1)
+    assert run("reload", "--config", str(place.config), "--admin", NOBODY).exit_code == 2
+    assert run("reload", "--config", str(place.folder / "none.yaml")).exit_code == 1
 
 
 def test_apply_that_gets_no_answer_claims_nothing(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,35 @@ def test_by_tenant_the_most_first_with_exact_costs(run: Run, book: Path) -> None
     assert [found[1][name] for name in ("input_tokens", "cached_tokens", "output_tokens")] == [300, 120, 21]
 
 
+def test_the_book_of_a_configuration(run: Run, book: Path, tmp_path: Path) -> None:
+    """Without a folder the book is the one that the configuration names; without a log there is none."""
+    values = {"run_dir": "run", "policy": "p.yaml", "models": [{"name": "m", "path": str(tmp_path)}]}
+    values |= {"credentials": "keys", "pepper": "pepper", "audit": {"directory": str(book)}}
+    (tmp_path / "athanor.yaml").write_text(json.dumps(values))
+    told = run("usage", "--config", str(tmp_path / "athanor.yaml"), "-o", "json", *ALL)
+    assert [row["tenant"] for row in json.loads(told.stdout)["rows"]] == ["beta", "alpha"]
+    del values["audit"]
+    (tmp_path / "athanor.yaml").write_text(json.dumps(values))
+    told = run("usage", "--config", str(tmp_path / "athanor.yaml"), *ALL)
+    assert (told.exit_code, "no section audit" in told.stderr) == (1, True)
+
+
+def test_reasoning_is_shown_where_there_is_some(run: Run, book: Path) -> None:
+    """The table has the column where a model reasoned, and not otherwise; documents and files always have it."""
+    assert "REASONING" not in run("usage", "--from", str(book), *ALL).stdout
+    assert [row["reasoning_tokens"] for row in rows(run, book, *ALL)] == [0, 0]
+    found, _ = open_book(book)
+    moment = int(datetime(2026, 11, 15, 3, tzinfo=UTC).timestamp() * 1000)
+    one = filled("request", tenant="beta", model="m", output_tokens=9, reasoning_tokens=6)
+    found.apply("log", 4, [(moment, one)])
+    found.close()
+    shown = run("usage", "--from", str(book), *ALL, "--tenant", "beta").stdout.split("\n")
+    assert shown[0].split() == ["TENANT", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "REASONING", "COST"]
+    assert "6" in shown[1].split()
+    lines = list(csv.reader(io.StringIO(run("usage", "--from", str(book), "-o", "csv", *ALL).stdout)))
+    assert lines[0][-2:] == ["reasoning_tokens", "cost"]
+
+
 def test_by_time_in_its_order(run: Run, book: Path) -> None:
     """Days and hours come in order, each with its models; a filter leaves out the others."""
     found = rows(run, book, *ALL, "--by", "day,model")
@@ -140,13 +169,14 @@ def test_by_end_user(run: Run, book: Path) -> None:
             "input_tokens": 300,
             "cached_tokens": 120,
             "output_tokens": 21,
+            "reasoning_tokens": 0,
             "cost": "1.750000001",
         }
     ]
     told = run("usage", "--from", str(book), "-o", "csv", *ALL, "--by", "user")
     assert told.stdout.splitlines() == [
-        "user,requests,input_tokens,cached_tokens,output_tokens,cost",
-        "x,4,400,160,28,4.750000001",
+        "user,requests,input_tokens,cached_tokens,output_tokens,reasoning_tokens,cost",
+        "x,4,400,160,28,0,4.750000001",
     ]
     assert "USER" in run("usage", "--from", str(book), *ALL, "--by", "tenant,user").stdout
     assert rows(run, book, *ALL, "--by", "user", "--user", "nobody") == []

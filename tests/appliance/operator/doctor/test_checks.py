@@ -335,6 +335,12 @@ FAULTS = {
         "policy",
         "athanor policy check",
     ),
+    "policy that allows everything": (
+        service(policy=replace(SERVICE.policy, unsafe=("alpha", "beta"))),
+        W,
+        "policy",
+        "athanor policy check",
+    ),
     "policy not in force": (service(policy=replace(SERVICE.policy, digest="f" * 64)), W, "policy", "athanor reload"),
     "reload failed": (
         service(running=replace(SERVICE.running, reload_error="p:1:1: no")),

@@ -83,6 +83,11 @@ def test_faults_on_disk_are_seen(state: Path) -> None:
     assert (found.tenants, found.missing_keys) == (("gamma", "alpha", "beta"), ("key:gamma-1",))
     assert [place.partition(":")[0] for place in found.missing] == ["tenants.gamma.models[0]"]
     assert [line.partition(":")[0] for line in found.overlooked] == [str(drop_ins / "10.yml")]
+    assert found.unsafe == ()
+    (drop_ins / "20.yaml").write_text(
+        'version: 1\ntenants: {gamma: {credentials: ["key:g"], unsafe_allow_all: true}}\n'
+    )
+    assert look_at_service(read(state), state / "athanor.yaml", RUNNING).policy.unsafe == ("gamma",)
     policy.write_text(good.replace("concurrency", "concurency", 1))
     (state / "pepper").chmod(0o644)
     config = read(state)
