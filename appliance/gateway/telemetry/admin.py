@@ -150,7 +150,9 @@ def admin_routes(parts: AdminParts, console: Sequence[Route] = ()) -> list[Route
 
 def asked_by(request: Request) -> str:
     """Return who asks, for the audit log: the user at the other end of a Unix socket by the kernel's word, and the user
-    who had logged in, where that is another, by the command's."""
+    who had logged in, where that is another, by the command's; an operator elsewhere by the proved credential."""
+    if remote := getattr(request.state, "asked_by", ""):
+        return str(remote)
     peer = getattr(request.state, "peer", None)
     words = "over an address" if peer is None else f"user {peer}"
     login = request.headers.get(LOGIN_HEADER, "")

@@ -171,6 +171,7 @@ class RolesOnly:
 
         if asked.changes:
             self._audit(asked, BEGUN)
+        scope["state"]["asked_by"] = f"operator {asked.caller.who}"
         try:
             await self._app(scope, receive, noted)
         finally:
