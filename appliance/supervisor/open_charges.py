@@ -100,12 +100,10 @@ class ChargeKeeper:
             self._close(memory)
 
     def _least_needed(self) -> _Memory:
-        """Return memory that never arrived, or that a gateway has moved out of; the oldest where each may be in use: a
-        gateway that may open no more asks again and again, while its requests stand in the memory before."""
-        for memory in self._memories:
-            if memory.ended and next(lost_requests(memory.memfd), None) is None:
-                return memory
-        return self._memories[0]
+        """Return memory that never arrived, whose pages nobody has used; the oldest where there is none: a gateway that
+        may open no more asks again and again, while its requests stand in the memory before."""
+        never = (one for one in self._memories if one.ended and not os.fstat(one.memfd).st_blocks)
+        return next(never, self._memories[0])
 
     def _process_ended(self, memory: _Memory) -> None:
         asyncio.get_running_loop().remove_reader(memory.pipe)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from appliance.common.batches.values import PIECE_BYTES
-from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError
+from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError, RateLimitedError
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.front.stored_builder import IDLE_S, UPLOAD_S, Pieces, known_id, upload_stopped
 from appliance.gateway.generate_request import Principal
@@ -32,6 +34,16 @@ MAX_MESSAGE_BYTES = 64 << 10
 
 MAX_PART_BYTES = PIECE_BYTES + 64
 """Bytes of a message with a piece of a file, with its frame."""
+
+DOWNLOADS_EACH = 32
+"""Downloads of one tenant at a time, 128 MiB: whoever reads none of them has a piece held four times for each, in the
+store's bytes, in the message, and on its way."""
+
+DOWNLOADS_IN_ALL = 128
+"""Downloads of all tenants at a time."""
+
+DOWNLOAD_RETRY_S = 5.0
+"""Seconds after which another download may begin."""
 
 RECHECK_S = 1.0
 """Seconds after which a caller whose file is on its way is looked at again: a revoked key, or a policy that takes files
@@ -53,6 +65,7 @@ class BatchCalls:
         self._service = service
         self._padding = padding
         self._stored = stored
+        self._downloads: Counter[str] = Counter()
         self._asked: Mapping[str, tuple[type[Message], Answer]] = {
             "GetFile": (pb.GetFileRequest, self._get_file),
             "ListFiles": (pb.ListFilesRequest, self._list_files),
@@ -146,11 +159,29 @@ class BatchCalls:
         Raises:
             ApplianceError: typed, from the closed list.
         """
-        look = self._looks(authenticate)
-        async for data in self.check(principal).content(principal, known_id(asked.file_id)):
-            for at in range(0, len(data), PIECE_BYTES):
-                look()
-                await wire.write(pb.DownloadFileResponse(data=data[at : at + PIECE_BYTES]))
+        look, pieces = self._looks(authenticate), self.check(principal).content(principal, known_id(asked.file_id))
+        with self._downloading(principal.tenant):
+            async for data in pieces:
+                for at in range(0, len(data), PIECE_BYTES):
+                    look()
+                    await wire.write(pb.DownloadFileResponse(data=data[at : at + PIECE_BYTES]))
+
+    @contextmanager
+    def _downloading(self, tenant: str) -> Iterator[None]:
+        """Count one more download of a tenant.
+
+        Raises:
+            RateLimitedError: it has as many as it may, or all together have.
+        """
+        if self._downloads[tenant] >= DOWNLOADS_EACH or self._downloads.total() >= DOWNLOADS_IN_ALL:
+            raise RateLimitedError("too many downloads at once; end some of them first", retry_after_s=DOWNLOAD_RETRY_S)
+        self._downloads[tenant] += 1
+        try:
+            yield
+        finally:
+            self._downloads[tenant] -= 1
+            if not self._downloads[tenant]:
+                del self._downloads[tenant]
 
     def _looks(self, authenticate: Authenticate) -> Callable[[], None]:
         """Return what looks at the caller again, once it is due."""

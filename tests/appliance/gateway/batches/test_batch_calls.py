@@ -155,6 +155,27 @@ async def test_a_file_comes_back_as_it_went_in(client: Client, sizes: tuple[int,
     assert all(len(piece) <= PIECE_BYTES for piece in pieces)
 
 
+async def test_downloads_that_nobody_reads_are_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one tenant so many at a time, since each holds pieces in memory; one more is refused until one ends."""
+    monkeypatch.setattr(batch_calls, "DOWNLOADS_EACH", 2)
+    file = await client.upload([b"x" * (PIECE_BYTES - 1) + b"\n"] * 12)
+    unread = [client.ask("DownloadFile", file_id=file.id) for _ in range(2)]
+    for call in unread:
+        assert (await call.read()).data
+    error = await refused(client.ask("DownloadFile", file_id=file.id).read())
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    unread[0].cancel()
+
+    async def whole() -> bool:
+        try:
+            return sum(map(len, await client.content(file.id))) == file.size
+        except grpc.aio.AioRpcError:
+            return False
+
+    assert await until(whole)
+    unread[1].cancel()
+
+
 HEAD = pb.UploadFileRequest(head=pb.FileHead(name="x"))
 
 
