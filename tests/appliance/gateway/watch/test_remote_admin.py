@@ -139,6 +139,7 @@ async def test_each_role_reaches_its_routes_alone(tmp_path: Path) -> None:
                 for method, path in (("POST", "/operator/calls"), ("GET", "/nothing"), ("DELETE", "/status")):
                     assert (await client.request(method, path)).status_code in (404, 405)
         assert found.fake.reloads == 1 and not found.fake.called
+        assert found.fake.asked == [f"operator {SPIFFE}security"]
 
 
 async def test_tokens_have_the_roles_of_their_claim(tmp_path: Path) -> None:
