@@ -289,7 +289,7 @@ def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
 
 def _move(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
     """Count what was lent as spent, in place of its reservation, and what was borrowed as not spent; no bill has it.
-    No loan is of a day behind that of its entry: whoever reports one would spend the budgets of months to come."""
+    No loan is of a day behind that of its entry: such a loan would spend the budgets of months to come."""
     fields, cost = one.fields, min(int(one.fields["cost"]), MOST)
     day = min(int(fields["day"]), time_ms // MS_PER_HOUR // HOURS_PER_DAY)
     connection.execute("DELETE FROM reserved WHERE request = ?", (fields["lease"],))

@@ -36,7 +36,7 @@ MAX_PART_BYTES = PIECE_BYTES + 64
 """Bytes of a message with a piece of a file, with its frame."""
 
 DOWNLOADS_EACH = 32
-"""Downloads of one tenant at a time, 128 MiB: whoever reads none of them has a piece held four times for each, in the
+"""Downloads of one tenant at a time, 128 MiB: while a client reads nothing, a piece is in memory four times, as the
 store's bytes, in the message, and on its way."""
 
 DOWNLOADS_IN_ALL = 128
