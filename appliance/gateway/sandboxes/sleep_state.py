@@ -36,7 +36,7 @@ class SleepState:
     waiting: Counter[str] = field(default_factory=Counter)
     """Requests that wait for its wake, by tenant."""
     order: dict[object, None] = field(default_factory=dict)
-    """The same requests, the one that has waited longest first."""
+    """Requests that wait for its wake, the one that has waited longest first."""
     counted_until: float = 0.0
     """Until when its next wake for a request is counted already (``WakeGuard``): as long as that counts. Requests for
     which it was counted may have given up."""
