@@ -77,7 +77,11 @@ WAKE_PATIENCE_S = 600.0
 
 @dataclass(slots=True)
 class SleepControl:
-    """Keeps which models sleep. All methods run in one event loop."""
+    """Keeps which models sleep. All methods run in one event loop.
+
+    A decision takes a look at all models and all requests: a millisecond where there are many. So each request that
+    comes has one, and of those that wait for room the one that has waited longest looks again for all of them.
+    """
 
     models: Mapping[str, ModelSandboxes]
     """Shared sandboxes by model."""
@@ -114,9 +118,11 @@ class SleepControl:
         if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
             raise self._asleep(model, "and too many requests wait for it", sleep.left_s(began))
         sleep.waiting[tenant] += 1
+        sleep.order[me := object()] = None
         try:
-            await self._until_awake(model, until, tenant, wakes=wakes)
+            await self._until_awake(model, until, tenant, me, wakes=wakes)
         finally:
+            del sleep.order[me]
             sleep.waiting[tenant] -= 1
             if not sleep.waiting[tenant]:
                 del sleep.waiting[tenant]
@@ -136,15 +142,17 @@ class SleepControl:
             model.sleep_state.used_at, model.sleep_state.used = self.clock(), True
             self._wake(model, decision, REQUEST, tenant)
 
-    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool) -> None:
+    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, me: object, *, wakes: bool) -> None:
         sleep, began = model.sleep_state, self.clock()
+        comes = True
         while not sleep.awake:
             left = sleep.left_s(now := self.clock())
             if sleep.asleep and not wakes:  # It fell asleep after the policy had looked.
                 error = FeatureNotAllowedError("this tenant may not use a model that sleeps")
                 error.rule = f"tenants.{tenant}.features.wake"
                 raise error
-            if sleep.asleep:
+            if sleep.asleep and (comes or me is next(iter(sleep.order))):
+                comes = False
                 decision = self._decide(model, tenant)
                 # One that cannot be answered in time ends no other model.
                 spare_s = until - now - left

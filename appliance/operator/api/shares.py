@@ -29,7 +29,7 @@ Key = tuple[int, str]
 
 
 @dataclass(slots=True)
-class _Held:
+class _CallerCalls:
     """What one caller has now."""
 
     calls: int = 0
@@ -41,7 +41,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._held: dict[Key, _Held] = {}
+        self._held: dict[Key, _CallerCalls] = {}
         self.readers = asyncio.Semaphore(MAX_READERS)
         """Taken behind the caller's own turn (``reading``)."""
 
@@ -57,7 +57,7 @@ class Shares:
             whose = "of all callers" if self._calls >= MAX_CALLS else "of this caller"
             raise RateLimitedError(f"too many calls {whose} at once; end some first", retry_after_s=CALLS_RETRY_S)
         self._calls += 1
-        self._held.setdefault(key, _Held()).calls += 1
+        self._held.setdefault(key, _CallerCalls()).calls += 1
         return key
 
     def leave(self, key: Key) -> None:

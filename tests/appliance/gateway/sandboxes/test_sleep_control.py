@@ -221,6 +221,36 @@ async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: p
         await task
 
 
+async def test_one_of_those_that_wait_for_room_looks_for_all() -> None:
+    """Forty requests look for room as often as one does (control), since each look takes a pass over all requests; when
+    the one that looked gives up, the next one looks, and all go on once there is room."""
+    counts = []
+    for number in (1, 40):
+        scene, looks = Scene(), [0]
+        for name in "ab":
+            scene.awake(name, time.monotonic() - 100)
+            scene.live[name] = 1
+
+        def available(looks: list[int] = looks) -> int:
+            looks[0] += 1
+            return 8 * GIB
+
+        scene.control.available = available
+        tasks = [scene.ask("c") for _ in range(number)]
+        await turns()
+        assert looks == [number]
+        await asyncio.sleep(5.5 * sleep_control.LOOK_S)
+        counts.append(looks[0] - number)
+    assert 2 <= counts[0] <= 5 and 2 <= counts[1] <= 5
+    tasks.pop(0).cancel()
+    scene.live.clear()
+    await asyncio.sleep(2.5 * sleep_control.LOOK_S)
+    assert scene.told[-1] == WakeModel("c", "request", "t")
+    scene.come_up("c")
+    await asyncio.gather(*tasks)
+    assert not scene.models["c"].sleep_state.order
+
+
 @pytest.mark.parametrize("past_s", [30.0, 61.0], ids=["counted", "forgotten"])
 async def test_a_wake_that_was_counted_for_who_gave_up_is_not_kept(past_s: float) -> None:
     """A tenant whose requests wait for room and give up could collect wakes that no guard counts when they begin.
