@@ -19,8 +19,8 @@ SAMPLE = (
     "gpt_oss/odd experts, tight clamps",
     "deepseek/odd widths, two shared",
 )
-"""A dense model in 8 bits, one with several tables, experts by torch and by kernels, and latent keys; the full count has
-every variant, in the sample's ways too."""
+"""A dense model in 8 bits, one with several tables, experts by torch and by kernels, and latent keys; the full count
+has every variant, in the sample's ways too."""
 
 WAYS = ("llama/gqa 4", "fp8 llama/gqa 4", "mixtral/gqa 2", "torch mixtral/gqa 2")
 """Models as they are, in 8 bits, and with experts by torch."""
