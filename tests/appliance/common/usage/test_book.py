@@ -117,7 +117,7 @@ def test_what_is_lent_counts_as_spent_and_is_on_no_bill(tmp_path: Path) -> None:
     book.apply(audit.name, first, batch)
     spent = {"alpha": SpentNow(100 + 500 - 30, 100 + 500 - 30 - 1, 0)}
     assert book.spent(NOON, ["alpha"]) == spent
-    assert [row[-1] for row in rows(book)] == [100]
+    assert [row[-2:] for row in rows(book)] == [(100, 0)]
     book.reserve(NOON, [Reserved("lease_1", "alpha", 500)])  # behind its entry
     assert book.spent(NOON, ["alpha"]) == spent
     book.close()

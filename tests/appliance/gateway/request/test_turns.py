@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from appliance.common.audit.entry import Entry
 from appliance.common.errors import ApplianceError, DeadlineExceededError, RateLimitedError, UnauthenticatedError
+from appliance.common.usage.open_charges import OpenCharge
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.audit_feed import NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls
@@ -33,6 +35,11 @@ class Feed(NoAuditFeed):
     def add(self, kind: str, **fields: str | int) -> None:
         """Keep it."""
         self.entries.append({"kind": kind, **fields})
+
+    def end(self, one: Entry, charge: OpenCharge) -> None:
+        """Keep that of a request that ended."""
+        del charge
+        self.add(one.kind, **one.fields)
 
 
 class Trace(Quiet):

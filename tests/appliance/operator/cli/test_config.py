@@ -74,7 +74,8 @@ def test_problems_end_with_the_reason(run: Run, file: Path) -> None:
 
 def test_all_commands_find_the_configuration_alike(run: Run) -> None:
     """The command line is walked: whatever takes ``--config`` has one spelling, one help and one default, the installed
-    service's file; without the option commands look there. Control: of those that do not read one, none takes it."""
+    service's file; without the option commands look there. Control: of those that do not read one, none takes it.
+    ``reload`` alone asks the running appliance where none is named, whatever file it was started with."""
     found: dict[str, Any] = {}
     walked = [("", typer.main.get_command(app))]
     while walked:
@@ -82,6 +83,7 @@ def test_all_commands_find_the_configuration_alike(run: Run) -> None:
         walked += [(f"{name} {word}".strip(), one) for word, one in getattr(command, "commands", {}).items()]
         found |= {name: param for param in command.params if "--config" in param.opts}
     assert {"serve", "doctor", "bundle", "config show", "policy check", "image use", "tenant shred"} <= found.keys()
+    assert found.pop("reload").default is None
     assert {(tuple(one.opts), one.help, one.default, one.required) for one in found.values()} == {
         (("--config", "-c"), "The appliance's athanor.yaml.", Path("/etc/athanor/athanor.yaml"), False)
     }
