@@ -406,7 +406,8 @@ class Lifecycle:
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
-            self.trace.annotate(**_told(policy_downgraded=downgraded, usage_cost=price, model_digest=self.model.digest))
+            told = {"policy_downgraded": downgraded, "usage_cost": price, "model_digest": self.model.digest}
+            self.trace.annotate(**{word: value for word, value in told.items() if value})
         if differs := self._shadow.end(tokens.input, tokens.output, tokens.cached):
             self.trace.annotate(policy_shadow=differs)
         self.trace.finish(
@@ -417,11 +418,6 @@ class Lifecycle:
             reasoning_tokens=outcome.reasoning_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
-
-
-def _told(**words: str | int) -> dict[str, str | int]:
-    """Return the attributes that say something."""
-    return {word: value for word, value in words.items() if value}
 
 
 async def _awaken(life: Lifecycle, until: float) -> None:
