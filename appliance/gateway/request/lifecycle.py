@@ -54,6 +54,7 @@ from appliance.gateway.sandboxes.stream import EngineGoneError, TokenStream
 from appliance.gateway.sandboxes.tenant_sandboxes import SandboxPair, TenantSandboxes
 from appliance.gateway.sandboxes.text_client import TextClient
 from appliance.gateway.telemetry import names
+from appliance.gateway.telemetry.attributes import told
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady, weight_word
@@ -406,8 +407,7 @@ class Lifecycle:
             if downgraded := reservation.obligations.downgraded:
                 parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
-            told = {"policy_downgraded": downgraded, "usage_cost": price, "model_digest": self.model.digest}
-            self.trace.annotate(**{word: value for word, value in told.items() if value})
+            self.trace.annotate(**told(policy_downgraded=downgraded, usage_cost=price, model_digest=self.model.digest))
         if differs := self._shadow.end(tokens.input, tokens.output, tokens.cached):
             self.trace.annotate(policy_shadow=differs)
         self.trace.finish(

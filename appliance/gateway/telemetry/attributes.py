@@ -33,6 +33,11 @@ Value = str | int | float | bool
 Attributes = dict[str, Value]
 
 
+def told(**words: Value) -> Attributes:
+    """Return the attributes that say something: neither empty nor 0."""
+    return {word: value for word, value in words.items() if value}
+
+
 def clean(text: str) -> str:
     """Return the text, cut to ``MAX_VALUE_CHARS`` and with unprintable characters replaced."""
     return printable(text[:MAX_VALUE_CHARS])
