@@ -53,7 +53,7 @@ class RouteSchema(_Strict):
         min_length=1,
         max_length=3,
         description="When a model is passed over. unready: it is starting, hangs, or is not served. busy: many "
-        "requests wait in it, or its KV is full; this holds for no tenant of class strict, which is shown nothing of "
-        "others. asleep: it sleeps or is just waking; it wakes behind the request, if the tenant may wake models and "
-        "no other has to sleep for it. Where asleep is left out, a sleeping model wakes for the request, which waits.",
+        "requests wait in it, or its KV is full; never for a tenant of class strict. asleep: it sleeps or is just "
+        "waking. It then wakes behind the request, if the tenant may wake models and no other has to sleep for it. "
+        "Where asleep is left out, a sleeping model wakes for the request, which waits.",
     )

@@ -232,7 +232,7 @@ def can_be_typed(command: Any, words: list[str]) -> bool:
         if words[0].rstrip(".,:)") not in below:
             return words[0].startswith("-")
         command, words = below[words[0].rstrip(".,:)")], words[1:]
-    known = {option for param in command.params for option in param.opts} | {"--help"}
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
     return all(re.split(r"[=.,:)']", word)[0] in known for word in words if word.startswith("--"))
 
 
