@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import shutil
 import signal
-import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx._transports.default as transports
 import pytest
 from hypothesis import settings
 
@@ -45,28 +42,6 @@ def _load_interpreter() -> None:
 
 
 _load_interpreter()
-
-
-def _read_authorities_once() -> None:
-    """Let all clients of httpx that verify with the machine's authorities have one context: each would read them again,
-    which takes 30 ms of a slow processor, and some tests make a client for each request."""
-    make = transports.create_ssl_context
-
-    @functools.cache
-    def usual(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-        return make()
-
-    def create(
-        verify: ssl.SSLContext | str | bool = True, cert: object = None, trust_env: bool = True
-    ) -> ssl.SSLContext:
-        if verify is True and cert is None and trust_env:
-            return usual(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-        return make(verify=verify, cert=cert, trust_env=trust_env)  # type: ignore[arg-type]  # as httpx has it
-
-    transports.create_ssl_context = create  # type: ignore[attr-defined]
-
-
-_read_authorities_once()
 
 FULL_TIMEOUT_S = 3600
 """A full count may take this long: it is bounded so that a hang ends, not so that it is fast."""
