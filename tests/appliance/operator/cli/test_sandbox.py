@@ -39,7 +39,8 @@ def test_calls_of_a_text_worker_are_collected(run: Run, mini: Path) -> None:
     assert done.exit_code == exits.OK, done.output
     told = json.loads(done.stdout)["text"]
     assert told["lived"] is True
-    assert [one["program"] for one in told["programs"]] == ["worker", "keeper", "forker", "grammar"]
+    # Programs stand in the order of their first calls, and the scheduler decides between worker and keeper.
+    assert sorted(one["program"] for one in told["programs"]) == ["forker", "grammar", "keeper", "worker"]
     assert all(one["outside"] == [] for one in told["programs"])
 
 
