@@ -91,7 +91,7 @@ class Ours:
         program = getattr(self.engine.runner, "forward", None)
         if not isinstance(program, NativeModel):
             return []
-        products = [op for op in program._ops if op.kind == Kind.LINEAR]
+        products = [op for ops in program._ops for op in ops if op.kind == Kind.LINEAR]
         item = 1.0 if program._builder.dtype == torch.int8 else program._builder.dtype.itemsize
         return [Stretch(op.weight, int(op.inputs * op.outputs * item * (0.75 if op.palette else 1))) for op in products]
 
