@@ -1,7 +1,8 @@
 """Runs the lending of limits between the hosts of a fleet: one exchange with the store at a time.
 
 It runs in the gateway, which has the ledger, the fleet's key and a network; the supervisor has none, and a program of
-its own would need the first two. A store that is away, or lies, changes nothing but that nothing is lent.
+its own would need the first two. While the store is away nothing is lent. One that lies can make no message, but it can
+repeat questions, by which hosts give away what they do not use of a budget: it takes from a tenant, and gives nothing.
 """
 
 from __future__ import annotations
