@@ -133,6 +133,9 @@ class Sharing:
                     raise UnavailableError("no account of spend is kept")
                 async with asyncio.timeout(RECORD_S):
                     await self.record_spend(lease, loan.tenant, loan.amount)
+                self.audit.flush()
+                if self.audit.behind:
+                    raise UnavailableError("the supervisor takes no entry of the audit log now")
             except (UnavailableError, TimeoutError) as error:
                 problem = error.message if isinstance(error, UnavailableError) else "it was not recorded in time"
                 log.warning("a budget is not lent", tenant=loan.tenant, problem=problem)

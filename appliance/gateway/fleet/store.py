@@ -2,7 +2,8 @@
 
 Two commands are spoken, ``SET`` and ``MGET``, after ``AUTH`` where there is a password. The store need not be trusted:
 replies are bounded before they are read, what is none that these commands have closes the connection, and what the
-values say is checked by their proofs.
+values say is checked by their proofs. That is why no client library is used: one takes whatever length a reply
+announces, and two commands need nothing else of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
 
 from appliance.common.fleet_config import FleetConfig
 from appliance.gateway.fleet.message import MAX_BYTES
@@ -120,9 +120,8 @@ async def _values(reader: asyncio.StreamReader, count: int) -> list[bytes | None
             values.append(None)
         elif 0 <= length <= MAX_BYTES:
             values.append(await reader.readexactly(length))
-            with suppress(asyncio.IncompleteReadError):
-                if await reader.readexactly(2) != b"\r\n":
-                    raise FleetStoreError("a value does not end where its length says")
+            if await reader.readexactly(2) != b"\r\n":
+                raise FleetStoreError("a value does not end where its length says")
         else:
             raise FleetStoreError("a value is longer than a host writes")
     return values

@@ -57,6 +57,11 @@ class AuditFeed:
         self.charges = OpenCharges()
         """What requests without an entry are to be charged, should this process end."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether entries wait that the supervisor has not taken."""
+        return bool(self._pending or self._dropped)
+
     def take(self, state: AuditState) -> None:
         """Take the supervisor's word on whether the log is written."""
         self.problem, self.refuses, self.witness = state.problem, bool(state.refuses), state.witness

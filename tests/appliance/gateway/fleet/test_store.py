@@ -214,7 +214,7 @@ async def test_hosts_lend_by_a_real_store(running: RunningStore) -> None:
         task.cancel()
 
 
-@pytest.mark.parametrize("how", ["refused", "silent"])
+@pytest.mark.parametrize("how", ["refused", "silent", "no entry"])
 async def test_a_budget_that_is_not_recorded_stays_the_lenders(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the account takes nothing, a host that asks again and again gets nothing, and the lender loses nothing of
     its budget. One that is recorded (control) is lent and counts as spent."""
@@ -226,7 +226,11 @@ async def test_a_budget_that_is_not_recorded_stays_the_lenders(how: str, monkeyp
     async def fails(_lease: str, _tenant: str, _cost: int) -> None:
         if how == "refused":
             raise UnavailableError("the book takes nothing")
-        await asyncio.Event().wait()
+        if how == "silent":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(host.sharing.audit, "_send", lambda _message: how != "no entry")
+    host.sharing.audit.add("gap", where="gateway", dropped=1)
 
     async def ask(count: int) -> list[tuple[str, LimitAmount]]:
         question = LoanQuestion("life-b", count, (LimitAmount("acme", SPEND, 1 << 40),))
@@ -241,6 +245,7 @@ async def test_a_budget_that_is_not_recorded_stays_the_lenders(how: str, monkeyp
         assert lender.write(0.0).answers["b"].amounts == ()
         assert parts.spends.of("acme").day == 0
     host.sharing.record_spend = recorded
+    monkeypatch.setattr(host.sharing.audit, "_send", lambda _message: True)
     ((_, loan),) = await ask(21)
     assert lender.write(0.0).answers["b"].amounts == (loan,)
     assert parts.spends.of("acme").day == loan.amount > 0
