@@ -30,7 +30,7 @@ DEFECTS = (RuntimeError, ValueError, TypeError, KeyError, AssertionError)
 
 
 class PromptPlaces(Protocol):
-    """PromptPlaces of a line that runs. It has one from the beginning."""
+    """Places of a line that runs. It has one from the beginning."""
 
     def take(self) -> bool:
         """Take one more, where a line could begin now; returns whether it was taken."""

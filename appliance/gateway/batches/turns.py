@@ -126,7 +126,7 @@ class BatchTurns:
 
 
 class LinePlaces:
-    """PromptPlaces of one line; see ``appliance.gateway.batches.several_prompts.PromptPlaces``."""
+    """Places of one line; see ``appliance.gateway.batches.several_prompts.PromptPlaces``."""
 
     def __init__(self, turns: BatchTurns, one: OpenBatch) -> None:
         self._turns, self._one = turns, one

@@ -12,7 +12,6 @@ from appliance.operator.cli.tables import number, table
 SHOWN = 8
 """Batches that are shown: those that have stood still longest."""
 
-
 WIDE = 96
 """Columns from which on what holds a batch up stands in its line; else it has a line of its own below the table."""
 
