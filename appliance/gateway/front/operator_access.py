@@ -2,7 +2,8 @@
 
 A certificate's credential is its one URI, a SPIFFE id; without any URI its one DNS name or mail address. A token's
 credentials are the values of its claim for roles, and ``sub`` names its bearer. Where both are shown, a role counts
-that both have. A credential that the configuration does not list has no role: there is no default.
+that both have; a certificate that names nobody counts as none. A credential that the configuration does not list has no
+role: there is no default.
 """
 
 from __future__ import annotations
