@@ -11,7 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from policy.content_schema import RequestField, Role
 from policy.decision import Effect, Reason
-from policy.model import Feature, Namespace
+from policy.feature import Feature
+from policy.model import Namespace
 from policy.route_schema import MODEL_NAME, ModelName
 from policy.schema import Credential, RegionName, TenantId
 from policy.simulate import DAY_S, MONTH_S

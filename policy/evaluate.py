@@ -27,9 +27,10 @@ from policy.adapters import granting_rule
 from policy.content import content_denial
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.end_users import end_user_denial
+from policy.feature import Feature
 from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
-from policy.model import FREE, Exceeded, External, Feature, Limits, PolicySet, Price, Priority, Tenant
+from policy.model import FREE, Exceeded, External, Limits, PolicySet, Price, Priority, Tenant
 from policy.outside import outside_denial
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from policy.feature import Feature
+
 
 class IsolationClass(StrEnum):
     """Degree of isolation of a tenant; ``docs/classes.md`` gives the cost of each. Code reads the properties of a
@@ -144,20 +146,6 @@ class Limits:
     def bounds_spend(self) -> bool:
         """Whether there is a limit of spend."""
         return self.spend_per_day is not None or self.spend_per_month is not None
-
-
-class Feature(StrEnum):
-    """What can be withheld from a tenant; the value is its key in the policy."""
-
-    STRUCTURED_OUTPUT = "structured_output"
-    TOKENIZE = "tokenize"
-    TOOLS = "tools"
-    ATTESTATION = "attestation"
-    EMBEDDINGS = "embeddings"
-    RERANK = "rerank"
-    BATCHES = "batches"
-    STORED_RESPONSES = "stored_responses"
-    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

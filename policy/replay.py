@@ -19,8 +19,9 @@ from policy.adapters import granting_rule, is_adapter, served_by, split
 from policy.changes import Change
 from policy.decision import Decision, Effect, Reason
 from policy.evaluate import evaluate, principal
+from policy.feature import Feature
 from policy.limits import Bucket, Rate, full, refill
-from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Tenant
+from policy.model import FREE, Exceeded, Limits, PolicySet, Tenant
 from policy.prices import cost, find_price
 from policy.rates import BURSTS, TREATMENTS, effective, filled, input_rate, output_rate, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policy.feature import Feature
 from policy.limits import Bucket
-from policy.model import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from policy.adapters import served_by, split
 from policy.decision import Decision
 from policy.evaluate import evaluate, principal
+from policy.feature import Feature
 from policy.limits import Bucket, Rate, full
-from policy.model import Feature, ModelState, PolicySet, Tenant
+from policy.model import ModelState, PolicySet, Tenant
 from policy.outside import may_leave
 from policy.prices import BILLIONTHS
 from policy.rates import request_rate, token_rate

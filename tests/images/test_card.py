@@ -80,7 +80,7 @@ def test_a_packed_row_is_that_of_the_recipe(found: drawn.Drawn, topics: tuple[co
 
 def test_batches_are_deterministic_within_their_bounds_and_of_every_kind(found: drawn.Drawn) -> None:
     """One seed gives one sequence; no position is outside of the context and some are far; little is padding."""
-    batches = packed(found, 60)
+    batches = packed(found, 200)  # one kind in twenty is rare: no draw of these leaves it out
     again, other = packed(found, 8), packed(found, 8, seed=2)
     assert all(one.ids.equal(two.ids) for one, two in zip(batches, again, strict=False))
     assert not all(one.ids.equal(two.ids) for one, two in zip(batches, other, strict=False))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from policy.content import ROLES
 from policy.errors import PolicyError
+from policy.feature import Feature
 from policy.loader import Source, load_policy
-from policy.model import Feature, PolicySet
+from policy.model import PolicySet
 from policy.request import Content
 
 TENANTS = ("alpha", "beta", "gamma")

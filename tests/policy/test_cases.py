@@ -13,8 +13,9 @@ from policy.case_schema import CaseFileSchema, case_schema_text
 from policy.cases import CaseResult, load_cases, run_cases
 from policy.decision import Effect, Reason
 from policy.errors import PolicyError
+from policy.feature import Feature
 from policy.loader import Source, load_policy
-from policy.model import Feature, PolicySet
+from policy.model import PolicySet
 from policy.positions import load_yaml
 
 FOLDER = Path(__file__).parent / "cases"

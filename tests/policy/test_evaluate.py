@@ -12,9 +12,10 @@ from policy.cases import found, load, load_cases, question
 from policy.decision import Effect, Reason
 from policy.evaluate import evaluate, principal, visible_models
 from policy.explain import explain
+from policy.feature import Feature
 from policy.limits import Bucket, Rate, reserve
 from policy.loader import Source, load_policy
-from policy.model import Feature, IsolationClass, Retention
+from policy.model import IsolationClass, Retention
 from policy.request import AccessRequest, Usage
 from policy.simulate import decide
 

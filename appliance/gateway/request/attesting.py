@@ -13,7 +13,7 @@ from appliance.common.errors import DeadlineExceededError
 from appliance.gateway.generate_request import AttestRequest
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.sandboxes.questions import Questions
-from policy.model import Feature
+from policy.feature import Feature
 
 
 class AttestSession:

@@ -37,7 +37,8 @@ from isolation.ipc.embed import Embed
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import EngineReady, Finish
 from isolation.ipc.sampling import Sampling
-from policy.model import Determinism, Feature
+from policy.feature import Feature
+from policy.model import Determinism
 
 MAX_TOKENS = 300_000
 """Tokens of all texts of one request, OpenAI's limit."""

@@ -25,8 +25,9 @@ from appliance.gateway.request.waiting import Lines
 from appliance.gateway.tenant_account import TenantLimits
 from policy.decision import Decision, Effect, Obligations
 from policy.evaluate import evaluate, spend_left
+from policy.feature import Feature
 from policy.limits import Bucket, Rate, level
-from policy.model import Feature, Limits, Namespace, PolicySet, Price, Priority, Retention
+from policy.model import Limits, Namespace, PolicySet, Price, Priority, Retention
 from policy.prices import affordable, cost
 from policy.rates import most_input
 from policy.request import AccessRequest, Usage

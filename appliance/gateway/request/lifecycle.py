@@ -2,7 +2,7 @@
 
 policy -> sandboxes -> token ids -> policy with exact counts -> engine, again in the next one where an engine dies ->
 charge. However the request ends, leaving its ``Lifecycle`` leaves its sandboxes, settles the ledger, makes the audit
-entry and closes the trace. ``session`` and ``embedding`` are operations over it.
+entry and closes the trace.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.attributes import told
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
-from isolation.ipc.messages import EngineReady, weight_word
 from policy.decision import Decision
-from policy.model import Feature, Priority
+from policy.feature import Feature
+from policy.model import Priority
 
 NO_DEADLINE_S = 3_600.0
 """Seconds until the deadline of a request that names none: nothing may live for ever."""
@@ -328,7 +328,7 @@ class Lifecycle:
         begin, most = self.dependencies.audited_calls.begin, reservation.reserved_cost or None
         self.outcome.keep(begin(self.principal, self.call, reservation.decision, most, self._turns.queued_ms))
 
-    async def limits(self, largest_id: int, param: str) -> EngineReady:
+    async def limits(self, largest_id: int, param: str) -> wire.EngineReady:
         """Return what the engine can do, once its vocabulary is known to have the request's largest token id.
 
         Raises:
@@ -336,7 +336,7 @@ class Lifecycle:
         """
         with self.waiting():
             ready = await self.pair.engine.limits_by(self.until)
-        self.trace.annotate(weights_form=weight_word(ready.weights) or "unknown")
+        self.trace.annotate(weights_form=wire.weight_word(ready.weights) or "unknown")
         _check_vocabulary(ready, largest_id, param)
         return ready
 
@@ -492,7 +492,7 @@ def _reported(error: BaseException | None) -> ApplianceError | None:
     return InternalError("a defect of the appliance")
 
 
-def _check_vocabulary(ready: EngineReady, largest_id: int, param: str) -> None:
+def _check_vocabulary(ready: wire.EngineReady, largest_id: int, param: str) -> None:
     """Raises:
     InvalidRequestError: the model's vocabulary has no such id.
     """

@@ -20,7 +20,7 @@ from appliance.gateway.generate_request import ChatPrompt, ScoreOperation, Score
 from appliance.gateway.request.embedding import VectorSession
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.sandboxes.text_client import TextClient
-from policy.model import Feature
+from policy.feature import Feature
 
 NUMBERS_A_TURN = 1 << 16
 """Numbers that are multiplied in one turn of the loop: some milliseconds."""

@@ -40,7 +40,8 @@ from isolation.ipc.grammar import GrammarKind
 from isolation.ipc.messages import NO_TOKEN, EngineReady
 from isolation.ipc.output import Thinking
 from policy.decision import Obligations
-from policy.model import Determinism, Feature, Tenant
+from policy.feature import Feature
+from policy.model import Determinism, Tenant
 
 
 class Session:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from appliance.common.errors import ContextLengthError
 from appliance.gateway.generate_request import Tokenized, TokenizerRequest, TokenPrompt
 from appliance.gateway.request.lifecycle import Lifecycle
-from policy.model import Feature
+from policy.feature import Feature
 
 
 class TokenizerSession:

@@ -27,8 +27,9 @@ from appliance.operator.cli.terminal import Format
 from policy.case_schema import case_schema_text
 from policy.changes import changes
 from policy.errors import PolicyError
+from policy.feature import Feature
 from policy.loader import load_policy
-from policy.model import Feature, PolicySet
+from policy.model import PolicySet
 from policy.schema import schema_text
 
 SERVICE = "athanor.policy.v1.PolicyService"

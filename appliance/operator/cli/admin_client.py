@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from appliance.common.json_codec import SnapshotError, decode
-from appliance.common.operator_calls import LOGIN_HEADER
 from appliance.operator.cli import exits
 from appliance.operator.cli.terminal import fail
 
@@ -173,6 +172,8 @@ def _login(method: str) -> dict[str, str]:
         login = Path("/proc/self/loginuid").read_text(encoding="ascii").strip()
     except OSError:  # a kernel without audit
         return {}
+    from appliance.common.operator_calls import LOGIN_HEADER
+
     return {} if login == NO_LOGIN else {LOGIN_HEADER: login}
 
 

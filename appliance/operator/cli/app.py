@@ -5,6 +5,7 @@ only when it runs, so that help and completion are instant.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -68,6 +69,8 @@ from appliance.operator.cli import (
 )
 from appliance.operator.cli.help import HelpCommand, HelpGroup
 
+HELP_OPTIONS = ("-h", "--help")
+
 RUN = "Run"
 WATCH = "Watch"
 GOVERN = "Govern"
@@ -89,7 +92,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     # Its tracebacks would be long and show what our own errors say better.
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP_OPTIONS)},
 )
 
 
@@ -229,17 +232,40 @@ _add(MORE, "version", version.version, "")
 
 
 def for_line(words: Sequence[str]) -> typer.Typer:
-    """The application as far as a command line needs it: the command or the group that its first word names. All of it
-    where that is no such word: help, completion, and mistakes, which are told with the names that are alike.
+    """The application as far as a command line needs it: the command or the group that its first word names, and for
+    the overview what that shows of each. All of it where that is no such word: completion, and mistakes, which are told
+    with the names that are alike.
 
     Typer reads the signature of every command that it is given, and that of all takes as long as everything else that
     a command does at its start.
     """
     name = words[0] if words else None
+    if name in HELP_OPTIONS:
+        return _overview()
     part = copy.copy(app)
     part.registered_commands = [one for one in app.registered_commands if one.name == name]
     part.registered_groups = [one for one in app.registered_groups if one.name == name]
     return part if part.registered_commands or part.registered_groups else app
+
+
+def _overview() -> typer.Typer:
+    """The application with the names and help of all commands and groups, and without what they take."""
+    shown, nothing = copy.copy(app), typer.Typer(cls=HelpGroup)
+    shown.registered_commands = []
+    for command in app.registered_commands:
+        one = copy.copy(command)
+        one.help, one.callback = command.help or inspect.getdoc(command.callback), _nothing
+        shown.registered_commands.append(one)
+    shown.registered_groups = []
+    for group in app.registered_groups:
+        other = copy.copy(group)
+        other.typer_instance = nothing
+        shown.registered_groups.append(other)
+    return shown
+
+
+def _nothing() -> None:
+    """What commands of the overview do: none of them is called."""
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import typer
 from appliance.operator.cli import exits
 from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
-from policy.model import Feature
+from policy.feature import Feature
 
 if TYPE_CHECKING:
     from policy.decision import Decision

@@ -213,9 +213,7 @@ async def test_an_upload_that_is_left_or_stops_leaves_nothing(
     tenant's uploads stays taken."""
     for _ in range(5):
         call = client.stub.UploadFile(metadata=client.proof)
-        with suppress(
-            grpc.aio.AioRpcError
-        ):  # One too many while places come back.
+        with suppress(grpc.aio.AioRpcError):  # One too many while places come back.
             await call.write(HEAD)
             await call.write(pb.UploadFileRequest(data=b"x" * 1_000))
         call.cancel()

@@ -393,8 +393,8 @@ async def test_what_holds_a_batch_up_is_told(stack: Stack) -> None:
     stack.service.script = [text_script("x")[0], gate, error]
     for one in held:
         one.settle(0, 0)
-    await until(lambda: view().running == 2)
-    assert (view().obstacle, view().model, stack.runner.running_lines) == ("", MODEL, 2)
+    await until(lambda: (view().running, view().model) == (2, MODEL))  # the model is known once a line is read
+    assert (view().obstacle, stack.runner.running_lines) == ("", 2)
     gate.set()
     await until(lambda: view().obstacle == "delayed")
     await client.batches.cancel(batch.id)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from appliance.common.version import VERSION
 from appliance.operator.cli.app import app, for_line
@@ -177,13 +178,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_a_line_reads_only_the_command_that_it_names() -> None:
-    """A line brings its own command, or the group of it; help, options and mistakes bring all (control)."""
+    """A line brings its own command, or the group of it; options and mistakes bring all (control). The overview brings
+    all names without what they take, and prints the very help of the whole application."""
     for words, commands, groups in ((["status", "-h"], ["status"], []), (["policy", "check"], [], ["policy"])):
         part = for_line(words)
         assert [one.name for one in part.registered_commands] == commands
         assert [one.name for one in part.registered_groups] == groups
-    for words in ([], ["--version"], ["statsu"], ["-h"]):
+    for words in ([], ["--version"], ["statsu"]):
         assert for_line(words) is app and len(app.registered_commands) > 10
+    for option in ("-h", "--help"):
+        part, whole = (CliRunner().invoke(one, [option]) for one in (for_line([option]), app))
+        assert part.output == whole.output and part.exit_code == whole.exit_code == 0 and "status" in part.output
+        assert CliRunner().invoke(for_line([option]), [option, "status"]).output == part.output
 
 
 def test_completion_is_built_in() -> None:
