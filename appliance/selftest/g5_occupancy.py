@@ -29,6 +29,8 @@ ANSWER = 17
 """Tokens of an answer: its computed part ends with a block, so that the victim itself releases nothing."""
 MOST_LIVE = 48
 COMMAND = "athanor selftest"
+FULL_COUNTS, SHORT_COUNTS = (400, 200), (80, 40)
+"""Turns of a victim, and trials of each kind."""
 
 
 @dataclass(slots=True)
@@ -44,9 +46,8 @@ class Kept:
 
 
 def run(full: bool) -> list[Result]:
-    """Run flood, fill and squeeze, prime and probe; the full form has 400 turns instead of 80 and 200 trials instead of
-    40."""
-    turns, trials = (400, 200) if full else (80, 40)
+    """Run flood, fill and squeeze, prime and probe."""
+    turns, trials = FULL_COUNTS if full else SHORT_COUNTS
     alone = _victim("nobody", turns, protected=True)
     rows = []
     for attack in ("flood", "fill and squeeze"):

@@ -31,11 +31,13 @@ PERIOD_S = 0.02
 MOST_RATIO = 1.25
 LEAST_REST = 0.8
 COMMAND = "athanor selftest"
+FULL_COUNTS, SHORT_COUNTS = (100_000, 1_000), (4_000, 120)
+"""Steps of bursts, and requests of the victim beside each attack."""
 
 
 def run(full: bool) -> Iterator[Result]:
-    """Run 100,000 steps of bursts and 1,000 requests of the victim beside each attack; the short form 4,000 and 120."""
-    steps, asks = (100_000, 1_000) if full else (4_000, 120)
+    """Run bursts, equal service, and the victim beside each attack."""
+    steps, asks = FULL_COUNTS if full else SHORT_COUNTS
     yield _bursts(steps)
     yield _equals(min(steps, 20_000))
     fair = _victim("in share", asks)

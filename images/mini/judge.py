@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,14 @@ def _question(entry: Mapping[str, Any], everywhere: tuple[str, ...]) -> Question
 
 def _holds(text: str, part: str) -> bool:
     """Whether the normal `text` holds `part` as whole words."""
+    wanted, whole = _searched(part)
+    return wanted in text and whole.search(text) is not None
+
+
+@cache
+def _searched(part: str) -> tuple[str, re.Pattern[str]]:
+    """What is searched for a part of questions.yaml: itself, which is quickly missed, and then as whole words."""
     wanted = normal(part)
     before = r"(?<![a-z0-9_])" if wanted[:1].isalnum() else ""
     after = r"(?![a-z0-9_])" if wanted[-1:].isalnum() else ""
-    return re.search(before + re.escape(wanted) + after, text) is not None
+    return wanted, re.compile(before + re.escape(wanted) + after)

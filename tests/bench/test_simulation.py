@@ -76,8 +76,8 @@ def test_one_seed_gives_one_run(tmp_path: Path) -> None:
     """The figures of two runs are equal byte for byte, and those of another seed are not."""
     written = []
     for place, seed in enumerate((1, 1, 2)):
-        settings = replace(TINY, seed=seed)
-        _, found = simulate(World(), settings, deaths=1, death_at=1.5, routing=Routing.PICKER)
+        settings = replace(TINY, seed=seed, hosts=4, before_s=1.0, window_s=1.5)
+        _, found = simulate(World(), settings, deaths=1, death_at=1.0, routing=Routing.PICKER)
         found = {name: value for name, value in found.items() if not name.startswith("processor")}
         write(tmp_path / str(place), {"runs": {"one": found}})
         written.append((tmp_path / str(place)).read_bytes())
@@ -298,7 +298,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.parametrize("name", ["shares", "tier", "azure", "least", "picker-fresh"])
 def test_every_scenario_runs(name: str, world: World) -> None:
     """Scenarios that no other test has come to their end, each run with all its requests counted once."""
-    settings = replace(TINY, hosts=40, ramp_s=0.2, window_s=0.6, before_s=0.5)
+    settings = replace(TINY, hosts=20, ramp_s=0.2, window_s=0.4, before_s=0.5)
     runs = dict(SCENARIOS[name](world, settings))
     assert len(runs) == {"shares": 4, "tier": 3, "azure": 2}.get(name, 1)
     for found in runs.values():

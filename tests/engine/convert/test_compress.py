@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from appliance.common.catalog import embedded_model
 from engine.backends.native.coding import NativeCodec
 from engine.backends.native.library import Library
 from engine.backends.native.manifest import COMPRESSED, PLAIN
@@ -32,6 +31,7 @@ from engine.model.coded.layout import SUFFIX
 from engine.model.layers.parallel import Parallel
 from engine.startup.load import load_engine
 from tests.engine.support import submit
+from tests.short_model import short_model
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -59,8 +59,8 @@ def folder_of(source: Path, folder: Path, library: Library) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory, open_kernels: Open) -> Path:
-    """athanor-mini, coded."""
-    return folder_of(embedded_model(), tmp_path_factory.mktemp("coded") / "mini", open_kernels())
+    """One layer of athanor-mini, coded."""
+    return folder_of(short_model(), tmp_path_factory.mktemp("coded") / "mini", open_kernels())
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_answers_are_the_same(
     """Greedy ids of the coded folder are those of the plain one, with plain operations, with compiled kernels, and with
     kernels that hold the weights compressed in memory; the engine says what decoded them."""
     if model == "mini":
-        plain, small = embedded_model(), request.getfixturevalue("small")
+        plain, small = short_model(), request.getfixturevalue("small")
     else:
         plain, small = request.getfixturevalue("stories")
     variant = open_kernels().variant
@@ -107,7 +107,7 @@ def test_answers_are_the_same(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_part_is_the_same(small: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank of two gets its part of the published numbers, whole rows and columns, in bfloat16 and in float32."""
-    published, seen, read = load_file(embedded_model() / WEIGHTS), set(), weights._read
+    published, seen, read = load_file(short_model() / WEIGHTS), set(), weights._read
 
     def compare(found: weights.Found, name: str, home: Home, staging: Staging) -> None:
         read(found, name, home, staging)
@@ -125,7 +125,7 @@ def test_every_part_is_the_same(small: Path, rank: int, monkeypatch: pytest.Monk
 
 def test_memory_can_be_filled_later(small: Path) -> None:
     """A model whose memory is allocated first, as devices do it, gets the published numbers."""
-    published = load_file(embedded_model() / WEIGHTS)
+    published = load_file(short_model() / WEIGHTS)
     with unread_model(str(small), load_model_config(str(small)), dtype="auto", device=CPU) as unread:
         unread.fill()
         for name, piece in unread.checklist.pieces.items():
@@ -136,8 +136,8 @@ def test_memory_can_be_filled_later(small: Path) -> None:
 def test_rules_for_tensors_hold_for_coded_ones(message: str, tmp_path: Path, open_kernels: Open) -> None:
     """NaN, another shape, damaged chunks, a missing tensor and one too many are refused by the tensor's name, as in a
     plain file; control: the tests above load the folder that they are made of."""
-    name, codec = "model.layers.1.mlp.up_proj.weight", NativeCodec(open_kernels())
-    tensors = load_file(embedded_model() / WEIGHTS)
+    name, codec = "model.layers.0.mlp.up_proj.weight", NativeCodec(open_kernels())
+    tensors = load_file(short_model() / WEIGHTS)
     if message == "not finite":
         tensors[name][3, 4] = torch.nan
     elif message == "has shape":
@@ -152,7 +152,7 @@ def test_rules_for_tensors_hold_for_coded_ones(message: str, tmp_path: Path, ope
         with SafetensorsFile(tmp_path / WEIGHTS, lambda: codec) as file, (tmp_path / WEIGHTS).open("r+b") as damaged:
             damaged.seek(file.tensors[name].begin + 500)
             damaged.write(b"\xff" * 400)
-    config = load_model_config(str(embedded_model()))
+    config = load_model_config(str(short_model()))
     with pytest.raises(ModelLoadError, match=message) as caught:
         load_model(str(tmp_path), config, dtype="auto", device=CPU, packed=False, open_codec=lambda: codec)
     assert name in str(caught.value)
@@ -161,7 +161,7 @@ def test_rules_for_tensors_hold_for_coded_ones(message: str, tmp_path: Path, ope
 def test_other_programs_see_what_the_file_is(small: Path) -> None:
     """The reference reader opens the file: rows of bytes under names that say so, plain tensors beside them, and the
     form in the metadata; nothing could take coded bytes for weights."""
-    found, published = load_file(small / WEIGHTS), load_file(embedded_model() / WEIGHTS)
+    found, published = load_file(small / WEIGHTS), load_file(short_model() / WEIGHTS)
     names = {name.removesuffix(SUFFIX) for name in found}
     assert names == set(published)
     for name, tensor in found.items():
@@ -177,7 +177,7 @@ def test_other_programs_see_what_the_file_is(small: Path) -> None:
 
 def test_equal_sources_give_equal_bytes(small: Path, tmp_path: Path, open_kernels: Open) -> None:
     """Compiled codec and numpy, a second time, and coded weights coded again: the same file; expanded: the tensors."""
-    plain = embedded_model() / WEIGHTS
+    plain = short_model() / WEIGHTS
     codec, content = NativeCodec(open_kernels()), (small / WEIGHTS).read_bytes()
     rewritten(plain, tmp_path / "numpy")
     rewritten(small / WEIGHTS, tmp_path / "again", codec=codec)
@@ -196,7 +196,7 @@ def test_what_was_written_is_compared(tmp_path: Path) -> None:
             return table, data
 
     with pytest.raises(ModelLoadError, match="was not written as it was read"):
-        rewritten(embedded_model() / WEIGHTS, tmp_path / "out", codec=Careless())
+        rewritten(short_model() / WEIGHTS, tmp_path / "out", codec=Careless())
 
 
 def test_the_report_knows_classes(tmp_path: Path) -> None:
