@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from appliance.common.config_loader import load_config
 from appliance.common.control import NamespaceQuery, Namespaces, decode, encode
 from appliance.common.keys import KeyRecord, serialise_records
+from appliance.gateway.policy_file import ACCOUNTS_A_TURN
 from appliance.gateway.process import YOUNG_OBJECTS, Gateway
 from appliance.gateway.request.ledger import Ledger
 from appliance.operator.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
@@ -85,7 +86,7 @@ def main() -> int:
     largest = max(options.tenants)
     print(
         f"\na new rate for each of {largest:,} tenants, all with accounts: "
-        f"{rescaling(largest) * 1e3:.0f} ms in one turn"
+        f"{rescaling(largest) * 1e3:.0f} ms in the longest turn"
     )
     texts = policy_text(DECISION_TENANTS), ruled_text(DECISION_TENANTS)
     for text, rules in zip(texts, (0, len(RULES) * DECISION_TENANTS), strict=True):
@@ -219,7 +220,8 @@ async def reloads(path: Path, tenants: int, groups: int, rounds: int, *, profile
 
 
 def rescaling(tenants: int) -> float:
-    """Return the processor time of putting a policy in force that changes the request rate of every tenant."""
+    """Return the processor time of the longest turn in which a policy comes into force that changes the request rate of
+    every tenant."""
     before, after = (
         load_policy([Source("p", policy_text(tenants, weight=weight, limit="requests_per_minute"))])
         for weight in (1, 2)
@@ -229,7 +231,12 @@ def rescaling(tenants: int) -> float:
         ledger.rates(name)
     began = time.process_time()
     ledger.replace(after, dict.fromkeys(after.tenants, bytes(32)))
-    return time.process_time() - began
+    longest, more = time.process_time() - began, True
+    while more:
+        began = time.process_time()
+        more = ledger.catch_up(ACCOUNTS_A_TURN)
+        longest = max(longest, time.process_time() - began)
+    return longest
 
 
 async def longest_gap() -> tuple[float, float]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 
 from policy.adapters import granting_rule
@@ -32,9 +33,9 @@ from policy.kept import keeps_files, keeps_responses
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.model import FREE, Exceeded, External, Limits, PolicySet, Price, Priority, Tenant
 from policy.outside import outside_denial
-from policy.prices import affordable, cost, find_price
+from policy.prices import affordable, cost, find_price, spend_left
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
-from policy.request import AccessRequest, Spend, Usage
+from policy.request import AccessRequest, Usage
 from policy.routes import leads
 from policy.wording import counted
 
@@ -77,7 +78,7 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             effect=Effect.DENY,
             reason=Reason.FEATURE_NOT_ALLOWED,
             rule=f"tenants.{tenant.id}.{withheld[0]}",
-            message=f"this tenant may not use {_FEATURES[withheld[1]]}",
+            message=f"this tenant may not use {withheld[1].said}",
             policy_digest=policy.digest,
         )
     if access.content is not None and (refused := content_denial(policy, tenant, access.content)) is not None:
@@ -128,9 +129,10 @@ def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matc
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Case:
-    """What one decision is about, for the checks."""
+    """What one decision is about, for the checks, which leave it as it is. It is not frozen: that takes three times as
+    long to make."""
 
     limits: Limits
     access: AccessRequest
@@ -171,12 +173,11 @@ def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: str) -> 
     )
 
 
-def _checks(case: _Case) -> Sequence[Callable[[_Case], _Denial | None]]:
-    if case.access.input_tokens is None:
-        return _CHECKS_BEFORE
+def _checks(case: _Case) -> Sequence[_Check]:
     limits = case.limits
     apart = limits.input_tokens_per_minute is not None or limits.output_tokens_per_minute is not None
-    return _CHECKS_APART if apart else _CHECKS_AFTER
+    spends = limits.spend_per_day is not None or limits.spend_per_month is not None
+    return _CHECKS[case.access.input_tokens is not None, apart, limits.kv_tokens is not None, spends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,8 @@ def _granted_output(limits: Limits, access: AccessRequest, usage: Usage, price: 
 def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str) -> Obligations:
     access = case.access
     prefixes = () if access.adapter else tenant.public  # an adapter computes others than the model alone
+    if prefixes:
+        prefixes = tuple([name for name in prefixes if policy.public[name].model == access.model])
     return Obligations(
         max_output_tokens=case.granted_output,
         retention=tenant.retention,
@@ -226,7 +229,7 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         priority=Priority.LOW if downgraded else tenant.priority,
         deterministic=tenant.deterministic,
         namespace=tenant.namespace,
-        public_prefixes=tuple([name for name in prefixes if policy.public[name].model == access.model]),
+        public_prefixes=prefixes,
         reasoning=tenant.features.reasoning,
         wakes=tenant.features.wake,
         external=tenant.external is External.ALLOW,
@@ -234,18 +237,6 @@ def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str
         bounds_spend=tenant.limits.bounds_spend,
         downgraded=downgraded,
     )
-
-
-def spend_left(limits: Limits, spend: Spend | None) -> int | None:
-    """Return what may still be spent under both limits, in billionths; below 0 when more was spent, None without a
-    limit."""
-    day, month = (spend.day, spend.month) if spend is not None else (0, 0)
-    left = [
-        limit - spent
-        for limit, spent in ((limits.spend_per_day, day), (limits.spend_per_month, month))
-        if limit is not None
-    ]
-    return min(left, default=None)
 
 
 def _output(case: _Case) -> _Denial | None:
@@ -472,19 +463,6 @@ def _counted(access: AccessRequest, tokens: int, noun: str = "token") -> str:
     return f"at least {text}" if access.uncounted else text
 
 
-_FEATURES = {
-    Feature.STRUCTURED_OUTPUT: "structured output",
-    Feature.TOKENIZE: "the tokenizer alone",
-    Feature.TOOLS: "tools",
-    Feature.ATTESTATION: "attestations",
-    Feature.EMBEDDINGS: "embeddings",
-    Feature.RERANK: "reranking and classification",
-    Feature.BATCHES: "files and batches",
-    Feature.STORED_RESPONSES: "stored responses",
-    Feature.WAKE: "a model that sleeps",
-}
-"""Feature -> what a denial calls it."""
-
 _REMEDIES = {
     "token": "ask for fewer output tokens or send a shorter prompt",
     "input token": "send a shorter prompt",
@@ -492,10 +470,25 @@ _REMEDIES = {
 }
 """What a rate counts -> remedy where a request needs more than its burst."""
 
-_CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt, _spend_per_day, _spend_per_month)
-_CHECKS_AFTER = (_output, _context, _kv_whole, _token_rate, _kv_tokens, _spend_per_day, _spend_per_month)
-_CHECKS_APART = (
+_Check = Callable[[_Case], _Denial | None]
+
+_BEFORE: Sequence[_Check] = (_output, _concurrency, _request_rate, _debt, _spend_per_day, _spend_per_month)
+_AFTER: Sequence[_Check] = (_output, _context, _kv_whole, _token_rate, _kv_tokens, _spend_per_day, _spend_per_month)
+_APART: Sequence[_Check] = (
     *(_output, _context, _kv_whole, _token_bursts, _token_rate, _input_rate, _output_rate, _kv_tokens),
     *(_spend_per_day, _spend_per_month),
 )
 """Checks of a tenant whose input or output tokens have a rate of their own."""
+
+
+def _needed(checks: Sequence[_Check], *, kv: bool, spends: bool) -> Sequence[_Check]:
+    """Leave out the checks of limits that a tenant does not have."""
+    absent = (() if kv else (_kv_whole, _kv_tokens)) + (() if spends else (_spend_per_day, _spend_per_month))
+    return tuple(check for check in checks if check not in absent)
+
+
+_CHECKS = {
+    (counts, apart, kv, spends): _needed((_APART if apart else _AFTER) if counts else _BEFORE, kv=kv, spends=spends)
+    for counts, apart, kv, spends in product((False, True), repeat=4)
+}
+"""Checks by whether the prompt is counted, its tokens have a rate of their own, KV is limited, and spend is."""

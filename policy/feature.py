@@ -18,3 +18,21 @@ class Feature(StrEnum):
     BATCHES = "batches"
     STORED_RESPONSES = "stored_responses"
     WAKE = "wake"
+
+    @property
+    def said(self) -> str:
+        """What a denial calls it."""
+        return _SAID[self]
+
+
+_SAID = {
+    Feature.STRUCTURED_OUTPUT: "structured output",
+    Feature.TOKENIZE: "the tokenizer alone",
+    Feature.TOOLS: "tools",
+    Feature.ATTESTATION: "attestations",
+    Feature.EMBEDDINGS: "embeddings",
+    Feature.RERANK: "reranking and classification",
+    Feature.BATCHES: "files and batches",
+    Feature.STORED_RESPONSES: "stored responses",
+    Feature.WAKE: "a model that sleeps",
+}

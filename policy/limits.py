@@ -11,7 +11,7 @@ Times are seconds of one monotonic clock. A clock that steps back adds nothing a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SECONDS_PER_MINUTE = 60.0
 
@@ -28,21 +28,18 @@ class Rate:
     """At least 1."""
     burst: int | None = None
     """Units that a full bucket holds, at most an hour's; None: one minute's."""
+    capacity: int = field(init=False, repr=False, compare=False)
+    """Units that a full bucket holds."""
+    per_second: float = field(init=False, repr=False, compare=False)
+    """Units gained a second."""
+    rounding: float = field(init=False, repr=False, compare=False)
+    """Number of units that is ignored as rounding error."""
 
-    @property
-    def capacity(self) -> int:
-        """Units that a full bucket holds."""
-        return self.per_minute if self.burst is None else self.burst
-
-    @property
-    def per_second(self) -> float:
-        """Units gained a second."""
-        return self.per_minute / SECONDS_PER_MINUTE
-
-    @property
-    def rounding(self) -> float:
-        """Number of units that is ignored as rounding error."""
-        return self.per_second * ROUNDING_S
+    def __post_init__(self) -> None:
+        # Computed once: a decision asks for them some ten times.
+        object.__setattr__(self, "capacity", self.per_minute if self.burst is None else self.burst)
+        object.__setattr__(self, "per_second", self.per_minute / SECONDS_PER_MINUTE)
+        object.__setattr__(self, "rounding", self.per_second * ROUNDING_S)
 
 
 @dataclass(frozen=True, slots=True)

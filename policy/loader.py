@@ -10,10 +10,8 @@ Pure: ``policy.files`` or the caller reads the files.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -21,25 +19,16 @@ from pydantic import ValidationError
 
 from policy import allow_all
 from policy.content_schema import ContentSchema
+from policy.digest import digest_of
 from policy.end_user_schema import EndUsersSchema
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
 from policy.inheritance import Inheritance
 from policy.model import (
-    ContentRules,
-    Determinism,
-    EndUserLimits,
-    Exceeded,
-    External,
-    Features,
     IsolationClass,
-    KvShare,
-    Limits,
-    ModelRegions,
     Namespace,
     PolicySet,
     Price,
     PriceRule,
-    Priority,
     PublicPrefix,
     Retention,
     Route,
@@ -47,10 +36,9 @@ from policy.model import (
     Tenant,
 )
 from policy.positions import Locator, Path, dotted, load_yaml
-from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
+from policy.prices import BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
-from policy.rate_schema import KNOWN, flattened, without_marks
-from policy.rates import TREATMENTS
+from policy.rate_schema import KNOWN, without_marks
 from policy.route_reading import read_routes
 from policy.route_schema import RouteSchema, TargetSchema
 from policy.schema import (
@@ -63,7 +51,6 @@ from policy.schema import (
     GroupSchema,
     KvSchema,
     LimitsSchema,
-    ModelRegionsSchema,
     PolicySchema,
     PrefixMessageSchema,
     PriceSchema,
@@ -73,13 +60,12 @@ from policy.schema import (
     TenantSchema,
 )
 from policy.shares import check_partition, check_reservations, check_share, share_of
+from policy.tenant_parts import TenantParts
 from policy.wording import worded
 from policy.written import WrittenFile
 
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
-
-DIGEST_DOMAIN = "athanor policy 9"
 
 T = TypeVar("T")
 
@@ -136,7 +122,7 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     currency, prices = _priced(files, problems)
     if problems:
         raise PolicySchemaError(inheritance.told(problems)[:MAX_PROBLEMS])
-    digest = _digest(tenants, groups, public, (currency, prices), routes)
+    digest = digest_of(tenants, groups, public, (currency, prices), routes)
     for file in (*files, *written):
         _free(file.content.tenants)
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
@@ -153,7 +139,7 @@ def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict
     tenants: dict[str, Tenant] = {}
     principals: dict[str, str] = {}
     origin: dict[str, str] = {}
-    shared: dict[Hashable, Any] = {}
+    parts = TenantParts()
     for file in files:
         for tenant_id, content in file.content.tenants.items():
             path: Path = ("tenants", tenant_id)
@@ -162,7 +148,7 @@ def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict
                 problems.append(file.problem(path, message, at_key=True))
                 continue
             origin[tenant_id] = file.name
-            tenants[tenant_id] = _tenant(tenant_id, content, shared)
+            tenants[tenant_id] = parts.tenant(tenant_id, content)
             written = "deterministic" in content.model_fields_set and not content.unsafe_allow_all
             if written and tenants[tenant_id].deterministic.value != content.deterministic:
                 message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
@@ -172,7 +158,7 @@ def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict
                 problems.append(file.problem((*path, "freeze_idle"), message))
             if tenants[tenant_id].isolation_class.partitions:
                 check_partition(file, path, content.kv, problems)
-            else:
+            elif content.kv.model_fields_set:
                 check_share(file, path, content.kv, problems)
             for index, credential in enumerate(content.credentials):
                 owner = principals.get(credential)
@@ -279,16 +265,6 @@ def _price(content: PriceSchema | BatchPriceSchema) -> Price:
     )
 
 
-def _limits(content: LimitsSchema) -> Limits:
-    values = flattened(content.model_dump())
-    for key in values.keys() & TREATMENTS.keys():
-        values[key] = Exceeded(values[key])
-    for key in ("spend_per_day", "spend_per_month"):
-        if values[key] is not None:
-            values[key] = round(values[key] * BILLIONTHS)
-    return Limits(**values)
-
-
 def _objection(tenant: Tenant | None, name: str) -> str | None:
     """Return the reason why a tenant cannot be in a group that names it; None when it can."""
     if tenant is None:
@@ -319,92 +295,6 @@ def _check_accounts(files: Sequence[WrittenFile], problems: list[Problem]) -> No
             problems.append(file.problem(paths[MAX_TENANTS - count], message, at_key=True))
             return
 
-
-def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) -> Tenant:
-    """Return a tenant. Equal parts of tenants become one object, kept in ``shared``: most tenants differ in few."""
-
-    def one(value: T) -> T:
-        found: T = shared.setdefault(value, value)
-        return found
-
-    isolation_class = IsolationClass(content.isolation_class)
-    return Tenant(
-        id=tenant_id,
-        credentials=tuple(content.credentials),
-        models=one(tuple(content.models)),
-        isolation_class=isolation_class,
-        retention=Retention(content.retention),
-        namespace=Namespace(content.namespace),
-        weight=content.weight,
-        priority=Priority(content.priority),
-        deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
-        limits=one(_limits(content.limits)),
-        features=one(Features(**dict(content.features))),
-        content=one(_content_rules(content.content)),
-        end_users=one(EndUserLimits(**dict(content.end_users))),
-        networks=one(tuple(content.networks)),
-        regions=one(tuple(content.regions)),
-        model_regions=one(tuple(map(_model_regions, content.model_regions))),
-        hours=one(tuple(content.hours)),
-        freeze_idle=content.freeze_idle,
-        external=External(content.external),
-        adapters=one(tuple(content.adapters)),
-        unsafe_allow_all=content.unsafe_allow_all,
-        kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
-    )
-
-
-def _model_regions(content: ModelRegionsSchema) -> ModelRegions:
-    return ModelRegions(models=tuple(sorted({*content.models})), regions=tuple(sorted({*content.regions})))
-
-
-def _content_rules(content: ContentSchema) -> ContentRules:
-    return ContentRules(
-        max_request_bytes=content.max_request_bytes,
-        denied_fields=tuple(content.denied_fields),
-        roles=tuple(sorted(set(content.roles))),
-    )
-
-
-def _digest(
-    tenants: Mapping[str, Tenant],
-    groups: Mapping[str, SharingGroup],
-    public: Mapping[str, PublicPrefix],
-    prices: tuple[str, tuple[PriceRule, ...]],
-    routes: Mapping[str, Route],
-) -> str:
-    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices, routes]``, a part at a time: encoding
-    thousands of tenants at once would keep all other threads waiting."""
-    shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
-    published = {name: asdict(prefix) for name, prefix in public.items()}
-    priced = [prices[0], [asdict(rule) for rule in prices[1]]]
-    state = hashlib.sha256(f"[{_json(DIGEST_DOMAIN)},{{".encode())
-    for index, tenant_id in enumerate(sorted(tenants)):
-        values = _values(tenants[tenant_id])
-        state.update(f"{',' if index else ''}{_json(tenant_id)}:{_json(values)}".encode())
-    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)},".encode())
-    state.update(f"{_json({name: asdict(route) for name, route in routes.items()})}]".encode())
-    return state.hexdigest()
-
-
-def _values(tenant: Tenant) -> dict[str, Any]:
-    """Return a tenant's values for the digest; ``asdict`` would copy every one of them."""
-    values: dict[str, Any] = {name: getattr(tenant, name) for name in _FIELDS[Tenant]}
-    for name in ("limits", "features", "content", "end_users", "kv"):
-        part = values[name]
-        values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
-    values["model_regions"] = sorted([one.models, one.regions] for one in tenant.model_regions)
-    values["content"]["denied_fields"] = sorted({*values["content"]["denied_fields"]})
-    # The order of these lists carries no meaning.
-    return values | {name: sorted(values[name]) for name in _UNORDERED}
-
-
-_UNORDERED = ("credentials", "models", "networks", "regions", "hours", "adapters")
-_FIELDS = {
-    part: tuple(each.name for each in fields(part))
-    for part in (Tenant, Limits, Features, ContentRules, EndUserLimits, KvShare)
-}
-_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 _KNOWN_KEYS = {
     "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),

@@ -7,7 +7,8 @@ of billionths for one token: sums are exact, and no cost is ever rounded.
 from __future__ import annotations
 
 from policy.match import first_match
-from policy.model import IsolationClass, PolicySet, Price
+from policy.model import IsolationClass, Limits, PolicySet, Price
+from policy.request import Spend
 
 BILLIONTHS = 1_000_000_000
 """Parts in which one unit of the currency is counted."""
@@ -44,6 +45,18 @@ def affordable(price: Price, input_tokens: int, choices: int, left: int) -> int:
     if price.output:
         return room // (choices * price.output)
     return MAX_AFFORDABLE if room >= 0 else -1
+
+
+def spend_left(limits: Limits, spend: Spend | None) -> int | None:
+    """Return what may still be spent under both limits, in billionths; below 0 when more was spent, None without a
+    limit."""
+    day, month = (spend.day, spend.month) if spend is not None else (0, 0)
+    left = [
+        limit - spent
+        for limit, spent in ((limits.spend_per_day, day), (limits.spend_per_month, month))
+        if limit is not None
+    ]
+    return min(left, default=None)
 
 
 def amount_text(billionths: int) -> str:

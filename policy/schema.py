@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -19,6 +19,8 @@ from policy.outside_schema import MAX_HOURS, MAX_NETWORKS, MAX_REGIONS, Hours, N
 from policy.rate_schema import Concurrency, KvTokens, RequestRate, TokenRate
 from policy.route_schema import MAX_ROUTES, MODEL_NAME, ModelName, RouteSchema
 from policy.wording import counted
+
+S = TypeVar("S", bound=BaseModel)
 
 MAX_TENANTS = 10_000
 MAX_CREDENTIALS = 256
@@ -95,6 +97,12 @@ TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _always(section: S) -> Callable[[], S]:
+    """Return a factory of one object: ten thousand tenants that write nothing of a section have one section together.
+    A frozen model is safe to share."""
+    return lambda: section
 
 
 class LimitsSchema(_Strict):
@@ -294,9 +302,9 @@ class DefaultsSchema(_Strict):
         description="Who is served first, strictly: low gets what the others leave. A request may ask for less than "
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
     )
-    features: FeaturesSchema = Field(default_factory=FeaturesSchema)
-    content: ContentSchema = Field(default_factory=ContentSchema)
-    end_users: EndUsersSchema = Field(default_factory=EndUsersSchema)
+    features: FeaturesSchema = Field(default_factory=_always(FeaturesSchema()))
+    content: ContentSchema = Field(default_factory=_always(ContentSchema()))
+    end_users: EndUsersSchema = Field(default_factory=_always(EndUsersSchema()))
     freeze_idle: bool = Field(
         default=False,
         description="Whether sandboxes that this tenant uses may be frozen while nobody uses them, so that they take "
@@ -338,8 +346,8 @@ class DefaultsSchema(_Strict):
         description="Hours in which requests are taken, UTC, such as mon-fri 08:00-18:00; 22:00-06:00 goes on into the "
         "next day. What runs at their end goes on. Left out: always.",
     )
-    limits: LimitsSchema = Field(default_factory=LimitsSchema)
-    kv: KvSchema = Field(default_factory=KvSchema)
+    limits: LimitsSchema = Field(default_factory=_always(LimitsSchema()))
+    kv: KvSchema = Field(default_factory=_always(KvSchema()))
 
 
 class TenantGroupSchema(DefaultsSchema, _InheritingSchema):
@@ -366,7 +374,7 @@ class GroupSchema(_Strict):
     tenants: list[TenantId] = Field(
         min_length=2, max_length=MAX_MEMBERS, description="Members; a tenant is in one group at most."
     )
-    kv: KvSchema = Field(default_factory=KvSchema, description="What all members together may keep.")
+    kv: KvSchema = Field(default_factory=_always(KvSchema()), description="What all members together may keep.")
 
 
 class PrefixMessageSchema(_Strict):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 
 from appliance.common.clocks import Clocks
+from appliance.common.collection import no_collection
 from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
@@ -38,21 +37,14 @@ Prepare = Callable[[PolicySet], Awaitable[list[str]]]
 FetchNamespaces = Callable[[list[str]], Awaitable[dict[str, bytes]]]
 
 
+ACCOUNTS_A_TURN = 500
+"""Accounts that are brought under a new policy in one turn of the event loop: some 4 ms at most."""
+
+FREED_A_TURN = 2_000
+"""Tenants and keys of before that are freed in one turn likewise: some 2 ms."""
+
 MAX_WARNINGS = 20
 """Most warnings of one reload: a policy of a thousand tenants may have one for each."""
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running: it would look at all that a large policy is made of while it is made,
-    again and again and in one piece, and no other thread runs meanwhile. Nothing in it is a cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class PolicyFile:
@@ -81,6 +73,8 @@ class PolicyFile:
         self._shadow_problems: tuple[str, ...] = ()
         self.key_file = KeyFile(credentials, pepper)
         """API keys in force, and their files."""
+        self._gone: list[object] = []
+        """Tenants and keys that are in force no more, and not freed yet."""
         self.overlooked: tuple[str, ...] = ()
         """A line for each file among the drop-ins that is no part of the policy, as of the last look."""
 
@@ -136,7 +130,8 @@ class PolicyFile:
         )
 
     async def reload(self, ledger: Ledger, fetch: FetchNamespaces, prepare: Prepare) -> ReloadOutcome:
-        """Replace policy and keys together. A problem changes nothing and is reported.
+        """Replace policy and keys together, in one turn of the event loop; ``settle`` does the rest. A problem changes
+        nothing and is reported.
 
         The files are read, checked and compared in a thread: a policy of ten thousand tenants takes a second, in which
         all running answers would stand still. A thread suffices, a process of its own would only add a copy of the
@@ -146,9 +141,11 @@ class PolicyFile:
             policy, keys, warnings, shadow = await asyncio.to_thread(self._read_and_compare)
             if found := await prepare(policy):
                 raise ConfigError("\n".join(found))
+            await asyncio.sleep(0)  # what prepares looks at every tenant, and what follows does so again
             namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
             return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
+        self._gone = [*ledger.policy.tenants.values(), *self.keys.records.values()]
         ledger.replace(policy, namespaces)
         self.key_file.adopt(keys)
         self.shadow, self._shadow_problems = shadow
@@ -161,6 +158,15 @@ class PolicyFile:
             message=f"policy {policy.digest[:12]} with {counted(len(policy.tenants), 'tenant')} is in force",
             warnings=(*(f"shadow policy: {line}" for line in self._shadow_problems), *warnings),
         )
+
+    async def settle(self, ledger: Ledger) -> None:
+        """Do what is left after a reload, a little in each turn of the event loop: bring accounts under the policy, and
+        free what was in force before. In the turn of the switch it would hold up all running answers."""
+        for _ in iter(lambda: ledger.catch_up(ACCOUNTS_A_TURN), False):
+            await asyncio.sleep(0)
+        while self._gone:
+            del self._gone[-FREED_A_TURN:]
+            await asyncio.sleep(0)
 
     def shadow_status(self, shadow: Shadow | None) -> ShadowStatus:
         """Return what the shadow policy would have decided, or that there is none."""
@@ -183,7 +189,7 @@ class PolicyFile:
         Raises:
             PolicyError, ConfigError: as ``read``.
         """
-        with _no_collection():
+        with no_collection():
             policy, keys = self.read()
             return policy, keys, self._warnings(policy, keys.table), self._read_shadow()
 

@@ -290,6 +290,7 @@ class Gateway:
         if outcome.ok:
             self._service.shadows.use(self._file.shadow)
             await self._follow_policy()
+            await self._file.settle(self._service.ledger)
         if self._announced:
             notify.ready(outcome.summary)
         return outcome

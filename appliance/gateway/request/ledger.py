@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from appliance.common.errors import UnauthenticatedError
 from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import RateState
+from appliance.gateway.request.account_table import AccountTable
 from appliance.gateway.request.accounts import Account, AccountRates
 from appliance.gateway.request.denials import denial
 from appliance.gateway.request.end_users import EndUserAccount, EndUsers
@@ -24,11 +25,11 @@ from appliance.gateway.request.user_keys import NO_USER_KEY, UserKey, user_key_o
 from appliance.gateway.request.waiting import Lines
 from appliance.gateway.tenant_account import TenantLimits
 from policy.decision import Decision, Effect, Obligations
-from policy.evaluate import evaluate, spend_left
+from policy.evaluate import evaluate
 from policy.feature import Feature
 from policy.limits import Bucket, Rate, level
 from policy.model import Limits, Namespace, PolicySet, Price, Priority, Retention
-from policy.prices import affordable, cost
+from policy.prices import affordable, cost, spend_left
 from policy.rates import most_input
 from policy.request import AccessRequest, Usage
 
@@ -78,7 +79,7 @@ class Ledger:
         self._end_users = EndUsers()
         self._namespaces = namespaces
         self._clock = clock
-        self._accounts: dict[str, Account] = {}
+        self._accounts = AccountTable()
         self.on_used: Callable[[str], None] = lambda _tenant: None
         """Told each tenant of whose limits something was taken or refused; set where limits are a fleet's."""
         self.lines = Lines(clock, lambda tenant: self.limits(tenant).max_queued_requests)
@@ -89,36 +90,25 @@ class Ledger:
         tenant."""
         if begin and tenant in self._policy.tenants:
             return self._account(tenant, self._clock())
-        return self._accounts.get(tenant)
+        return self._accounts.find(tenant)
 
     @property
     def policy(self) -> PolicySet:
         """Policy in force."""
         return self._policy
 
-    def replace(self, policy: PolicySet, namespaces: dict[str, bytes]) -> None:
+    def replace(self, policy: PolicySet, namespaces: Mapping[str, bytes]) -> None:
         """Put a new policy in force: levels are rescaled, running requests keep the tokens that they were granted
-        (``withdrawal`` decides which may go on)."""
-        now = self._clock()
-        # Thousands of tenants have few different limits, whose objects they share.
-        rates: dict[int, AccountRates] = {}
-        for tenant, account in self._accounts.items():
-            old, new = self._policy.tenants.get(tenant), policy.tenants.get(tenant)
-            if new is None:
-                continue
-            if old is None:
-                account.cut(new.limits, now)
-            elif old.limits is not new.limits:
-                found = rates.get(id(new.limits))
-                if found is None:
-                    found = rates[id(new.limits)] = AccountRates.of(new.limits)
-                account.follow(found, now)
+        (``withdrawal`` decides which may go on). ``catch_up`` does the rest of the work."""
+        self._accounts.switch(self._policy.tenants, policy.tenants, self._clock())
         self._policy, self._namespaces = policy, namespaces
         self._end_users.keep(policy.tenants)
-        for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
-            if tenant not in policy.tenants:
-                del self._accounts[tenant]
         self.lines.reconsider()
+
+    def catch_up(self, most: int) -> bool:
+        """Rescale the levels of up to ``most`` tenants that have not called since the policy came into force; returns
+        whether that leaves some. A tenant that calls before has its levels rescaled then: this saves it the work."""
+        return self._accounts.catch_up(most)
 
     @property
     def namespaces(self) -> Mapping[str, bytes]:
@@ -127,13 +117,12 @@ class Ledger:
 
     def concurrency(self, tenant: str) -> int:
         """Return the tenant's requests that are admitted and not settled."""
-        account = self._accounts.get(tenant)
-        return account.concurrency if account else 0
+        return self._accounts.concurrency(tenant)
 
     @property
     def at_work(self) -> list[str]:
         """Tenants that have requests admitted and not settled."""
-        return [tenant for tenant, account in self._accounts.items() if account.concurrency]
+        return self._accounts.at_work
 
     def left(self, tenant: str) -> RateState | None:
         """Return what is left of both rates of a tenant; None while it has used nothing."""
@@ -214,7 +203,8 @@ class Ledger:
     ) -> None:
         """End a request: free its slots, refund the tokens that it did not use, and charge what a refused prompt cost,
         which nobody could reserve. ``reserved`` and ``used`` are prompt and output tokens."""
-        account = self._accounts[tenant]
+        account = self._accounts.find(tenant)
+        assert account is not None, "a tenant has its account while its requests run"
         account.release(*reserved, choices)
         known = self._policy.tenants.get(tenant)
         if known is None:
@@ -286,12 +276,10 @@ class Ledger:
         return known.limits
 
     def _account(self, tenant: str, now: float) -> Account:
-        account = self._accounts.get(tenant)
+        account = self._accounts.find(tenant)
         if account is None:
             known = self._policy.tenants.get(tenant)
-            if known is None:
-                return NO_ACCOUNT
-            account = self._accounts[tenant] = Account.begin(known.limits, now)
+            return NO_ACCOUNT if known is None else self._accounts.begin(tenant, known.limits, now)
         return account
 
     def end(self, user: EndUserAccount, reserved: int, used: int, choices: int) -> None:

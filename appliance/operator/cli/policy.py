@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from appliance.common.collection import no_collection
 from appliance.common.figures import counted
 from appliance.operator.cli import exits
 from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
@@ -62,6 +63,13 @@ def check_policy(paths: list[Path], given: Path | None, *, strict: bool, output_
         strict: whether warnings are a refusal.
         output_format: of what is shown.
     """
+    warnings = _checked_and_shown(paths, given, strict=strict, output_format=output_format)
+    raise typer.Exit(exits.REFUSED if strict and warnings else exits.OK)
+
+
+@no_collection()
+def _checked_and_shown(paths: list[Path], given: Path | None, *, strict: bool, output_format: Format) -> list[Problem]:
+    """Check and show the policy; returns the warnings. One that is refused ends the command."""
     from policy.errors import PolicyError
     from policy.loader import load_policy
 
@@ -74,7 +82,7 @@ def check_policy(paths: list[Path], given: Path | None, *, strict: bool, output_
         refuse(error, sources, output_format)
     warnings = [*_overlooked(paths), *_unsafe(policy, sources), *_compare(policy, sources, paths, given, strict=strict)]
     _show(policy, sources, warnings, output_format)
-    raise typer.Exit(exits.REFUSED if strict and warnings else exits.OK)
+    return warnings
 
 
 def _overlooked(paths: list[Path]) -> list[Problem]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from appliance.common.collection import no_collection
 from appliance.common.errors import os_errors_as
 from appliance.common.figures import counted
 from appliance.operator.cli import exits
@@ -53,7 +54,8 @@ def load_with_sources(path: Path, output_format: Format) -> tuple[PolicySet, lis
     sources: list[Source] = []
     try:
         sources = read(path)
-        return load_policy(sources), sources
+        with no_collection():
+            return load_policy(sources), sources
     except PolicyError as error:
         refuse(error, sources, output_format)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -148,6 +149,62 @@ def test_a_reload_that_leaves_the_limits_alone_leaves_the_levels_alone() -> None
     assert reloaded.rates("alpha").remaining_tokens == 2 * kept.rates("alpha").remaining_tokens
 
 
+POLICIES = tuple(policy(rpm=rpm, tpm=tpm) for rpm, tpm in ((60, 600), (600, 6_000), (6, 150)))
+GONE = load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["admit", "settle", "reload", "take away", "wait"]),
+            st.sampled_from(range(len(POLICIES))),
+            st.sampled_from([0.25, 3.0, 40.0]),
+        ),
+        max_size=12,
+    )
+)
+def test_levels_are_rescaled_as_of_the_reload_whenever_that_is_done(acts: list[tuple[str, int, float]]) -> None:
+    """A tenant whose levels are rescaled at its next call has what one has whose levels were at once, whatever time
+    and further reloads lie between."""
+    clocks = Clock(), Clock()
+    at_once, late = (ledger(clock) for clock in clocks)
+    running: tuple[list[Reservation], list[Reservation]] = [], []
+    for act, number, seconds in acts:
+        for book, clock, mine in zip((at_once, late), clocks, running, strict=True):
+            clock.now += seconds
+            if act in ("reload", "take away"):
+                new = POLICIES[number] if act == "reload" else GONE
+                book.replace(new, dict.fromkeys(new.tenants, b"k" * 32))
+            elif act == "settle" and mine:
+                mine.pop().settle(20, 7)
+            elif act == "admit":
+                with contextlib.suppress(RateLimitedError, UnauthenticatedError):
+                    mine.append(book.admit("alpha", "m", 10))
+                    mine[-1].reserve(30, 10, 100)
+        assert not at_once.catch_up(1)
+    assert late.rates("alpha") == at_once.rates("alpha")
+    assert late.at_work == at_once.at_work
+
+
+def test_tenants_that_do_not_call_are_rescaled_a_few_at_a_time() -> None:
+    """After a reload the accounts that nobody asked for follow in as many turns as it takes."""
+    names = [f"t{number}" for number in range(5)]
+
+    def of_rate(rpm: int) -> PolicySet:
+        limits = {"requests_per_minute": rpm}
+        tenants = {name: {"credentials": [f"key:{name}"], "models": ["m"], "limits": limits} for name in names}
+        return load_policy([Source("p.yaml", json.dumps({"version": 1, "tenants": tenants}))])
+
+    book = Ledger(of_rate(60), dict.fromkeys(names, b"k" * 32), Clock())
+    for name in names:
+        book.rates(name)
+    assert not book.catch_up(1)
+    book.replace(of_rate(120), dict.fromkeys(names, b"k" * 32))
+    assert book.rates("t3").remaining_requests == 120
+    assert [book.catch_up(2) for _ in range(3)] == [True, False, False]
+    assert {book.rates(name).remaining_requests for name in names} == {120}
+
+
 def test_a_reload_keeps_levels_and_running_requests() -> None:
     """A new policy rescales what is left and does not refill; a running request settles as before."""
     clock = Clock()
@@ -172,7 +229,8 @@ def apart(input: int | None, output: int | None) -> PolicySet:  # noqa: A002
 
 def levels(book: Ledger) -> tuple[float | None, float | None]:
     """What is left of the rates of input and of output."""
-    account = book._accounts["alpha"]
+    account = book.account("alpha")
+    assert account is not None
     return tuple(None if one is None else one.level for one in (account.input, account.output))  # type: ignore[return-value]
 
 
