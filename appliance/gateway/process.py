@@ -310,6 +310,7 @@ class Gateway:
             return outcome
         if reviewed:
             self._table.apply(reviewed)
+        self._credentials.tokens.keep(found.tokens)
         self._config_file.adopt(found)
         self._freezer.after_s = found.config.sandbox.freeze_after_s
         applied = (*found.applied, *models.lines(before.models))

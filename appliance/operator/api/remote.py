@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from appliance.common.config import ApplianceConfig
+from appliance.common.config_changes import roles_in_force
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, RateLimitedError, UnauthenticatedError
 from appliance.common.held_sockets import HeldSockets
@@ -47,7 +48,8 @@ class FollowedRoles:
     """The section of the configuration that says who has which role, read again when its file changes."""
 
     def __init__(self, config: ApplianceConfig, path: Path) -> None:
-        self.section: RemoteOperatorsConfig | None = config.remote_operators
+        self._started = config.remote_operators
+        self.section: RemoteOperatorsConfig | None = self._started
         """That in force; a file that cannot be used changes nothing."""
         self._path = path
         self._stamp: Stamp = stamp_of(path)
@@ -65,7 +67,8 @@ class FollowedRoles:
             return
         self._stamp = stamp
         try:
-            self.section = (await asyncio.to_thread(load_config, self._path)).remote_operators
+            wanted = (await asyncio.to_thread(load_config, self._path)).remote_operators
+            self.section = roles_in_force(self._started, wanted)
         except ApplianceError as error:
             log.error("the roles of operators elsewhere cannot be read; those in force stay", problem=error.message)
 

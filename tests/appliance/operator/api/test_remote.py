@@ -231,8 +231,8 @@ async def test_what_is_taken_back_holds_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
 ) -> None:
     """Within a look at the files: a role that the configuration lists no more, while a file with a mistake changes
-    nothing; then an authority, also for the connection that was open. The next authority's certificate (control) is
-    served."""
+    nothing; the roles of an issuer that is another one now, and not those of certificates (control); then an authority,
+    also for the connection that was open. The next authority's certificate (control) is served."""
     async with listening(tmp_path, monkeypatch, appliance) as found:
         known, shown, method = found.known, found.known.of_role("security"), f"{POLICY}Apply"
         port = int(found.address.rpartition(":")[2])
@@ -270,6 +270,14 @@ async def test_a_socket_of_the_service_manager_is_taken(
     def bind_port(address: str, name: str) -> socket.socket:
         made.append(address)
         return operator_door.bind_port(address, name)
+            token = known.token("security")
+            assert await found.code(method, token=token) is grpc.StatusCode.INVALID_ARGUMENT
+            issuer = {**known.section.tokens[0].model_dump(mode="json"), "issuer": "https://next.example/"}
+            written(found.place, known, port, tokens=[issuer])
+            async with asyncio.timeout(10):
+                while await found.code(method, token=token) is not DENIED:
+                    await asyncio.sleep(0.05)
+            assert await code_of(channel, method) is grpc.StatusCode.INVALID_ARGUMENT
 
     monkeypatch.setattr(remote, "bind_port", bind_port)
     with a_place(appliance.url) as place:
