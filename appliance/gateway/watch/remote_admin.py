@@ -31,6 +31,7 @@ from appliance.common.errors import (
     UnavailableError,
 )
 from appliance.common.ids import new_request_id
+from appliance.common.kept_tasks import kept
 from appliance.common.operator_calls import MAX_MILLISECONDS, OperatorCall
 from appliance.common.operator_config import RemoteOperatorsConfig
 from appliance.common.operator_roles import LOCAL_ONLY, NEEDED, OperatorRole, require
@@ -84,6 +85,8 @@ class Observers:
     audit: AuditFeed
     telemetry: OtelTelemetry
 
+    failed: Callable[[str], None] = lambda _why: None
+    """Told why the listener serves no more, in one line."""
 
 class RolesOnly:
     """ASGI application that does for each caller what its roles allow, and nothing else."""
@@ -325,10 +328,11 @@ async def serving_remote_admin(
         bound.close()
         raise
     host, port = bound.getsockname()[:2]
-    works = [asyncio.create_task(work) for work in (door.run(), tokens.run())]
+    works = {"listener of operators elsewhere": door.run(), "keys of their token issuers": tokens.run()}
     try:
-        yield {"remote_admin": f"https://{f'[{host}]' if ':' in host else host}:{port}"}
+        with kept(works, observers.failed):
+            yield {"remote_admin": f"https://{f'[{host}]' if ':' in host else host}:{port}"}
     finally:
-        for work in (*works, *state.tasks):
+        for work in state.tasks:
             work.cancel()
         door.close()

@@ -312,3 +312,23 @@ def test_a_route_without_a_role_is_an_error_of_the_start() -> None:
     RolesOnly(all_routes(fake), resolver, observers)
     with pytest.raises(KeyError, match="GET /new"):
         RolesOnly([*all_routes(fake), Route("/new", answer)], resolver, observers)
+
+
+async def test_a_listener_whose_work_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the certificates that fails with a defect ends no listener in silence: the gateway is told why. While
+    it looks without one (control) it is told nothing."""
+    why: list[str] = []
+    monkeypatch.setattr(operator_door, "TICK_S", 0.02)
+    async with elsewhere(tmp_path, admin="127.0.0.1:0") as known:
+        fake = FakeAppliance()
+        observers = Observers(AuditFeed(lambda _: True), fake.telemetry, why.append)
+        async with serving_remote_admin(all_routes(fake), lambda: known.section, observers):
+            await asyncio.sleep(0.1)
+            assert why == []
+
+            async def renew(_door: operator_door.OperatorDoor) -> None:
+                raise ValueError("a defect")
+
+            monkeypatch.setattr(operator_door.OperatorDoor, "renew", renew)
+            await until(lambda: why != [])
+    assert why == ["listener of operators elsewhere failed: ValueError('a defect')"]
