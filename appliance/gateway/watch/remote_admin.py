@@ -42,6 +42,7 @@ from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
 from appliance.gateway.front.operator_access import SECTION, OperatorResolver, RemoteOperator
 from appliance.gateway.front.operator_door import OperatorDoor, bind_port
+from appliance.gateway.front.operator_rate import OperatorRates
 from appliance.gateway.front.tls_files import peer_names
 from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.request.audit_feed import AuditFeed
@@ -84,9 +85,9 @@ class Observers:
 
     audit: AuditFeed
     telemetry: OtelTelemetry
-
     failed: Callable[[str], None] = lambda _why: None
     """Told why the listener serves no more, in one line."""
+
 
 class RolesOnly:
     """ASGI application that does for each caller what its roles allow, and nothing else."""
@@ -107,6 +108,7 @@ class RolesOnly:
         self._app = Starlette(routes=list(self._routes.values()))
         self._resolver = resolver
         self._observers = observers
+        self._rates = OperatorRates()
         self._refused = {known: Allowance(REFUSED, time.monotonic()) for known in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,6 +118,7 @@ class RolesOnly:
         asked = _Asked(*self._find(scope), new_request_id(), time.monotonic())
         try:
             asked = replace(asked, caller=self._proved(scope))
+            self._rates.spend(asked.caller.who, changes=asked.changes)
             self._check(asked, scope)
         except ApplianceError as error:
             self._refuse(asked, error)
@@ -156,6 +159,8 @@ class RolesOnly:
         if isinstance(error, UnauthenticatedError):
             self._observers.audit.count("refused", outcome=outcome, reason=error.refusal)
             self._observers.telemetry.count(names.REFUSED_CREDENTIALS, reason=error.refusal)
+        elif asked.caller.roles and isinstance(error, RateLimitedError):
+            pass  # metrics and log have it
         elif self._refused[bool(asked.caller.roles)].spend(1, time.monotonic()):
             self._audit(asked, outcome)
         else:

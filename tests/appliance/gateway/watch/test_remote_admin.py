@@ -25,6 +25,7 @@ from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.front import issuer_keys, operator_door
 from appliance.gateway.front.allowance import Rate
 from appliance.gateway.front.operator_access import OperatorResolver
+from appliance.gateway.front.operator_rate import OperatorRates
 from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.telemetry.admin import admin_routes
@@ -287,6 +288,20 @@ async def test_a_flood_without_a_role_is_counted_and_hides_nothing(
         assert listed == [*[(f"{SPIFFE}visitor", "GET /status")] * 2, (f"{SPIFFE}viewer", "POST /reload")]
         counted = [(one["outcome"], one["reason"], one["count"]) for one in told if one["kind"] == "refused"]
         assert counted == [("PERMISSION_DENIED", "scope", 3)]
+
+
+async def test_a_viewer_that_asks_without_pause_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over one connection: the requests beyond the burst are answered 429 with the time, and reach no route; metrics
+    count them and the audit log does not list them. Another operator (control) is served meanwhile."""
+    monkeypatch.setattr(remote_admin, "OperatorRates", lambda: OperatorRates(Rate(5, 0.001)))
+    async with listening(tmp_path) as found:
+        context = found.known.context(found.known.of_role("viewer"))
+        async with httpx.AsyncClient(base_url=found.url, verify=context, timeout=30) as client:
+            answers = [await client.get("/status") for _ in range(8)]
+        assert [one.status_code for one in answers] == [200] * 5 + [429] * 3
+        assert int(answers[-1].headers["retry-after"]) > 0
+        assert (await found.ask("GET", "/status", found.known.of_role("operator"))).status_code == 200
+        assert found.told() == []
 
 
 async def test_pages_of_other_origins_are_refused(tmp_path: Path) -> None:
