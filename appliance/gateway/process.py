@@ -153,7 +153,8 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        self._state.batches, self._stop, self._announced = self._stored.batches, asyncio.Event(), False
+        self._state.batches, self._state.charges = self._stored.batches, lambda: self._charges.problem
+        self._stop, self._announced = asyncio.Event(), False
         self._reloads = SharedRuns(self._reload)
         self.reload = self._reloads.run
 
@@ -309,8 +310,8 @@ class Gateway:
         if reviewed:
             self._table.apply(reviewed)
         self._config_file.adopt(found)
-        self._freezer.after_s = found.config.sandbox.freeze_after_s
         self._credentials.tokens.keep(found.tokens)
+        self._freezer.after_s = found.config.sandbox.freeze_after_s
         applied = (*found.applied, *models.lines(before.models))
         if applied or found.restart:
             log.info("configuration reloaded", applied=applied, needs_a_restart=found.restart)
