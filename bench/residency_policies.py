@@ -118,8 +118,8 @@ def least_used(requests: Sequence[Request], places: int = PLACES, half_life: flo
     """Hit rate where the least used one goes, by the appliance's counts, and nothing takes time."""
     kept: dict[str, float] = {}
     uses, hits = ModelUses(half_life), 0
-    for now, name, _ in requests:
-        uses.note(name, now)
+    for now, name, tenant in requests:
+        uses.note(name, tenant, now)
         if name in kept:
             hits += 1
         elif len(kept) >= places:
@@ -170,8 +170,6 @@ class Host:
         while due:
             now, number, came = heapq.heappop(due)
             _, name, tenant = requests[number]
-            if now == came:
-                self.uses.note(name, now)
             model = self._look(name, now)
             if model.state == ASLEEP:
                 woken = self._wake(name, tenant, now, now - came)
@@ -183,6 +181,7 @@ class Host:
                     continue
             elif model.state == AWAKE and now == came:
                 hits += 1
+            self.uses.note(name, tenant, came)
             begins = max(now, model.ready_at)
             longest = max(longest, begins - came)
             model.busy_until = model.used_at = max(model.busy_until, begins + SERVICE_S)
@@ -200,12 +199,13 @@ class Host:
     def _wake(self, name: str, tenant: str, now: float, waited_s: float) -> bool | None:
         """Begin a wake; False where it has to wait for room, None where it is refused."""
         woken = self.models[name]
-        decision = decide(name, [self._facts(one, now) for one in self.models], self.places, self.places)
+        facts = [self._facts(one, now, tenant if one == name else "") for one in self.models]
+        decision = decide(name, facts, self.places, self.places)
         gains = not isinstance(decision, Wake) or decision.gains
         if not woken.granted:
             if self.guard.wait_s(name, tenant, now, gains=gains):
                 return None
-            self.guard.note(name, tenant, now)
+            self.guard.note(name, tenant, now, gains=gains)
             woken.granted = True
         if not isinstance(decision, Wake) or (decision.cheaper_soon and waited_s < GUEST_WAIT_S):
             return False
@@ -215,11 +215,11 @@ class Host:
         woken.state, woken.ready_at, woken.granted = WAKING, now + WAKE_S, False
         return True
 
-    def _facts(self, name: str, now: float) -> ModelFacts:
+    def _facts(self, name: str, now: float, asked_by: str) -> ModelFacts:
         one = self.models[name]
         stays = one.state == AWAKE and now - one.ready_at < self.guard.stay_s(name, now)
         live = int(one.busy_until > now)
-        return ModelFacts(name, one.state, WHILE_USED, 1, one.used_at, self.uses.of(name), live, stays=stays)
+        return ModelFacts(name, one.state, WHILE_USED, 1, one.used_at, self.uses.of(name, asked_by), live, stays=stays)
 
 
 def compare(exponent: float, shift: int, seeds: Iterable[int], *, count: int, rate: float) -> dict[str, object]:

@@ -295,7 +295,7 @@ class UsageQuery:
 @dataclass(frozen=True, slots=True)
 class Used:
     """Supervisor: answer to ``UsageQuery``: the day and the month by number (``appliance.common.usage.periods``), and
-    the five sums of each model and of each end user in both (``appliance.common.usage.tenant_sums``); or the problem
+    the six sums of each model and of each end user in both (``appliance.common.usage.tenant_sums``); or the problem
     why there is none."""
 
     request: str

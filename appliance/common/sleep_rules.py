@@ -41,9 +41,11 @@ MOST_WAKES_OF_TENANT = 6
 """Most wakes that requests of one tenant begin in ``WINDOW_S``, of all models together: what it wakes takes processor
 and memory from all, and its own excess is refused to it alone."""
 
-KEPT_WAKES = 12
+KEPT_WAKES = 15
 """Wakes of ``MOST_WAKES`` that are kept for models that are used more than those that sleep for them. Where more wakes
-are asked for than may begin, models that are seldom used would otherwise keep often used ones asleep."""
+are asked for than may begin, models that are seldom used would otherwise keep often used ones asleep. Of the other five
+a tenant begins one while those that it has begun are fewer than half of what is left: two at first, so that four
+tenants get some. Chosen by ``bench/residency_policies.py``: with eight, often used models are hit 1 % less."""
 
 STAY_S = 20.0
 """Seconds that a model that was woken several times in ``WINDOW_S`` stays awake, unless the operator has it sleep. Two
@@ -183,6 +185,17 @@ def unused(keep: str, used_at: float, now: float, idle_s: float) -> bool:
     return keep == NEVER or now - used_at >= idle_s
 
 
+@dataclass(frozen=True, slots=True)
+class _CountedWake:
+    """A wake that was begun for a request."""
+
+    at: float
+    model: str
+    tenant: str
+    gains: bool
+    """Whether the model was used more than those that slept for it."""
+
+
 @dataclass(slots=True)
 class WakeGuard:
     """Counts wakes, so that models that do not fit together do not take turns all the time."""
@@ -191,31 +204,43 @@ class WakeGuard:
     of_all: int = MOST_WAKES
     of_tenant: int = MOST_WAKES_OF_TENANT
     kept: int = KEPT_WAKES
-    _wakes: deque[tuple[float, str, str]] = field(default_factory=deque)
+    _wakes: deque[_CountedWake] = field(default_factory=deque)
 
     def wait_s(self, model: str, tenant: str, now: float, *, gains: bool = True) -> float:
         """Return the seconds until a wake of this model may begin for this tenant; 0: now. ``gains`` as in ``Wake``."""
         wakes = self._counted(now)
         counted = (
-            ([at for at, name, _ in wakes if name == model], self.of_model),
-            ([at for at, _, who in wakes if who == tenant], self.of_tenant),
-            ([at for at, _, _ in wakes], self.of_all - (0 if gains else self.kept)),
+            ([one.at for one in wakes if one.model == model], self.of_model),
+            ([one.at for one in wakes if one.tenant == tenant], self.of_tenant),
+            ([one.at for one in wakes], self.of_all),
         )
-        return max(times[-most] + WINDOW_S - now if len(times) >= most else 0.0 for times, most in counted)
+        waits = [times[-most] + WINDOW_S - now if len(times) >= most else 0.0 for times, most in counted]
+        return max(*waits, 0.0 if gains else self._guest_wait_s(tenant, now))
+
+    def _guest_wait_s(self, tenant: str, now: float) -> float:
+        """Return the seconds until the tenant has a wake again of those that are not kept. It may begin one while those
+        that it has begun are fewer than half of what is left, so that some are left for tenants that come later."""
+        guests = [one for one in self._counted(now) if not one.gains]
+        for gone in range(len(guests) + 1):
+            left = guests[gone:]
+            mine = sum(one.tenant == tenant for one in left)
+            if 2 * mine < self.of_all - self.kept - len(left):
+                return guests[gone - 1].at + WINDOW_S - now if gone else 0.0
+        return WINDOW_S
 
     def stay_s(self, model: str, now: float) -> float:
         """Return the seconds that a model stays awake after its last wake; one that the operator woke stays longest."""
-        wakes = sum(name == model for _, name, _ in self._counted(now))
+        wakes = sum(one.model == model for one in self._counted(now))
         if 0 < wakes <= FREE_WAKES:
             return 0.0
         return min(STAY_S, LEAST_STAY_S * 2 ** (wakes - FREE_WAKES - 1)) if wakes else STAY_S
 
-    def note(self, model: str, tenant: str, now: float) -> None:
+    def note(self, model: str, tenant: str, now: float, *, gains: bool = True) -> None:
         """Count a wake that a request of this tenant has begun."""
-        self._wakes.append((now, model, tenant))
+        self._wakes.append(_CountedWake(now, model, tenant, gains))
 
-    def _counted(self, now: float) -> deque[tuple[float, str, str]]:
-        while self._wakes and now - self._wakes[0][0] >= WINDOW_S:
+    def _counted(self, now: float) -> deque[_CountedWake]:
+        while self._wakes and now - self._wakes[0].at >= WINDOW_S:
             self._wakes.popleft()
         return self._wakes
 

@@ -35,6 +35,7 @@ from appliance.common.control_cards import CardState
 from appliance.common.control_charges import ChargesUp
 from appliance.common.control_models import ModelRest
 from appliance.common.errors import ConfigError, StartError
+from appliance.common.kept_tasks import kept_task, log_failure
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET
@@ -152,7 +153,8 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        self._state.batches, self._stop, self._announced = self._stored.batches, asyncio.Event(), False
+        self._state.batches, self._state.charges = self._stored.batches, lambda: self._charges.problem
+        self._stop, self._announced = asyncio.Event(), False
         self._reloads = SharedRuns(self._reload)
         self.reload = self._reloads.run
 
@@ -216,7 +218,7 @@ class Gateway:
             background += [self._keep(work, name) for work, name in works]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
-            publishing.add_done_callback(_log_failure)
+            publishing.add_done_callback(log_failure)
             background.append(publishing)
             await self._serve(background, gauges)
         finally:
@@ -230,15 +232,12 @@ class Gateway:
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a task for the gateway's whole life; if it fails, the gateway ends."""
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._note_failure)
-        return task
+        return kept_task(work, name, self._fail)
 
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log_failure(task)
-            self._hopeless = self._hopeless or f"the gateway's {task.get_name()} failed: {error!r}"
-            self._stop.set()
+    def _fail(self, why: str) -> None:
+        """End the gateway, which is no use without what has failed."""
+        self._hopeless = self._hopeless or f"the gateway's {why}"
+        self._stop.set()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of the work, or None when the stop came first."""
@@ -263,7 +262,7 @@ class Gateway:
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
         self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain, self._sharing.store_problem)
         routes = routes_of(self._telemetry, self._state, gauges, self.reload, keys, self._sleep)
-        observers = Observers(self._audit, self._telemetry)
+        observers = Observers(self._audit, self._telemetry, self._fail)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
             serve_admin(listen.admin, routes, self._config_file.remote_operators, observers) as admin,
@@ -274,7 +273,7 @@ class Gateway:
             announced = self._announce(front, {**front.addresses, **admin, **metrics})
             for work, name in ((announced, "announce"), (_accept(front, self._models), "accept")):
                 task = asyncio.create_task(work, name=name)
-                task.add_done_callback(_log_failure)
+                task.add_done_callback(log_failure)
                 background.append(task)
             await self._stop.wait()
             await _leave(self._service, front, listen.drain_notice_s)
@@ -312,6 +311,7 @@ class Gateway:
         if reviewed:
             self._table.apply(reviewed)
         self._config_file.adopt(found)
+        self._credentials.tokens.keep(found.tokens)
         self._freezer.after_s = found.config.sandbox.freeze_after_s
         applied = (*found.applied, *models.lines(before.models))
         if applied or found.restart:
@@ -376,7 +376,7 @@ class Gateway:
         )
 
     def _hang_up(self) -> None:
-        asyncio.ensure_future(self.reload("signal")).add_done_callback(_log_failure)
+        asyncio.ensure_future(self.reload("signal")).add_done_callback(log_failure)
 
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it
@@ -492,9 +492,3 @@ def _say_ready(addresses: dict[str, str], own: dict[str, str], models: list[str]
     status = f"STATUS=serving {', '.join(models)} in {sandbox}"
     notify.notify("READY=1", status, f"{notify.ADDRESSES_KEY}={json.dumps(words)}")
     log.info("ready", **words)
-
-
-def _log_failure(task: asyncio.Task[Any]) -> None:
-    """Log the failure of a task that is not awaited."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a task of the gateway failed", task=task.get_name(), error=repr(error), exc_info=error)

@@ -62,6 +62,8 @@ class ModelUse:
     output_tokens: int
     cost: int
     """Billionths of the currency's unit, at the prices of their time."""
+    reasoning_tokens: int = 0
+    """Output tokens that are reasoning, a part of ``output_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class UserUse:
     cached_tokens: int
     output_tokens: int
     cost: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

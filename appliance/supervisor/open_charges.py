@@ -5,13 +5,19 @@ The gateway writes what its running requests are to be charged into memory that 
 what is left there becomes entries like those that it would have made. A gateway that was only detached goes on and
 tells them itself, so the end of the process is what counts. An entry that arrived and whose slot was not freed any more
 is known by its request.
+
+A gateway that was taken over may fill all slots with what takes long to read. They are read in short steps, between
+which the loop does its other work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -20,6 +26,7 @@ from appliance.common.audit.entry import Entry
 from appliance.common.control import Control
 from appliance.common.control_charges import ChargesUp, KeepCharges
 from appliance.common.figures import counted
+from appliance.common.kept_tasks import log_failure
 from appliance.common.usage.open_charges import create_memory, lost_requests
 
 log = structlog.get_logger()
@@ -30,6 +37,13 @@ sending and freeing had sent one."""
 
 MAX_MEMORIES = 4
 """Memories kept of gateways that were attached and may still live; of an earlier one nothing would be charged."""
+
+STEP_S = 0.002
+"""Seconds for which slots are read before the loop does something else: twenty slots that are as long as can be."""
+
+MAX_SETTLING = 2 * MAX_MEMORIES
+"""Memories whose charges wait to be made at once: all of one gateway, and of the one that came after it and ended too
+before a second had passed."""
 
 Publish = Callable[[Control, tuple[int, ...]], bool]
 
@@ -45,6 +59,18 @@ class _Memory:
     """Whether its process has ended."""
 
 
+@dataclass(slots=True, eq=False)
+class _Settlement:
+    """Charging of what one memory has."""
+
+    memfd: int
+    slots: Iterator[Entry | None]
+    reported: frozenset[str]
+    """Requests whose entries had come when it began."""
+    left: int = 0
+    """Requests charged so far."""
+
+
 class ChargeKeeper:
     """Keeps memory of the gateway that is attached, and of those before it that may live; its methods run in one event
     loop."""
@@ -56,6 +82,11 @@ class ChargeKeeper:
         self._memories: list[_Memory] = []
         self._reported: dict[str, None] = {}
         """Requests whose entries came lately, in their order."""
+        self._problem = ""
+        """Why there was no memory when it was last asked for."""
+        self._settling: deque[_Settlement] = deque()
+        self._work: asyncio.Task[None] | None = None
+        """Task that charges what is in ``_settling``."""
 
     def open(self, _message: KeepCharges) -> None:
         """Hand new memory to the gateway; what it has open it writes there again."""
@@ -68,8 +99,13 @@ class ChargeKeeper:
                 os.close(alive)
                 raise
         except OSError as error:
-            log.error("no memory for charges of running requests", problem=error.strerror)
+            problem = error.strerror or str(error)
+            if problem != self._problem:
+                log.error("no memory for charges of running requests", problem=problem)
+            self._problem = problem
+            self._publish(ChargesUp(), ())  # the gateway shows an alert, and asks again
             return
+        self._problem = ""
         sent = self._publish(ChargesUp(), (memfd, alive))
         os.close(alive)
         memory = _Memory(memfd, pipe)
@@ -95,7 +131,11 @@ class ChargeKeeper:
             self._settle(memory)
 
     def close(self) -> None:
-        """Forget all memory."""
+        """Charge what is left to charge of gateways that have ended, and forget all memory."""
+        if self._work is not None:
+            self._work.cancel()
+        while self._settling:
+            self._step(self._settling[0], math.inf)
         for memory in self._memories[:]:
             self._close(memory)
 
@@ -113,16 +153,47 @@ class ChargeKeeper:
     def _settle(self, memory: _Memory) -> None:
         if not (memory.left and memory.ended):
             return
-        found = [one for one in lost_requests(memory.memfd) if one.fields["request"] not in self._reported]
+        memfd = os.dup(memory.memfd)
         self._close(memory)
-        for one in found:
-            self.note(one)
-            self._record(one)
-        if found:
+        if len(self._settling) >= MAX_SETTLING:
+            os.close(memfd)
+            log.error("gateways end faster than what they leave can be charged; one was left out", waiting=MAX_SETTLING)
+            return
+        self._settling.append(_Settlement(memfd, lost_requests(memfd), frozenset(self._reported)))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._charge(), name="charges of gateways that ended")
+            self._work.add_done_callback(log_failure)
+
+    async def _charge(self) -> None:
+        while self._settling:
+            self._step(self._settling[0], time.monotonic() + STEP_S)
+            await asyncio.sleep(0)
+
+    def _step(self, one: _Settlement, until: float) -> None:
+        """Charge what a memory has until this monotonic second; one whose end was reached is taken out."""
+        try:
+            for found in one.slots:
+                if found is not None and not self._known(found, one):
+                    one.left += 1
+                    self.note(found)
+                    self._record(found)
+                if time.monotonic() >= until:
+                    return
+        except OSError as error:
+            log.error(
+                "what a gateway left cannot be read, and is not charged", problem=error.strerror, charged=one.left
+            )
+        self._settling.remove(one)
+        os.close(one.memfd)
+        if one.left:
             log.warning(
                 "the gateway ended and left requests without an entry; they are charged what they were shown",
-                left=counted(len(found), "request", "requests"),
+                left=counted(one.left, "request", "requests"),
             )
+
+    def _known(self, found: Entry, one: _Settlement) -> bool:
+        request = str(found.fields["request"])
+        return request in one.reported or request in self._reported
 
     def _close(self, memory: _Memory) -> None:
         self._memories.remove(memory)

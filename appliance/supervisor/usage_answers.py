@@ -61,7 +61,7 @@ class UsageAnswers:
 
 
 def _told(sums: Sequence[Sum]) -> dict[str, list[int]]:
-    return {one.keys[0]: [one.requests, one.input, one.cached, one.output, one.cost] for one in sums}
+    return {one.keys[0]: [one.requests, one.input, one.cached, one.output, one.cost, one.reasoning] for one in sums}
 
 
 def _without(message: UsageQuery, problem: str) -> Used:

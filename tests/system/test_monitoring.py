@@ -46,8 +46,10 @@ NOT_YET = (
     "athanor_gpu_temperature_celsius",
     "athanor_gpu_memory_used_bytes",
     "athanor_gpu_model_memory_bytes",
+    "athanor_fleet_store_away",
+    "athanor_batch_stuck_batches",
 )
-"""What a healthy appliance without spill, certificate and GPU does not have: there is nothing to count."""
+"""What a healthy appliance without spill, certificate, GPU, fleet and batches does not have: nothing is counted."""
 
 LATE = "athanor_refusals_total|athanor:slow_burn:3d|athanor_sandbox_memory_bytes|athanor_kv_resident_blocks"
 """What comes last: once each of these has samples, everything has."""

@@ -188,10 +188,11 @@ class OpenCharges:
         charge.words = charge.page[: 8 * WORDS].cast("q")
 
 
-def lost_requests(memfd: int) -> Iterator[Entry]:
+def lost_requests(memfd: int) -> Iterator[Entry | None]:
     """Yield an entry for each request that a gateway left in its slots, once that gateway is gone. One that had ended
     has its outcome and its charge; one that ran has the outcome ``GATEWAY_LOST`` and what it had been shown, and no
-    request costs more than what was reserved for it. Slots that no gateway writes are left out.
+    request costs more than what was reserved for it. For a slot that is free, or that no gateway writes, None: the
+    caller may rest after any slot, and a hostile gateway fills all of them.
 
     Raises:
         OSError: the memory cannot be read.
@@ -205,8 +206,7 @@ def lost_requests(memfd: int) -> Iterator[Entry]:
             return  # Behind the last page that was used.
         page = os.pread(memfd, SLOT_BYTES, at)
         at += SLOT_BYTES
-        if len(page) == SLOT_BYTES and (found := _entry(page)) is not None:
-            yield found
+        yield _entry(page) if len(page) == SLOT_BYTES else None
 
 
 def _entry(page: bytes) -> Entry | None:

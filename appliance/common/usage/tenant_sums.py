@@ -15,7 +15,7 @@ from appliance.common.usage.periods import HOURS_PER_DAY, first_day, period_of
 from appliance.common.usage.pseudonyms import OTHERS as OTHER_USERS
 from appliance.common.usage.report import SECONDS_PER_HOUR, Sum, open_to_read, total
 
-MAX_MODELS = 150
+MAX_MODELS = 140
 """Models of an answer, those with the most tokens; all others are one row. It must fit a datagram."""
 
 MAX_USERS = 80
@@ -26,7 +26,7 @@ OTHERS = ""
 
 _QUERY = """
 WITH RECURSIVE hours(one) AS (SELECT :first UNION ALL SELECT one + 1 FROM hours WHERE one < :last)
-SELECT model, SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost)
+SELECT model, SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost), SUM(reasoning)
 FROM hours CROSS JOIN used ON used.hour = hours.one AND used.tenant = :tenant
 GROUP BY model ORDER BY input + output DESC, model
 """
@@ -34,7 +34,7 @@ GROUP BY model ORDER BY input + output DESC, model
 
 _QUERY_USERS = """
 WITH RECURSIVE days(one) AS (SELECT :first UNION ALL SELECT one + 1 FROM days WHERE one < :last)
-SELECT user, SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost)
+SELECT user, SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost), SUM(reasoning)
 FROM days CROSS JOIN used_by_user ON used_by_user.day = days.one AND used_by_user.tenant = :tenant
 WHERE :user IS NULL OR user = :user
 GROUP BY user ORDER BY user = :others, input + output DESC, user

@@ -123,13 +123,15 @@ class Facts:
     """Why nothing is known of them; empty where they are read, and where there are none."""
     batches: BatchQueue | None = None
     """Batches that are not over; None where no files are kept."""
+    charges_problem: str = ""
+    """Why charges of running requests would not outlive the gateway; empty while they do."""
     unplaced: frozenset[str] = frozenset()
     """Models of which an engine has no GPU, since its own was lost and no other has room."""
 
 
 def alerts(facts: Facts) -> tuple[Alert, ...]:
     """Return all alerts of now, the worst first."""
-    told = (_sandboxes, _promises, _requests, _load, _policy, _certificate, _disks, _cards)
+    told = (_sandboxes, _promises, _charges, _requests, _load, _policy, _certificate, _disks, _cards)
     found = [alert for tell in told for alert in tell(facts)]
     found += batch_alerts(facts.batches, facts.now)
     return tuple(sorted(found, key=lambda one: ORDER[one.level]))
@@ -285,6 +287,19 @@ def _promises(facts: Facts) -> Iterator[Alert]:
             level="note",
             what=f"{_names(null)} computes nothing: the null runner of a benchmark",
             who="Answers are meaningless ids.",
+        )
+
+
+def _charges(facts: Facts) -> Iterator[Alert]:
+    """Yield an alert about charges that a killed gateway would take with it."""
+    if facts.charges_problem:
+        yield Alert(
+            key="charges",
+            level="degraded",
+            what="What running requests are to be charged is not kept over the end of the gateway",
+            who="Requests go on; if the gateway is killed, what it serves then is charged to nobody.",
+            do=f"It is tried again each second; {facts.charges_problem}.",
+            command=_LOGS,
         )
 
 

@@ -45,7 +45,7 @@ class Credentials:
         found, table = self._keys, self._keys.keys
         issuers = (
             IssuerStatus(name=one.config.name, keys=tuple(sorted(one.keys)), problem=one.problem)
-            for one in self.tokens.issuers
+            for one in self.tokens.in_force
         )
         return KeysStatus(
             file=str(found.path),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from appliance.common.operator_config import OperatorIssuerConfig
@@ -52,6 +52,19 @@ class TokenVerifier:
         self._remembered: OrderedDict[bytes, Proved] = OrderedDict()
         self.signatures = 0
         """Signatures checked so far."""
+
+    @property
+    def in_force(self) -> Iterable[IssuerKeys]:
+        """Issuers whose tokens are taken."""
+        return self._by_name.values()
+
+    def keep(self, issuers: Sequence[IssuerConfig]) -> None:
+        """Take tokens of these issuers alone, of those that there are. Tokens of one that is configured otherwise now,
+        or no more, are refused; issuers that are not there yet are not added."""
+        kept = [one for one in self.issuers if one.config in issuers]
+        self._by_issuer = {one.config.issuer: (one, _rules(one.config)) for one in kept}
+        self._by_name = {one.config.name: one for one in kept}
+        self._remembered.clear()
 
     def check(self, token: str, now: float) -> Proved:
         """Return what a token proves at this Unix time.

@@ -115,6 +115,7 @@ def _model(one: ModelUse) -> pb.ModelUsage:
         cached_tokens=one.cached_tokens,
         output_tokens=one.output_tokens,
         cost=one.cost,
+        reasoning_tokens=one.reasoning_tokens,
     )
 
 
@@ -126,4 +127,5 @@ def _user(one: UserUse) -> pb.EndUserUsage:
         cached_tokens=one.cached_tokens,
         output_tokens=one.output_tokens,
         cost=one.cost,
+        reasoning_tokens=one.reasoning_tokens,
     )

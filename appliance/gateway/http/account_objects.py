@@ -69,6 +69,6 @@ def _period(period: PeriodUse) -> dict[str, Any]:
 
 def _numbers(uses: Sequence[ModelUse] | Sequence[UserUse]) -> dict[str, Any]:
     rows = [asdict(one) for one in uses]
-    names = ("requests", "input_tokens", "cached_tokens", "output_tokens")
+    names = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
     sums: dict[str, Any] = {name: sum(row[name] for row in rows) for name in names}
     return sums | {"cost": amount_text(sum(one.cost for one in uses))}

@@ -52,6 +52,8 @@ class Outcome:
     """Whether some of the answer was shown: then the request cannot be replayed."""
     streamed: bool = False
     """Whether the answer is shown while it is made; one that is collected is shown at its end."""
+    came: float | None = None
+    """When it first needed its model's shared sandboxes, in monotonic seconds; None where it did not."""
     kept: OpenCharge = NO_CHARGE
     """What is kept of the request in case that this process ends."""
     charge: OpenCharge = NO_CHARGE

@@ -45,6 +45,7 @@ from appliance.gateway.request.suspects import Standing, Suspects
 from appliance.gateway.request.tenant_counts import TenantCounts, Tokens
 from appliance.gateway.request.turns import Turns
 from appliance.gateway.request.waiting import Gate
+from appliance.gateway.request.waking import awaken, note_use
 from appliance.gateway.request.withdrawal import Admitted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
@@ -226,7 +227,7 @@ class Lifecycle:
         """
         tenant, wanted = self.principal.tenant, reservation.obligations.isolation_class
         self.pair = self.dependencies.tenant_sandboxes.place(self.model, tenant, wanted)
-        await _awaken(self, self.until)
+        await awaken(self, self.until)
 
     @property
     def admitted(self) -> Admitted | None:
@@ -365,7 +366,7 @@ class Lifecycle:
         suspect, alone_only = standing is not Standing.CLEAN, standing is Standing.ALONE_ONLY
         try:
             async with AsyncExitStack() as stack:
-                await _awaken(self, self.enter_by)
+                await awaken(self, self.enter_by)
                 with self.waiting():
                     entering = self.pair.engine.enter_engine(self.enter_by, suspect=suspect, alone_only=alone_only)
                     visit = await stack.enter_async_context(entering)
@@ -400,6 +401,7 @@ class Lifecycle:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
             self.model.sleep_state.used_at = time.monotonic()
+            note_use(self, served=error is None or bool(tokens.input or tokens.output))
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = charge_of(tokens, price, outcome.reasoning_tokens, reserved=reservation.reserved_cost > 0)
             ended = charge, error, self._turns.queued_ms, outcome.kept
@@ -418,29 +420,6 @@ class Lifecycle:
             reasoning_tokens=outcome.reasoning_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
-
-
-async def _awaken(life: Lifecycle, until: float) -> None:
-    """Note a thaw, have the model woken that a route passed over because it sleeps, and wait for the shared sandboxes
-    of a request to be woken, where it uses them and they sleep:
-    before its first attempt, or since a supervisor that has come anew left them asleep."""
-    sleep = life.dependencies.sleep
-    if life.pair.text.frozen or life.pair.engine.frozen:
-        life.trace.annotate(sandbox_thawed=True)
-    if sleep is None or life.model not in (life.pair.engine, life.pair.text):
-        return
-    admitted = life.admitted
-    assert admitted is not None, "the policy has agreed"
-    tenant, wakes = life.principal.tenant, admitted.obligations.wakes
-    if life.passed_over and wakes:
-        sleep.wake_behind(life.passed_over, tenant)
-    with life.waiting():
-        waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
-    if life.pair.text is not life.pair.engine:
-        # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
-        life.pair.text.capacity = life.pair.engine.capacity
-    if waited_s:
-        life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
 
 
 def _call(request: AnyRequest, batch: str, digest: bytes, runner: str) -> Call:

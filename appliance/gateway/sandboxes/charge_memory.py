@@ -18,6 +18,10 @@ AGAIN_S = 1.0
 """Seconds until memory that did not arrive is asked for again."""
 
 
+NOTHING_CAME = "no memory came: the supervisor's log says why it has none, or the gateway may open no more files"
+"""Why memory that was asked for is not there."""
+
+
 class ChargeMemory:
     """Asks each supervisor that comes for memory, and again where its descriptor did not arrive."""
 
@@ -26,6 +30,8 @@ class ChargeMemory:
         self._tell = tell
         self._charges = charges
         self._wanted = wanted
+        self.problem = ""
+        """Why charges are not kept over the end of this process; empty while they are, and where they need not be."""
 
     def attached(self, _welcome: Welcome) -> None:
         """Ask a supervisor that has come."""
@@ -42,8 +48,12 @@ class ChargeMemory:
             if len(fds) != 2:
                 for stray in fds:
                     os.close(stray)
-                raise OSError("its descriptors did not arrive")
+                raise OSError(NOTHING_CAME)
             self._charges.use(*fds)
         except OSError as error:
-            log.warning("charges of running requests are not kept over the end of this process", problem=str(error))
+            if str(error) != self.problem:
+                log.warning("charges of running requests are not kept over the end of this process", problem=str(error))
+            self.problem = str(error)
             asyncio.get_running_loop().call_later(AGAIN_S, self._tell, KeepCharges())
+        else:
+            self.problem = ""

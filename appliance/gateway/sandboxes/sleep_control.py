@@ -111,8 +111,6 @@ class SleepControl:
         """
         sleep, began = model.sleep_state, self.clock()
         sleep.used_at, sleep.used = began, True
-        if sleep.awake or wakes:
-            self.uses.note(model.name, began)
         if sleep.awake:
             return 0.0
         if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
@@ -129,6 +127,11 @@ class SleepControl:
             sleep.used_at = self.clock()
         return self.clock() - began
 
+    def served(self, model: ModelSandboxes, tenant: str, came: float) -> None:
+        """Count the use of a model by a request that was served and came at this time. One that is refused does not
+        count: a tenant could keep its models awake, and have those of others sleep, without being served."""
+        self.uses.note(model.name, tenant, came)
+
     def wake_behind(self, name: str, tenant: str) -> None:
         """Wake a sleeping model for the requests to come, because a route has passed it over: no request waits for it,
         and no other model sleeps for it. Nothing happens where it cannot be woken now."""
@@ -137,7 +140,7 @@ class SleepControl:
             return
         if self.route_state(model, tenant) is not ModelState.READY:
             return
-        decision = self._decision(model)
+        decision = self._decision(model, tenant)
         if isinstance(decision, Wake) and not decision.evicted:
             model.sleep_state.used_at, model.sleep_state.used = self.clock(), True
             self._wake(model, decision, REQUEST, tenant)
@@ -160,7 +163,7 @@ class SleepControl:
                     if spare_s >= 0 or not decision.evicted:
                         self._wake(model, decision, REQUEST, tenant)
                 elif spare_s >= 0:  # Who waits for room is not refused afterwards because of others' wakes.
-                    self._grant(model, tenant)
+                    self._grant(model, tenant, gains=_gains(decision))
             if now + left > until:
                 raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
             if sleep.waking:
@@ -198,7 +201,7 @@ class SleepControl:
             raise UnavailableError(
                 f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
             )
-        decision = self._decision(model)
+        decision = self._decision(model, tenant)
         counted = self.clock() < model.sleep_state.counted_until
         wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
         if wait_s:
@@ -210,8 +213,7 @@ class SleepControl:
 
     def _guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
         """Return the seconds until a wake may begin, so that not too many do; 0: now."""
-        gains = not isinstance(decision, Wake) or decision.gains
-        return self.guard.wait_s(model.name, tenant, self.clock(), gains=gains)
+        return self.guard.wait_s(model.name, tenant, self.clock(), gains=_gains(decision))
 
     def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
         """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
@@ -221,22 +223,22 @@ class SleepControl:
             return ModelState.BUSY
         if not sleep.asleep:
             return ModelState.READY
-        failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self._decision(model)
+        failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self._decision(model, tenant)
         if failed or not self.attached() or self._guarded_s(model, tenant, decision):
             return ModelState.UNREADY
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(decision)]
 
-    def _decision(self, model: ModelSandboxes) -> Wake | Wait | Refuse:
+    def _decision(self, model: ModelSandboxes, tenant: str = "") -> Wake | Wait | Refuse:
         counts = self.live()
-        facts = (self._facts(one, counts) for one in self.models.values())
+        facts = (self._facts(one, counts, tenant if one is model else "") for one in self.models.values())
         return decide(model.name, facts, self.budget, self.available())
 
-    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int]) -> ModelFacts:
+    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int], asked_by: str = "") -> ModelFacts:
         sleep = model.sleep_state
         # One that is being taken away gives its memory back without being told to.
         live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
-        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name)
+        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name, asked_by)
         stays = sleep.stays(now := self.clock(), self.guard.stay_s(model.name, now))
         return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays)
 
@@ -249,17 +251,17 @@ class SleepControl:
             self._sleep(self.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
-            self._grant(model, tenant)
+            self._grant(model, tenant, gains=decision.gains)
         model.sleep_state.counted_until = 0.0
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
         self.count(WOKEN, model.name, reason)
 
-    def _grant(self, model: ModelSandboxes, tenant: str) -> None:
+    def _grant(self, model: ModelSandboxes, tenant: str, *, gains: bool) -> None:
         """Count a wake that begins now, or once there is room for it."""
         now = self.clock()
         if now >= model.sleep_state.counted_until:
-            self.guard.note(model.name, tenant, now)
+            self.guard.note(model.name, tenant, now, gains=gains)
             model.sleep_state.counted_until = now + WINDOW_S
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
@@ -371,6 +373,11 @@ class SleepControl:
             sleep.note_awake(self.clock())
         elif not sleep.waking or sleep.heard:
             model.fall_asleep(message.cause)
+
+
+def _gains(decision: Wake | Wait | Refuse) -> bool:
+    """Return whether a model is woken at the cost of none that is used more, as far as is known."""
+    return not isinstance(decision, Wake) or decision.gains
 
 
 def _waits_for_cheaper(decision: Wake, waited_s: float, spare_s: float) -> bool:

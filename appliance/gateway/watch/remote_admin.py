@@ -31,6 +31,7 @@ from appliance.common.errors import (
     UnavailableError,
 )
 from appliance.common.ids import new_request_id
+from appliance.common.kept_tasks import kept
 from appliance.common.operator_calls import MAX_MILLISECONDS, OperatorCall
 from appliance.common.operator_config import RemoteOperatorsConfig
 from appliance.common.operator_roles import LOCAL_ONLY, NEEDED, OperatorRole, require
@@ -41,6 +42,7 @@ from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
 from appliance.gateway.front.operator_access import SECTION, OperatorResolver, RemoteOperator
 from appliance.gateway.front.operator_door import OperatorDoor, bind_port
+from appliance.gateway.front.operator_rate import OperatorRates
 from appliance.gateway.front.tls_files import peer_names
 from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.request.audit_feed import AuditFeed
@@ -83,6 +85,8 @@ class Observers:
 
     audit: AuditFeed
     telemetry: OtelTelemetry
+    failed: Callable[[str], None] = lambda _why: None
+    """Told why the listener serves no more, in one line."""
 
 
 class RolesOnly:
@@ -104,6 +108,7 @@ class RolesOnly:
         self._app = Starlette(routes=list(self._routes.values()))
         self._resolver = resolver
         self._observers = observers
+        self._rates = OperatorRates()
         self._refused = {known: Allowance(REFUSED, time.monotonic()) for known in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,6 +118,7 @@ class RolesOnly:
         asked = _Asked(*self._find(scope), new_request_id(), time.monotonic())
         try:
             asked = replace(asked, caller=self._proved(scope))
+            self._rates.spend(asked.caller.who, changes=asked.changes)
             self._check(asked, scope)
         except ApplianceError as error:
             self._refuse(asked, error)
@@ -153,6 +159,8 @@ class RolesOnly:
         if isinstance(error, UnauthenticatedError):
             self._observers.audit.count("refused", outcome=outcome, reason=error.refusal)
             self._observers.telemetry.count(names.REFUSED_CREDENTIALS, reason=error.refusal)
+        elif asked.caller.roles and isinstance(error, RateLimitedError):
+            pass  # metrics and log have it
         elif self._refused[bool(asked.caller.roles)].spend(1, time.monotonic()):
             self._audit(asked, outcome)
         else:
@@ -325,10 +333,11 @@ async def serving_remote_admin(
         bound.close()
         raise
     host, port = bound.getsockname()[:2]
-    works = [asyncio.create_task(work) for work in (door.run(), tokens.run())]
+    works = {"listener of operators elsewhere": door.run(), "keys of their token issuers": tokens.run()}
     try:
-        yield {"remote_admin": f"https://{f'[{host}]' if ':' in host else host}:{port}"}
+        with kept(works, observers.failed):
+            yield {"remote_admin": f"https://{f'[{host}]' if ':' in host else host}:{port}"}
     finally:
-        for work in (*works, *state.tasks):
+        for work in state.tasks:
             work.cancel()
         door.close()

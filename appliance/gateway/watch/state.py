@@ -53,6 +53,8 @@ class ApplianceState:
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
         self.batches: Callable[[], BatchQueue | None] = lambda: None
         """Batches that are not over, and what is kept; the process puts it in place."""
+        self.charges: Callable[[], str] = lambda: ""
+        """Why charges would not outlive the gateway, or nothing; the process puts it in place."""
         self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
         self.work = LiveWork(service)
         """Requests that run, for the operator."""
@@ -219,6 +221,7 @@ class ApplianceState:
             cards_problem=self.cards.problem,
             batches=self.batches(),
             unplaced=frozenset(self.cards.unplaced),
+            charges_problem=self.charges(),
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -31,6 +32,7 @@ from appliance.gateway.front.allowance import Allowance, Rate
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.operator_access import SECTION as REMOTE
+from appliance.gateway.front.operator_rate import OperatorRates
 from appliance.gateway.grpc import error_status
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
@@ -102,6 +104,7 @@ class OperatorFront:
         self._records = Records(lambda: load_config(config_path))
         self._turns = {turn: asyncio.Lock() for turn in ChangeTurn}
         self._shares = Shares()
+        self._rates = OperatorRates()
         self._work = asyncio.Semaphore(MAX_WORK)
         self._refused: dict[str, Allowance] = {}
         """What callers without a role may still ask, by the section that would give one."""
@@ -184,6 +187,21 @@ class OperatorFront:
             else:
                 call.change.add_done_callback(lambda _change: self._shares.leave(key))
 
+    def _count(self, call: _Call, *, changes: bool) -> None:
+        """Count a call of an operator with a role.
+
+        Raises:
+            RateLimitedError: there were too many. Its end is not told: each entry is the supervisor's work.
+        """
+        caller = call.caller
+        if caller.user in (0, os.geteuid()):
+            return  # These may order the supervisor themselves.
+        try:
+            self._rates.spend(caller.who or f"user {caller.user}", changes=changes)
+        except RateLimitedError:
+            call.audited = False
+            raise
+
     async def _behave(self, call: _Call, key: Key) -> Message | None:
         method = METHODS.get(call.wire.method)
         caller, now = call.caller, time.monotonic()
@@ -195,6 +213,7 @@ class OperatorFront:
         if call.refusal is not None:
             raise call.refusal
         role = OperatorRole.VIEWER if method is None else NEEDED[call.wire.method]
+        self._count(call, changes=method is not None and method.turn is not None)
         require(caller.roles, role, call.wire.method, caller.given_by)
         if call.wire.method in _REFLECTIONS:
             await self._reflect(call)

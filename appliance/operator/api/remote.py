@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
 import structlog
 
 from appliance.common.config import ApplianceConfig
+from appliance.common.config_changes import roles_in_force
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, RateLimitedError, UnauthenticatedError
 from appliance.common.held_sockets import HeldSockets
+from appliance.common.kept_tasks import kept
 from appliance.common.operator_config import RemoteOperatorsConfig
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.connections import Slot
@@ -47,7 +49,8 @@ class FollowedRoles:
     """The section of the configuration that says who has which role, read again when its file changes."""
 
     def __init__(self, config: ApplianceConfig, path: Path) -> None:
-        self.section: RemoteOperatorsConfig | None = config.remote_operators
+        self._started = config.remote_operators
+        self.section: RemoteOperatorsConfig | None = self._started
         """That in force; a file that cannot be used changes nothing."""
         self._path = path
         self._stamp: Stamp = stamp_of(path)
@@ -65,7 +68,8 @@ class FollowedRoles:
             return
         self._stamp = stamp
         try:
-            self.section = (await asyncio.to_thread(load_config, self._path)).remote_operators
+            wanted = (await asyncio.to_thread(load_config, self._path)).remote_operators
+            self.section = roles_in_force(self._started, wanted)
         except ApplianceError as error:
             log.error("the roles of operators elsewhere cannot be read; those in force stay", problem=error.message)
 
@@ -93,7 +97,9 @@ def identify(resolver: OperatorResolver, wire: GrpcCall) -> Identity:
 
 
 @contextlib.asynccontextmanager
-async def serving_remote(front: OperatorFront, config: ApplianceConfig, path: Path) -> AsyncIterator[str]:
+async def serving_remote(
+    front: OperatorFront, config: ApplianceConfig, path: Path, failed: Callable[[str], None] = lambda _why: None
+) -> AsyncIterator[str]:
     """Serve the API over TLS while the block runs, where the configuration has an address for it; gives the address, or
     an empty text.
 
@@ -101,6 +107,7 @@ async def serving_remote(front: OperatorFront, config: ApplianceConfig, path: Pa
         front: the methods.
         config: the configuration at the start.
         path: its file, which is followed for who has which role.
+        failed: told why it serves no more, in one line.
 
     Raises:
         StartError: the address cannot be bound, or a certificate not be used.
@@ -126,10 +133,13 @@ async def serving_remote(front: OperatorFront, config: ApplianceConfig, path: Pa
         bound.close()
         raise
     host, port = bound.getsockname()[:2]
-    works = [asyncio.create_task(work) for work in (door.run(), tokens.run(), roles.follow())]
+    works = {
+        "the listener of operators elsewhere": door.run(),
+        "the keys of token issuers": tokens.run(),
+        "following the roles of operators": roles.follow(),
+    }
     try:
-        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        with kept(works, failed):
+            yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
-        for work in works:
-            work.cancel()
         door.close()

@@ -13,13 +13,14 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
 import structlog
 
 from appliance.common.errors import StartError, reason_of
+from appliance.common.kept_tasks import kept
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.handshakes import Handshakes
@@ -186,19 +187,25 @@ def unbind(path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(path: Path, front: OperatorFront, roles: Roles, grace_s: float = 0.0) -> AsyncIterator[None]:
-    """Serve the API while the block runs; at its end, calls that change something have ``grace_s`` seconds.
+async def serving(
+    path: Path,
+    front: OperatorFront,
+    roles: Roles,
+    grace_s: float = 0.0,
+    failed: Callable[[str], None] = lambda _why: None,
+) -> AsyncIterator[None]:
+    """Serve the API while the block runs; at its end, calls that change something have ``grace_s`` seconds. ``failed``
+    is told in one line why it serves no more.
 
     Raises:
         StartError: the path cannot be used.
     """
     listener = OperatorListener(bind(path, roles), front, roles)
     listener.accept()
-    ticker = asyncio.create_task(_tick(listener))
     try:
-        yield
+        with kept({"the look at the connections of operators": _tick(listener)}, failed):
+            yield
     finally:
-        ticker.cancel()
         await front.end(grace_s)
         listener.end()
         unbind(path)

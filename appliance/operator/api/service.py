@@ -18,6 +18,7 @@ import structlog
 
 from appliance.common import notify
 from appliance.common.config import ApplianceConfig
+from appliance.common.errors import StartError
 from appliance.common.paths import OPERATOR_API_SOCKET
 from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.remote import serving_remote
@@ -44,7 +45,7 @@ async def run_service(config_path: Path, load: Callable[[], ApplianceConfig]) ->
         load: gives the configuration at the start.
 
     Raises:
-        ApplianceError: it cannot start.
+        ApplianceError: it cannot start, or what it needs has failed while it served.
     """
     config = load()
     if config.operator_api is None:
@@ -55,7 +56,16 @@ async def run_service(config_path: Path, load: Callable[[], ApplianceConfig]) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     path, front = api_socket(config), OperatorFront(config_path)
-    async with serving(path, front, roles, GRACE_S), serving_remote(front, config, config_path) as address:
+    ends: list[str] = []
+
+    def failed(why: str) -> None:
+        ends.append(why)
+        stop.set()
+
+    async with (
+        serving(path, front, roles, GRACE_S, failed),
+        serving_remote(front, config, config_path, failed) as address,
+    ):
         notify.ready(f"the operator's API is at {path}{address and f' and at {address}'}")
         log.info("the operator's API takes calls", socket=str(path), address=address)
         interval = notify.watchdog_interval_s()
@@ -64,3 +74,5 @@ async def run_service(config_path: Path, load: Callable[[], ApplianceConfig]) ->
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), interval)
         notify.stopping()
+    if ends:
+        raise StartError(f"the operator's API ends, and is to be started again: {ends[0]}")

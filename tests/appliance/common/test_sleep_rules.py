@@ -8,7 +8,9 @@ from appliance.common.sleep_rules import (
     ALWAYS,
     ASLEEP,
     AWAKE,
+    KEPT_WAKES,
     LEAST_STAY_S,
+    MOST_WAKES,
     NEVER,
     STAY_S,
     WAKING,
@@ -137,12 +139,32 @@ def test_wakes_are_bounded_per_model_and_in_total() -> None:
 
 
 def test_the_last_wakes_of_a_minute_are_kept_for_models_that_are_used_more() -> None:
-    """With three of which two are kept, one that gains nothing may begin and a second may not; one that gains may."""
+    """With three of which two are kept, one that gains nothing may begin and a second may not; one that gains may, and
+    takes none of what is left for those that gain nothing."""
     guard = WakeGuard(of_all=3, kept=2)
+    guard.note("b", "t", 0.0)
     assert guard.wait_s("a", "t", 0.0, gains=False) == 0
-    guard.note("a", "t", 0.0)
-    assert guard.wait_s("b", "t", 10.0, gains=False) == WINDOW_S - 10.0
+    guard.note("a", "t", 5.0, gains=False)
+    assert guard.wait_s("b", "t", 10.0, gains=False) == WINDOW_S - 5.0
     assert guard.wait_s("b", "t", 10.0) == 0
+
+
+def test_no_two_tenants_use_up_the_wakes_that_are_not_kept() -> None:
+    """Tenants that ask for as many as they may, one after the other: the first gets two of the five that are not kept,
+    and three others get one. One that is alone (control) is refused its third until the first is out of the window."""
+    guard, found = WakeGuard(), list[int]()
+    for tenant in "abcd":
+        found.append(0)
+        while not guard.wait_s(f"{tenant}-{found[-1]}", tenant, 0.0, gains=False):
+            guard.note(f"{tenant}-{found[-1]}", tenant, 0.0, gains=False)
+            found[-1] += 1
+    assert found == [2, 1, 1, 1] and sum(found) == MOST_WAKES - KEPT_WAKES
+    alone = WakeGuard()
+    for at in (0.0, 10.0):
+        assert alone.wait_s("m", "a", at, gains=False) == 0
+        alone.note("m", "a", at, gains=False)
+    assert alone.wait_s("m", "a", 30.0, gains=False) == WINDOW_S - 30.0
+    assert alone.wait_s("m", "b", 30.0, gains=False) == 0
 
 
 def test_models_that_take_turns_stay_longer_with_each_wake() -> None:

@@ -94,8 +94,8 @@ def test_usage_is_told_from_the_book_or_a_reason(tmp_path: Path) -> None:
 
 def test_the_largest_answer_fits_a_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many models and end users as are told, with the longest names and the largest sums, in both periods."""
-    rows = tuple(Sum((f"{number:0256}",), *[1 << 53] * 5) for number in range(MAX_MODELS + 1))
-    users = tuple(Sum((f"{number:032}",), *[1 << 53] * 5) for number in range(MAX_USERS + 1))
+    rows = tuple(Sum((f"{number:0256}",), *[1 << 53] * 6) for number in range(MAX_MODELS + 1))
+    users = tuple(Sum((f"{number:032}",), *[1 << 53] * 6) for number in range(MAX_USERS + 1))
     monkeypatch.setattr(usage_answers, "tenant_sums", lambda *_: CurrentSums(20_527, 24_314, rows, rows, users, users))
     answer = UsageAnswers(tmp_path).answer(UsageQuery("r" * 64, "a", ""))
     assert (len(answer.in_month), len(answer.users_in_month)) == (MAX_MODELS + 1, MAX_USERS + 1)

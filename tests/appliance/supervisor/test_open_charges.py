@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import signal
 import socket
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.common import control
 from appliance.common.audit.entry import Entry, to_wire
 from appliance.common.audit.log import open_log
 from appliance.common.control import Control
 from appliance.common.control_charges import ChargesUp, KeepCharges
-from appliance.common.usage.open_charges import GATEWAY_LOST, OUTPUT, OpenCharge, OpenCharges
+from appliance.common.usage.open_charges import GATEWAY_LOST, OUTPUT, OpenCharge, OpenCharges, lost_requests
+from appliance.supervisor import open_charges as keeper_module
 from appliance.supervisor.audit import Recorder
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.open_charges import MAX_MEMORIES, ChargeKeeper
@@ -151,6 +155,83 @@ async def test_memory_that_never_arrives_pushes_none_out(house: House) -> None:
     assert len(os.listdir("/proc/self/fd")) < before
 
 
+async def test_hostile_memory_does_not_hold_the_loop(house: House) -> None:
+    """A thousand slots full of text that takes longest to read: the loop has its turn after each 20 ms of processor
+    time, and a gateway that ends meanwhile is charged all the same. Control: read at once they hold it longer."""
+    charges, honest = OpenCharges(), OpenCharges()
+    house.hand(charges)
+    one = filled("request", request="r", outcome=GATEWAY_LOST, model="\N{SNOWMAN}" * 128, tenant="t" * 128)
+    for number in range(1_000):
+        charges.open(Entry(one.kind, one.fields | {"request": f"r{number}"}), PRICE, None)
+    began = time.process_time()
+    assert sum(found is not None for found in lost_requests(house.keeper._memories[0].memfd)) == 1_000
+    alone_s = time.process_time() - began
+    house.hand(honest)
+    opened(honest, "honest")
+    kill(charges)
+    kill(honest)
+    house.keeper.gateway_left()
+    longest, then = 0.0, time.process_time()
+    while len(house.recorded) <= 1_000:
+        await asyncio.sleep(0)
+        now = time.process_time()
+        longest, then = max(longest, now - then), now
+    assert longest < 0.02 < alone_s
+    assert house.recorded[-1].fields["request"] == "honest"
+    assert not house.keeper._settling
+
+
+async def test_what_is_left_is_charged_before_the_supervisor_ends(house: House) -> None:
+    """The gateway ends just before: closing charges what the steps have not reached yet, once."""
+    charges = OpenCharges()
+    house.hand(charges)
+    for number in range(100):
+        opened(charges, f"r{number}")
+    kill(charges)
+    house.keeper.gateway_left()
+    async with asyncio.timeout(10):
+        while not house.keeper._settling:
+            await asyncio.sleep(0)
+    house.keeper.close()
+    await asyncio.sleep(0.01)
+    assert sorted(str(one.fields["request"]) for one in house.recorded) == sorted(f"r{number}" for number in range(100))
+
+
+async def test_memory_that_cannot_be_had_or_read_is_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory the gateway gets none and hears so, and the next question is answered (control). What cannot be
+    read is logged, and what comes after it is charged."""
+
+    def refused() -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    told: list[tuple[int, ...]] = []
+    monkeypatch.setattr(house.keeper, "_publish", lambda _message, fds: told.append(fds) or True)
+    monkeypatch.setattr(keeper_module, "create_memory", refused)
+    with capture_logs() as lines:
+        house.keeper.open(KeepCharges())
+    assert told == [()]
+    assert [line["log_level"] for line in lines] == ["error"]
+    monkeypatch.undo()
+    broken, whole = OpenCharges(), OpenCharges()
+    for charges in (broken, whole):
+        house.hand(charges)
+        opened(charges, f"of {'broken' if charges is broken else 'whole'}")
+
+    def unreadable(memfd: int) -> Iterator[Entry | None]:
+        if memfd_of.setdefault("first", memfd) == memfd:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield from lost_requests(memfd)
+
+    memfd_of: dict[str, int] = {}
+    monkeypatch.setattr(keeper_module, "lost_requests", unreadable)
+    kill(broken)
+    kill(whole)
+    with capture_logs() as lines:
+        house.keeper.gateway_left()
+        assert await house.outcomes(1) == [("of whole", GATEWAY_LOST)]
+    assert [line["problem"] for line in lines if line["log_level"] == "error"] == [os.strerror(errno.EIO)]
+
+
 def gateway(path: Path, out: int) -> None:
     """A gateway that answers for ever: it attaches, keeps charges, writes an answer's id for each of its tokens, and
     sends entries now and then."""
@@ -224,7 +305,7 @@ async def test_a_killed_process_is_charged_once_for_what_left_it(kills: int, tmp
             await asyncio.to_thread(os.waitpid, child, 0)
             if number % 2:
                 server.publish(control.Namespaces({}), ())  # fails, and must lose nothing that was sent
-            while server._peer is not None or keeper._memories:
+            while server._peer is not None or keeper._memories or keeper._settling:
                 await asyncio.sleep(0.002)
     server.close()
     served = Counter(path.read_text().split())

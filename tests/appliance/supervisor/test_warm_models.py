@@ -19,7 +19,7 @@ from appliance.common.model_memory import Memory
 from appliance.supervisor.boot import BootPlan, plan_boot
 from appliance.supervisor.warm import MOST_AHEAD_BYTES, MOST_TEMPLATES, WarmStarts, open_warm_starts, starts
 from isolation.errors import CheckpointError, SandboxStartError
-from isolation.gvisor.checkpoint import ListedFolders
+from isolation.gvisor.checkpoint import Checkpoint, ListedFolders
 from isolation.gvisor.spec import Mount
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
 from isolation.ipc.messages import Role
@@ -334,3 +334,33 @@ def test_a_file_written_in_place_is_noticed_at_the_end(
     monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
     made = warm.take(plan, 1.0)
     assert made is not None and warm.store.find(warm.key(plan.spec)) == made
+
+
+def test_a_checkpoint_is_read_once_for_each_start_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that begins anew reads no checkpoint that the one before it has found whole, and reads one whose
+    file was written since (control): damage is found."""
+    runtime, read = UnsafeRuntime(tmp_path / "unsafe"), list[str]()
+    verify = Checkpoint.verify
+
+    def counted(checkpoint: Checkpoint) -> None:
+        read.append(checkpoint.key)
+        verify(checkpoint)
+
+    monkeypatch.setattr(Checkpoint, "verify", counted)
+    try:
+        warm, _ = make(tmp_path, runtime)
+        with warm.store.draft() as draft:
+            (draft / "pages.img").write_bytes(b"pages")
+            made = warm.store.keep(draft, "k" * 64, 1.0)
+        for _ in range(2):
+            warm._verify(made)
+        again = WarmStarts(warm.store, runtime, tmp_path)
+        again._verify(made)
+        assert read == [made.key]
+        (made.folder / "pages.img").write_bytes(b"pagez")
+        with pytest.raises(CheckpointError, match="damaged"):
+            WarmStarts(warm.store, runtime, tmp_path)._verify(made)
+    finally:
+        runtime.close()

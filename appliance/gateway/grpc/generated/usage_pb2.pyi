@@ -425,8 +425,9 @@ class ModelUsage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model that served. Empty: all models beyond the first 150."""
+    """Name of the model that served. Empty: all models beyond the first 140."""
     requests: _builtins.int
     """Requests that have ended."""
     input_tokens: _builtins.int
@@ -437,6 +438,8 @@ class ModelUsage(_message.Message):
     """Output tokens."""
     cost: _builtins.int
     """Cost in billionths, at the prices of the time of each request."""
+    reasoning_tokens: _builtins.int
+    """Output tokens that are reasoning; they are among output_tokens."""
     def __init__(
         self,
         *,
@@ -446,10 +449,11 @@ class ModelUsage(_message.Message):
         cached_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         cost: _builtins.int = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cost", b"cost", "input_tokens", b"input_tokens", "model", b"model", "output_tokens", b"output_tokens", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cost", b"cost", "input_tokens", b"input_tokens", "model", b"model", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -467,6 +471,7 @@ class EndUserUsage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     end_user: _builtins.str
     """Pseudonym of the end user. Empty: all end users beyond the first 80 and beyond those that a day has rows for."""
     requests: _builtins.int
@@ -479,6 +484,8 @@ class EndUserUsage(_message.Message):
     """Output tokens."""
     cost: _builtins.int
     """Cost in billionths, at the prices of the time of each request."""
+    reasoning_tokens: _builtins.int
+    """Output tokens that are reasoning; they are among output_tokens."""
     def __init__(
         self,
         *,
@@ -488,10 +495,11 @@ class EndUserUsage(_message.Message):
         cached_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         cost: _builtins.int = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cost", b"cost", "end_user", b"end_user", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cost", b"cost", "end_user", b"end_user", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

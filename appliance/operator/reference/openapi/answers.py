@@ -103,6 +103,7 @@ _USED: dict[str, Schema] = {
     "input_tokens": COUNT,
     "cached_tokens": COUNT,
     "output_tokens": COUNT,
+    "reasoning_tokens": COUNT,
     "cost": AMOUNT,
 }
 _PERIOD = given(

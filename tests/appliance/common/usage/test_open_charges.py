@@ -45,7 +45,9 @@ class Kept:
         """Outcome, three numbers and cost of what is left, by request."""
         names = ("outcome", "input_tokens", "cached_tokens", "output_tokens", "cost")
         return {
-            str(one.fields["request"]): tuple(one.fields[name] for name in names) for one in lost_requests(self.memfd)
+            str(one.fields["request"]): tuple(one.fields[name] for name in names)
+            for one in lost_requests(self.memfd)
+            if one is not None
         }
 
 

@@ -40,7 +40,7 @@ def request(tenant: str, model: str, tokens: int = 10, end_user: str = "") -> En
         input_tokens=tokens,
         cached_tokens=4,
         output_tokens=5,
-        reasoning_tokens=0,
+        reasoning_tokens=3,
         cost=100,
         queued_ms=0,
         downgraded="",
@@ -61,8 +61,8 @@ def test_day_and_month_are_told_apart(tmp_path: Path) -> None:
     others = [(ms(2026, 3, 15, 1), request("beta", "m")), (ms(2026, 3, 15, 13), request("alpha", "m"))]
     book.apply("log", 0, [*((one, request("alpha", "m")) for one in times), *others])
     found = tenant_sums(tmp_path, "alpha", NOW)
-    assert found.in_day == (Sum(("m",), 2, 20, 8, 10, 200),)
-    assert found.in_month == (Sum(("m",), 4, 40, 16, 20, 400),)
+    assert found.in_day == (Sum(("m",), 2, 20, 8, 10, 200, 6),)
+    assert found.in_month == (Sum(("m",), 4, 40, 16, 20, 400, 12),)
     assert (found.day, found.month) == (20_527, 2026 * 12 + 2)
     assert tenant_sums(tmp_path, "gamma", NOW).in_month == ()
 
@@ -75,7 +75,7 @@ def test_models_come_by_tokens_and_the_rest_as_one(tmp_path: Path, monkeypatch: 
     book.apply("log", 0, [(ms(2026, 3, 15, 3), request("alpha", name, count)) for name, count in tokens.items()])
     found = tenant_sums(tmp_path, "alpha", NOW)
     assert [one.keys for one in found.in_day] == [("b",), ("c",), (OTHERS,)]
-    assert found.in_day[-1] == Sum((OTHERS,), 2, 3, 8, 10, 200)
+    assert found.in_day[-1] == Sum((OTHERS,), 2, 3, 8, 10, 200, 6)
     assert found.in_month == found.in_day
 
 
@@ -101,6 +101,7 @@ def test_end_users_are_a_tenants_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [(one.keys[0], one.input) for one in found.users_in_day] == [("b", 20), (ann, 10), (OTHERS, 95)]
     assert [(one.keys[0], one.input) for one in found.users_in_month] == [(ann, 60), ("b", 20), (OTHERS, 95)]
     assert found.in_day[0].input == 205
+    assert [one.reasoning for one in found.users_in_day] == [3, 3, 6]
     named = tenant_sums(tmp_path, "alpha", NOW, digest)
     assert [(one.keys[0], one.input) for one in named.users_in_month] == [(ann, 60)]
     assert named.in_day == found.in_day

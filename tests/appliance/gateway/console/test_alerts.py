@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "defects": (facts(defects=1), "degraded", "promise between tenants"),
     "audit": (facts(audit_problem=f"{AUDIT_SAID}disk full"), "degraded", "The audit log cannot be written: disk full"),
     "audit refuses": (facts(audit_problem="disk full", audit_refuses=True), "broken", "audit log"),
+    "charges": (facts(charges_problem="no memory came"), "degraded", "not kept over the end of the gateway"),
     "witness": (facts(audit_witness="the witness w has never cosigned"), "degraded", "not cosigned: the witness w"),
     "disk low": (
         facts(disks=(DiskSpace("audit", 1 << 30, 100 << 30), DiskSpace("run", 50 << 30, 100 << 30))),

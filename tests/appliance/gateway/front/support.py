@@ -226,8 +226,8 @@ class ScriptedService:
         """Two models in the month, one of them today; two end users and all others today, or one that is asked about by
         the digest of its name."""
         await self._raised()
-        first, second = ModelUse(MODEL, 3, 30, 10, 20, 1_500_000_000), ModelUse("", 1, 2, 0, 1, 1)
-        users = (UserUse("aa11", 2, 20, 10, 10, 1_000_000_000), UserUse("", 1, 2, 0, 1, 1))
+        first, second = ModelUse(MODEL, 3, 30, 10, 20, 1_500_000_000, 15), ModelUse("", 1, 2, 0, 1, 1)
+        users = (UserUse("aa11", 2, 20, 10, 10, 1_000_000_000, 5), UserUse("", 1, 2, 0, 1, 1))
         if end_user:
             users = (UserUse(end_user, 1, 2, 0, 1, 1),)
         day = PeriodUse(1_700_006_400, 1_700_092_800, (first,), users)

@@ -25,6 +25,7 @@ from appliance.common.token_config import TokenIssuerConfig
 from appliance.gateway.front import tokens as tokens_module
 from appliance.gateway.front.auth import Resolver, holds
 from appliance.gateway.front.tokens import TokenVerifier
+from appliance.gateway.generate_request import Principal
 from isolation.keys.tokens import TokenKeysError, read_key_set
 from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, NOW, Provider, encoded, make_key, public_jwk
 from tests.appliance.gateway.front.support import PEPPER, ScriptedService
@@ -82,6 +83,22 @@ def test_a_token_of_each_algorithm_is_a_credential(provider: Provider, kid: str)
     other = provider.token(kid, provider.claims(sub="team-b")).split(".")
     for changed in (f"{head}.{other[1]}.{signature}", f"{head}.{body}.{other[2]}"):
         assert refusal(tokens, changed) is CredentialRefusal.JWT_SIGNATURE
+
+
+def test_an_issuer_that_is_configured_no_more_is_refused(provider: Provider) -> None:
+    """A token that held, and was remembered, is refused once its issuer's entry is gone or another one, as is the
+    request that runs under it; the entry as it was (control) is taken again."""
+    tokens, token = tokens_of(provider), provider.token("es256")
+    proved = tokens.check(token, NOW)
+    caller = Principal("t", proved.claims.credential, secret=proved.secret, ends=proved.claims.ends)
+    for configured, holds_now in (((), False), ((config(),), True), ((config(audiences=("another",)),), False)):
+        tokens.keep(configured)
+        assert tokens.holds(caller, NOW) is holds_now
+        assert bool(list(tokens.in_force)) is holds_now
+        if holds_now:
+            assert tokens.check(token, NOW)
+        else:
+            assert refusal(tokens, token) is CredentialRefusal.JWT_ISSUER
 
 
 def test_no_algorithm_can_be_chosen_by_the_caller(provider: Provider) -> None:

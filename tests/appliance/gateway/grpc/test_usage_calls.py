@@ -36,14 +36,16 @@ async def test_limits_and_usage_are_told(running, channel):
     usage = (await stub.GetUsage(pb.GetUsageRequest(), metadata=proof_of(running))).usage
     assert [one.model for one in usage.month.models] == [MODEL, ""]
     assert usage.day.begins_at.ToDatetime(UTC) == datetime(2023, 11, 15, tzinfo=UTC)
-    assert (usage.day.models[0].requests, usage.day.models[0].cost) == (3, 1_500_000_000)
+    first = usage.day.models[0]
+    assert (first.requests, first.reasoning_tokens, first.cost) == (3, 15, 1_500_000_000)
 
 
 async def test_end_users_are_told_by_pseudonym_and_one_by_its_name(running, channel):
     """Rows by pseudonym, the last one all others; a name chooses one, and one that is too long is named."""
     stub = UsageServiceStub(channel)
     usage = (await stub.GetUsage(pb.GetUsageRequest(), metadata=proof_of(running))).usage
-    assert [(one.end_user, one.requests) for one in usage.day.end_users] == [("aa11", 2), ("", 1)]
+    users = [(one.end_user, one.requests, one.reasoning_tokens) for one in usage.day.end_users]
+    assert users == [("aa11", 2, 5), ("", 1, 0)]
     named = pb.GetUsageRequest(end_user="ann@example.org")
     usage = (await stub.GetUsage(named, metadata=proof_of(running))).usage
     assert [one.end_user for one in usage.day.end_users] == [name_digest("ann@example.org")]

@@ -41,7 +41,8 @@ async def test_usage_is_told_by_model_with_totals(running: Running) -> None:
     """Two models in the month, the second without a name: all others; totals add up, costs are exact."""
     found = (await get(running, "/v1/usage")).json()
     assert (found["object"], found["tenant"], found["currency"]) == ("usage", "acme", "EUR")
-    one = {"requests": 3, "input_tokens": 30, "cached_tokens": 10, "output_tokens": 20, "cost": "1.50"}
+    one = {"requests": 3, "input_tokens": 30, "cached_tokens": 10, "output_tokens": 20}
+    one |= {"reasoning_tokens": 15, "cost": "1.50"}
     assert found["day"]["models"] == [{"model": MODEL, **one}]
     assert found["day"]["total"] == one
     assert [row["model"] for row in found["month"]["models"]] == [MODEL, None]

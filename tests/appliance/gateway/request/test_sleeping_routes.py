@@ -95,8 +95,9 @@ async def test_a_route_that_passes_sleeping_models_over_wakes_them_behind_a_requ
     refused = replace(house.service.routed(BY_ALIAS, request()), max_tokens=1 << 20)
     with pytest.raises(ApplianceError, match="output tokens were asked for"):
         await anext(house.service.generate(BY_ALIAS, refused, CALL))
-    assert told == []
+    assert told == [] and control.uses.of("next") == 0
     await served(house, "next", BY_ALIAS, house.service.routed(BY_ALIAS, request()))
+    assert [control.uses.of(name) for name in ("next", "mini")] == [pytest.approx(1.0), 0]
     assert told == [WakeModel("mini", "request", "by-alias")]
     assert house.models["mini"].sleep_state.waking
     await served(house, "next", BY_ALIAS, house.service.routed(BY_ALIAS, request()))

@@ -32,8 +32,8 @@ class Supervised:
         assert isinstance(message, UsageQuery)
         self.asked.append(message.tenant)
         if self.answers:
-            sums = {"small": [1, 10, 0, 5, 7], "": [1, 2, 1, 1, 0]}
-            users = {message.user or "aa11": [1, 10, 0, 5, 7]}
+            sums = {"small": [1, 10, 0, 5, 7, 4], "": [1, 2, 1, 1, 0, 0]}
+            users = {message.user or "aa11": [1, 10, 0, 5, 7, 4]}
             told = Used(message.request, DAY, MONTH, {"small": sums["small"]}, sums, users, {}, self.problem)
             asyncio.get_running_loop().call_soon(self._questions.take, told)
 
@@ -41,9 +41,9 @@ class Supervised:
 async def test_an_answer_is_a_day_and_a_month_with_their_ends() -> None:
     """Unix times of both periods, and a row for each model."""
     found = await Supervised().uses.of("alpha", "EUR")
-    row, rest = ModelUse("small", 1, 10, 0, 5, 7), ModelUse("", 1, 2, 1, 1, 0)
+    row, rest = ModelUse("small", 1, 10, 0, 5, 7, 4), ModelUse("", 1, 2, 1, 1, 0)
     assert (found.tenant, found.currency) == ("alpha", "EUR")
-    assert found.day == PeriodUse(DAY * 86_400, (DAY + 1) * 86_400, (row,), (UserUse("aa11", 1, 10, 0, 5, 7),))
+    assert found.day == PeriodUse(DAY * 86_400, (DAY + 1) * 86_400, (row,), (UserUse("aa11", 1, 10, 0, 5, 7, 4),))
     assert found.month == PeriodUse(1_727_740_800, 1_730_419_200, (row, rest))
 
 

@@ -189,11 +189,26 @@ async def test_the_least_recently_used_model_makes_room() -> None:
     assert scene.models["b"].sleep_state.state == AWAKE
 
 
+async def test_refused_requests_are_no_uses() -> None:
+    """A tenant whose requests are refused, each second for minutes, gives its model no count, and a request that was
+    served (control) does: as if it had been served, a request is judged all the same."""
+    scene, now = Scene(), [1_000.0]
+    scene.control.clock = lambda: now[0]
+    for _ in range(300):
+        with pytest.raises(ModelAsleepError):
+            await scene.control.awaken(scene.models["a"], now[0] + 0.1, "t")
+        now[0] += 1.0
+    assert scene.control.uses.of("a") == 0
+    assert scene.control.uses.of("a", "t") == pytest.approx(1.0)
+    scene.control.served(scene.models["a"], "t", now[0])
+    assert scene.control.uses.of("a") == pytest.approx(1.0)
+
+
 def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> None:
     """Have models used so often, long ago or soon."""
     for name, count in counts.items():
         for number in range(count):
-            scene.control.uses.note(name, time.monotonic() + since_s + 2 * number)
+            scene.control.uses.note(name, f"u-{number}", time.monotonic() + since_s + 2 * number)
 
 
 async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +231,7 @@ async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: p
             scene.live[freed] = 0
         await asyncio.sleep(4 * sleep_control.LOOK_S)
         assert scene.told == [SleepModel(slept, "memory"), WakeModel("c", "request", "t")]
-        assert [name for _, name, _ in scene.control.guard._wakes].count("c") == 1
+        assert [one.model for one in scene.control.guard._wakes].count("c") == 1
         scene.come_up("c")
         await task
 
@@ -279,14 +294,14 @@ async def test_a_wake_that_was_counted_for_who_gave_up_is_not_kept(past_s: float
 
 
 async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
-    """With half of a minute's wakes begun, a model that is used less than the one that would sleep for it is refused at
-    once, with the time; one that is used more (the control) is woken."""
+    """With as many wakes of a minute begun as are not kept, a model that is used less than the one that would sleep for
+    it is refused at once, with the time; one that is used more (the control) is woken."""
     scene = Scene()
     used(scene, {"a": 5, "b": 5, "c": 1})
     for name in "ab":
         scene.awake(name, time.monotonic() - 100)
     for number in range(MOST_WAKES - KEPT_WAKES):
-        scene.control.guard.note(f"other-{number}", "u", time.monotonic())
+        scene.control.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), gains=False)
     began = time.perf_counter()
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("c")

@@ -25,6 +25,7 @@ from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.front import issuer_keys, operator_door
 from appliance.gateway.front.allowance import Rate
 from appliance.gateway.front.operator_access import OperatorResolver
+from appliance.gateway.front.operator_rate import OperatorRates
 from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.telemetry.admin import admin_routes
@@ -289,6 +290,20 @@ async def test_a_flood_without_a_role_is_counted_and_hides_nothing(
         assert counted == [("PERMISSION_DENIED", "scope", 3)]
 
 
+async def test_a_viewer_that_asks_without_pause_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over one connection: the requests beyond the burst are answered 429 with the time, and reach no route; metrics
+    count them and the audit log does not list them. Another operator (control) is served meanwhile."""
+    monkeypatch.setattr(remote_admin, "OperatorRates", lambda: OperatorRates(Rate(5, 0.001)))
+    async with listening(tmp_path) as found:
+        context = found.known.context(found.known.of_role("viewer"))
+        async with httpx.AsyncClient(base_url=found.url, verify=context, timeout=30) as client:
+            answers = [await client.get("/status") for _ in range(8)]
+        assert [one.status_code for one in answers] == [200] * 5 + [429] * 3
+        assert int(answers[-1].headers["retry-after"]) > 0
+        assert (await found.ask("GET", "/status", found.known.of_role("operator"))).status_code == 200
+        assert found.told() == []
+
+
 async def test_pages_of_other_origins_are_refused(tmp_path: Path) -> None:
     """A browser that has an operator's certificate would show it for any page."""
     async with listening(tmp_path) as found:
@@ -312,3 +327,23 @@ def test_a_route_without_a_role_is_an_error_of_the_start() -> None:
     RolesOnly(all_routes(fake), resolver, observers)
     with pytest.raises(KeyError, match="GET /new"):
         RolesOnly([*all_routes(fake), Route("/new", answer)], resolver, observers)
+
+
+async def test_a_listener_whose_work_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the certificates that fails with a defect ends no listener in silence: the gateway is told why. While
+    it looks without one (control) it is told nothing."""
+    why: list[str] = []
+    monkeypatch.setattr(operator_door, "TICK_S", 0.02)
+    async with elsewhere(tmp_path, admin="127.0.0.1:0") as known:
+        fake = FakeAppliance()
+        observers = Observers(AuditFeed(lambda _: True), fake.telemetry, why.append)
+        async with serving_remote_admin(all_routes(fake), lambda: known.section, observers):
+            await asyncio.sleep(0.1)
+            assert why == []
+
+            async def renew(_door: operator_door.OperatorDoor) -> None:
+                raise ValueError("a defect")
+
+            monkeypatch.setattr(operator_door.OperatorDoor, "renew", renew)
+            await until(lambda: why != [])
+    assert why == ["listener of operators elsewhere failed: ValueError('a defect')"]

@@ -21,6 +21,9 @@ from appliance.common.config_loader import load_config
 from appliance.common.operator_calls import OperatorCall
 from appliance.common.operator_roles import NEEDED, OperatorRole
 from appliance.gateway.front import issuer_keys, operator_door
+from appliance.gateway.front.allowance import Rate
+from appliance.gateway.front.operator_rate import OperatorRates
+from appliance.operator.api import front as front_module
 from appliance.operator.api import remote, shares
 from appliance.operator.api.front import METHODS, REFLECTION, OperatorFront
 from appliance.operator.api.records import Records
@@ -213,6 +216,22 @@ async def test_one_caller_takes_no_place_from_others(
                     await asyncio.sleep(0.05)
 
 
+async def test_a_viewer_that_calls_without_pause_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
+) -> None:
+    """Calls beyond the burst end with RESOURCE_EXHAUSTED and are not told to the supervisor. Another operator, and a
+    change of this one's rate for changes (controls), are taken meanwhile."""
+    monkeypatch.setattr(front_module, "OperatorRates", lambda: OperatorRates(Rate(4, 0.001)))
+    async with listening(tmp_path, monkeypatch, appliance) as found:
+        method = f"{ADMIN}GetServerInfo"
+        async with found.channel(found.known.of_role("operator")) as channel:
+            codes = [await code_of(channel, method) for _ in range(7)]
+            assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 4 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
+            assert await code_of(channel, f"{ADMIN}Drain") is grpc.StatusCode.INVALID_ARGUMENT
+        assert len(found.calls) == 5
+        assert await found.code(method, found.known.of_role("security")) is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_record_names_who_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
 ) -> None:
@@ -231,8 +250,8 @@ async def test_what_is_taken_back_holds_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
 ) -> None:
     """Within a look at the files: a role that the configuration lists no more, while a file with a mistake changes
-    nothing; then an authority, also for the connection that was open. The next authority's certificate (control) is
-    served."""
+    nothing; the roles of an issuer that is another one now, and not those of certificates (control); then an authority,
+    also for the connection that was open. The next authority's certificate (control) is served."""
     async with listening(tmp_path, monkeypatch, appliance) as found:
         known, shown, method = found.known, found.known.of_role("security"), f"{POLICY}Apply"
         port = int(found.address.rpartition(":")[2])
@@ -251,6 +270,14 @@ async def test_what_is_taken_back_holds_no_more(
             async with asyncio.timeout(10):
                 while await code_of(channel, method) is DENIED:
                     await asyncio.sleep(0.05)
+            token = known.token("security")
+            assert await found.code(method, token=token) is grpc.StatusCode.INVALID_ARGUMENT
+            issuer = {**known.section.tokens[0].model_dump(mode="json"), "issuer": "https://next.example/"}
+            written(found.place, known, port, tokens=[issuer])
+            async with asyncio.timeout(10):
+                while await found.code(method, token=token) is not DENIED:
+                    await asyncio.sleep(0.05)
+            assert await code_of(channel, method) is grpc.StatusCode.INVALID_ARGUMENT
             other = Authority.create("the next authority")
             known.trust(other)
             await asyncio.sleep(0.4)

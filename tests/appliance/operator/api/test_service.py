@@ -11,8 +11,13 @@ import sys
 from pathlib import Path
 
 import grpc
+import pytest
 
+from appliance.common.config_loader import load_config
+from appliance.common.errors import StartError
+from appliance.operator.api import server
 from appliance.operator.api.generated import admin_pb2 as pb
+from appliance.operator.api.service import run_service
 from tests.appliance.operator.api.place import OWN_POOL, Client, Place, a_place
 
 ROOT = Path(__file__).parents[4]
@@ -55,3 +60,16 @@ async def test_the_process_serves_until_sigterm() -> None:
         with start(place, place.folder / "notify") as process:
             _, said = await asyncio.to_thread(process.communicate, None, 60)
             assert process.returncode == 0, said
+
+
+async def test_the_process_ends_when_what_it_needs_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect in the look at its connections ends the process with an error that names it, and the service manager
+    starts another. Without one it serves until SIGTERM (control: the test above)."""
+
+    async def dies(_listener: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(server, "_tick", dies)
+    with a_place("127.0.0.1:9") as place, pytest.raises(StartError, match=r"connections of operators failed.*a defect"):
+        async with asyncio.timeout(20):
+            await run_service(place.config, lambda: load_config(place.config))

@@ -1,0 +1,45 @@
+"""Sleeping models from the point of view of one request: it wakes its model, and what it was served counts as a use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from appliance.gateway.request.lifecycle import Lifecycle
+
+
+async def awaken(life: Lifecycle, until: float) -> None:
+    """Note a thaw, have the model woken that a route passed over because it sleeps, and wait for the shared sandboxes
+    of a request to be woken, where it uses them and they sleep: before its first attempt, or since a supervisor that
+    has come anew left them asleep.
+
+    Raises:
+        ApplianceError: the model will not be awake by ``until``, in monotonic seconds, or may not be woken.
+    """
+    sleep = life.dependencies.sleep
+    if life.pair.text.frozen or life.pair.engine.frozen:
+        life.trace.annotate(sandbox_thawed=True)
+    if sleep is None or life.model not in (life.pair.engine, life.pair.text):
+        return
+    admitted = life.admitted
+    assert admitted is not None, "the policy has agreed"
+    tenant, wakes = life.principal.tenant, admitted.obligations.wakes
+    if life.outcome.came is None:
+        life.outcome.came = sleep.clock()
+    if life.passed_over and wakes:
+        sleep.wake_behind(life.passed_over, tenant)
+    with life.waiting():
+        waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
+    if life.pair.text is not life.pair.engine:
+        # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
+        life.pair.text.capacity = life.pair.engine.capacity
+    if waited_s:
+        life.trace.annotate(model_waited_for_wake_ms=round(1e3 * waited_s))
+
+
+def note_use(life: Lifecycle, *, served: bool) -> None:
+    """Count the use of the model by a request that has ended. ``served``: it was answered, or an engine took it up and
+    it is charged; what was refused before costs its tenant nothing and counts nothing."""
+    sleep, came = life.dependencies.sleep, life.outcome.came
+    if sleep is not None and came is not None and served:
+        sleep.served(life.model, life.principal.tenant, came)
