@@ -37,7 +37,7 @@ COMMAND = "athanor selftest --only G9"
 AFTER_S = 5.0
 """Seconds after the last deletion at which the search starts."""
 
-SETS, FULL_SETS = 2, 12
+SETS, FULL_SETS = 1, 12
 """Sets of a file, a batch, its results, a response and a stream."""
 
 LINES = 8_000
