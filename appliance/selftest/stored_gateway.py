@@ -54,8 +54,8 @@ class KeptThings:
 
 def upload_form(model: str, canary: str, lines: int) -> bytes:
     """Return the body of an upload of so many lines, with a canary in each and in the file's name."""
-    line: dict[str, Any] = {"method": "POST", "url": "/v1/completions"}
-    line["body"] = {"model": model, "prompt": canary, "max_tokens": 1}
+    body = {"model": model, "prompt": canary, "max_tokens": 1}
+    line = {"method": "POST", "url": "/v1/completions", "body": body}
     text = "".join(json.dumps({"custom_id": f"{canary}-{number}", **line}) + "\n" for number in range(lines))
     form = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{BOUNDARY}\r\n'
     form += f'content-disposition: form-data; name="file"; filename="{canary}.jsonl"\r\n\r\n{text}'
@@ -97,11 +97,12 @@ class StoredApi:
     async def keep(self, tenant: str, canary: str) -> KeptThings:
         """Keep one of everything, with a canary wherever a tenant's text is taken."""
         file = await self.upload(tenant, canary, 1)
-        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-        asked |= {"metadata": {"note": canary}}
+        asked: dict[str, Any] = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        asked["metadata"] = {"note": canary}
         batch = json.loads(await self.made(tenant, "POST", "/v1/batches", asked))["id"]
         output = await self._ended(tenant, batch)
-        said = {"model": self.model, "input": canary, "instructions": canary, "metadata": {"note": canary}, **self.more}
+        said: dict[str, Any] = {"model": self.model, "input": canary, "instructions": canary, **self.more}
+        said["metadata"] = {"note": canary}
         response = json.loads(await self.made(tenant, "POST", "/v1/responses", said))["id"]
         events = await self.made(tenant, "POST", "/v1/responses", {**said, "stream": True, "background": True})
         found = re.search(rb'"id":"(resp_[0-9a-f]+)"', events)

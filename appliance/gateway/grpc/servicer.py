@@ -300,7 +300,7 @@ class GrpcFrontEnd:
             if self._over:
                 raise shutting_down()
             with self._living() as cut:
-                return await cut.run(behaviour(call))
+                return await cut.run(_awaited(behaviour(call)))
 
         return serve
 
@@ -451,6 +451,10 @@ class GrpcFrontEnd:
                 for name in REFLECTION
             },
         }
+
+
+async def _awaited(work: Awaitable[_R]) -> _R:
+    return await work
 
 
 def _parsed(kind: type[_M], data: bytes) -> _M:

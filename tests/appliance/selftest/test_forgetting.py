@@ -29,10 +29,10 @@ def test_sealed_objects_are_rejected_and_forgotten() -> None:
 
 
 @pytest.mark.runsc
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_no_canary_is_left(runsc_path: Path) -> None:
-    """Five seconds after the last answer, and after the last deletion, no canary is found anywhere, and the scanner finds
-    those that may stay or that are not deleted yet."""
+    """Five seconds after the last answer, and after the last deletion, no canary is found anywhere, and the scanner
+    finds those that may stay or that are not deleted yet."""
     verdicts = told(memory_rows(full=False))
     if os.geteuid() == 0:
         both = {f"G9.{what}{end}" for what in ("canaries", "ids", "deleted") for end in ("", ".control")}
