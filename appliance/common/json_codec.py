@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
 
 T = TypeVar("T")
 
@@ -42,8 +42,7 @@ def decode(kind: type[T], data: object) -> T:
     try:
         # As JSON: only there may a list become a tuple while numbers and texts stay apart.
         hashable: Any = kind
-        adapter: TypeAdapter[T] = _adapter(hashable)
-        return adapter.validate_json(json.dumps(data), strict=True)
+        return cast(T, _validator(hashable).validate_json(json.dumps(data), strict=True))
     except ValidationError as error:
         from policy.positions import dotted  # messages only
 
@@ -52,7 +51,10 @@ def decode(kind: type[T], data: object) -> T:
 
 
 @cache
-def _adapter(kind: Any) -> Any:
+def _validator(kind: Any) -> SchemaValidator:
+    """Return what checks values of a type. It keeps no text: by default pydantic has a cache of the short strings that
+    it reads, of the whole process and for its life, and tenants' names of files and metadata would stay in it."""
     from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
 
-    return TypeAdapter(kind)
+    return SchemaValidator(TypeAdapter(kind).core_schema, {"cache_strings": "none"})

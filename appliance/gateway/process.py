@@ -412,7 +412,7 @@ def _works(
         (credentials.uses.run(), "last uses of keys"),
         (credentials.tokens.run(), "keys of token issuers"),
         (_external(service, telemetry, file), "external"),
-        (keep_forgetting(lambda: _forgets(service.ledger.policy)), "forgetting"),
+        (keep_forgetting(lambda: file.running.batches is not None or _forgets(service.ledger.policy)), "forgetting"),
         (keep_giving_back(), "giving free memory back"),
         (sharing.run(service.count), "limits of the fleet"),
     )

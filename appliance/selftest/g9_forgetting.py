@@ -1,4 +1,4 @@
-"""G9, provable forgetting: nothing of a request persists in clear. Deleted data is ``g9_sealed``.
+"""G9, provable forgetting: nothing of a request persists in clear. Deleted data is ``g9_sealed`` and ``g9_deleted``.
 
 Canaries are in prompts, grammars and outputs of a running appliance, of a tenant with ``retention: none``. Five seconds
 after the last answer everything that the appliance still has is searched: memory of all its processes, unnamed files
@@ -19,6 +19,7 @@ from pathlib import Path
 from appliance.common.catalog import embedded_model
 from appliance.common.figures import counted
 from appliance.selftest.canary import Hits, Wanted, descendants, draw, scan_folder, scan_memory, scan_nameless_files
+from appliance.selftest.g9_deleted import deleted_rows
 from appliance.selftest.result import Result, judged
 from appliance.selftest.spilling_appliance import SpillingAppliance, spilling_appliance
 
@@ -58,6 +59,7 @@ def memory_rows(full: bool) -> list[Result]:
         _talk(one, "loud", loud, 2)
         control = _first(one, loud)
         in_flight = _ids_in_flight(one, quiet)
+        deleted = deleted_rows(one, full=full)
     where = f" ({', '.join(f'{place}: {count}' for place, count in hits.places.most_common(3))})" if hits.total else ""
     return [
         judged(
@@ -95,6 +97,7 @@ def memory_rows(full: bool) -> list[Result]:
             bar="0",
             command=COMMAND,
         ),
+        *deleted,
     ]
 
 

@@ -1,4 +1,5 @@
-"""Appliance as started by ``athanor bench``, with spilled KV and a tenant with ``retention: none``."""
+"""Appliance as started by ``athanor bench``, with spilled KV, files and responses that are kept, and a tenant with
+``retention: none``."""
 
 from __future__ import annotations
 
@@ -17,9 +18,14 @@ POLICY = """\
 version: 1
 tenants:
   quiet: {credentials: ["key:alpha-1"], models: ["*"], retention: none}
-  loud: {credentials: ["key:beta-1"], models: ["*"]}
+  loud:
+    credentials: ["key:beta-1"]
+    models: ["*"]
+    features: {batches: true, stored_responses: true}
 """
-"""Policy with one tenant with ``retention: none`` and one ordinary tenant."""
+"""Policy with one tenant with ``retention: none`` and one ordinary tenant, of whom files and responses are kept."""
+
+TENANTS = ("quiet", "loud")
 
 KV_BYTES = 16 << 20
 """Small KV pool, so that blocks are spilled."""
@@ -33,11 +39,22 @@ class SpillingAppliance:
 
     def complete(self, tenant: str, **body: Any) -> str:
         """Return the text of a completion."""
-        key = self.target.api_keys[("quiet", "loud").index(tenant)]
-        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        headers = {"authorization": f"Bearer {self.key(tenant)}", "content-type": "application/json"}
         data = json.dumps({"model": self.target.model, **body}).encode()
         with urlopen(Request(self.target.url + "/v1/completions", data, headers), timeout=120) as answer:
             return str(json.loads(answer.read())["choices"][0]["text"])
+
+    def key(self, tenant: str) -> str:
+        """Return a tenant's API key."""
+        return self.target.api_keys[TENANTS.index(tenant)]
+
+    def leave_out(self, tenant: str) -> None:
+        """Take a tenant, which has one line, out of the policy in force."""
+        lines = POLICY.splitlines(keepends=True)
+        text = "".join(line for line in lines if not line.startswith(f"  {tenant}: "))
+        (self.target.state / "policy.yaml").write_text(text)
+        with urlopen(Request(self.target.admin + "/reload", b"", method="POST"), timeout=60) as answer:
+            answer.read()
 
     def get_admin(self, path: str) -> bytes:
         """Fetch a page from the admin listener."""
@@ -57,3 +74,5 @@ def _spill(state: Path, config: dict[str, Any]) -> None:
     create_root(state / "root-key")
     config["sandbox"] = {"spill": {"memory": 4 << 20, "disk": 64 << 20, "directory": "spill"}}
     config["keys"] = {"root_key": "root-key", "keyring": "keyring"}
+    config["audit"] = {"directory": "audit"}
+    config["batches"] = {"directory": "batches"}

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ UP_S, BATCH_S = 10.0, 30.0
 """Seconds for the store to be there, and for a batch of one line to end."""
 
 BOUNDARY = "selftest"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+"""Content type of an upload."""
 _DIGITS = re.compile(r"[0-9a-f]{8,}$")
 
 
@@ -50,6 +52,16 @@ class KeptThings:
     """A response in the background, whose events can be read again."""
 
 
+def upload_form(model: str, canary: str, lines: int) -> bytes:
+    """Return the body of an upload of so many lines, with a canary in each and in the file's name."""
+    body = {"model": model, "prompt": canary, "max_tokens": 1}
+    line = {"method": "POST", "url": "/v1/completions", "body": body}
+    text = "".join(json.dumps({"custom_id": f"{canary}-{number}", **line}) + "\n" for number in range(lines))
+    form = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{BOUNDARY}\r\n'
+    form += f'content-disposition: form-data; name="file"; filename="{canary}.jsonl"\r\n\r\n{text}'
+    return f"{form}\r\n--{BOUNDARY}--\r\n".encode()
+
+
 @dataclass(frozen=True, slots=True)
 class StoredApi:
     """The HTTP API of an appliance that keeps files and responses, for its tenants."""
@@ -57,6 +69,9 @@ class StoredApi:
     port: int
     keys: Mapping[str, str]
     """API key of each tenant."""
+    model: str = MODEL
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that requests for responses have besides."""
 
     async def ask(
         self, tenant: str, method: str, path: str, body: Any = None, kind: str = "application/json"
@@ -81,24 +96,24 @@ class StoredApi:
 
     async def keep(self, tenant: str, canary: str) -> KeptThings:
         """Keep one of everything, with a canary wherever a tenant's text is taken."""
-        line: dict[str, Any] = {"custom_id": canary, "method": "POST", "url": "/v1/completions"}
-        line |= {"body": {"model": MODEL, "prompt": canary, "max_tokens": 1}}
-        form = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{BOUNDARY}\r\n'
-        form += f'content-disposition: form-data; name="file"; filename="{canary}.jsonl"\r\n\r\n{json.dumps(line)}\n'
-        form += f"\r\n--{BOUNDARY}--\r\n"
-        kind = f"multipart/form-data; boundary={BOUNDARY}"
-        file = json.loads(await self.made(tenant, "POST", "/v1/files", form.encode(), kind))["id"]
-        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-        asked |= {"metadata": {"note": canary}}
+        file = await self.upload(tenant, canary, 1)
+        asked: dict[str, Any] = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        asked["metadata"] = {"note": canary}
         batch = json.loads(await self.made(tenant, "POST", "/v1/batches", asked))["id"]
         output = await self._ended(tenant, batch)
-        said = {"model": MODEL, "input": canary, "instructions": canary, "metadata": {"note": canary}}
+        said: dict[str, Any] = {"model": self.model, "input": canary, "instructions": canary, **self.more}
+        said["metadata"] = {"note": canary}
         response = json.loads(await self.made(tenant, "POST", "/v1/responses", said))["id"]
         events = await self.made(tenant, "POST", "/v1/responses", {**said, "stream": True, "background": True})
         found = re.search(rb'"id":"(resp_[0-9a-f]+)"', events)
         if found is None or canary.encode() not in events:
             raise RuntimeError("a response in the background has no id, or not what was said")
         return KeptThings(file, batch, output, response, found[1].decode())
+
+    async def upload(self, tenant: str, canary: str, lines: int) -> str:
+        """Keep a file of so many lines, with the canary in each and in its name; returns its id."""
+        body = upload_form(self.model, canary, lines)
+        return str(json.loads(await self.made(tenant, "POST", "/v1/files", body, FORM))["id"])
 
     async def _ended(self, tenant: str, batch: str) -> str:
         """The file of a batch's results, once it is over."""

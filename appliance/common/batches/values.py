@@ -86,7 +86,10 @@ COMPLETED, FAILED, EXPIRED, CANCELLED = ("completed", "failed", "expired", "canc
 """States of one that is over. ``failed``: its file was refused."""
 
 EXPIRED_CODE = "batch_expired"
-"""Code of the error of a line that did not begin before the window's end."""
+"""Code of the error of a line that did not end before the window's end."""
+
+CANCELLED_CODE = "batch_cancelled"
+"""Code of the error of a line of several prompts of which some were answered when its batch was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

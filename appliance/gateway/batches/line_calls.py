@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from appliance.common.audit.entry import Entry, to_wire
-from appliance.common.batches.values import EXPIRED_CODE, MAX_RESULT_BYTES, StoredBatch, line_request
+from appliance.common.batches.values import CANCELLED_CODE, EXPIRED_CODE, MAX_RESULT_BYTES, StoredBatch, line_request
 from appliance.common.errors import (
     ApplianceError,
     DeadlineExceededError,
@@ -114,7 +114,7 @@ class LineCalls:
             return _failed(batch, request_id, "", error)
         custom_id, most = read.custom_id, MAX_RESULT_BYTES - len(text) - 1_024
         if batch.expires <= time.time():
-            return expired(batch, number, text)
+            return expired(batch, number, text, state.progress.entries)
         try:
             body = await self._answer(batch, request_id, read.body, most, state, charged)
             if len(body) > most:
@@ -122,14 +122,16 @@ class LineCalls:
         except DelayedError:
             return LineDelay(0.0)
         except ApplianceError as error:
+            # Of several prompts some were answered by an earlier attempt, which this one may not have come to.
+            given = charged or state.progress.entries
             if isinstance(error, DeadlineExceededError) and batch.expires <= time.time():
-                return expired(batch, number, text)
+                return expired(batch, number, text, given)
             wait_s = wait_of(error)
             if wait_s is not None:
                 return LineDelay(min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s)))
-            return _failed(batch, request_id, custom_id, error, charged)
+            return _failed(batch, request_id, custom_id, error, given)
         except DEFECTS as error:
-            return _failed(batch, request_id, custom_id, defect(error, request_id), charged)
+            return _failed(batch, request_id, custom_id, defect(error, request_id), charged or state.progress.entries)
         head = {"id": request_id, "custom_id": custom_id}
         start = json.dumps(head, separators=(",", ":"))[:-1]
         response = f',"response":{{"status_code":200,"request_id":{json.dumps(request_id)},"body":'
@@ -181,16 +183,28 @@ class LineCalls:
         return b"".join(pieces_of(writer.collected(heard, finished)))
 
 
-def expired(batch: StoredBatch, number: int, text: bytes) -> LineAnswer:
-    """Return the result of a line that did not end before its batch's window."""
+def expired(batch: StoredBatch, number: int, text: bytes, charged: Sequence[Entry] = ()) -> LineAnswer:
+    """Return the result of a line that did not end before its batch's window; ``charged`` are the entries of what it
+    was given."""
+    message = "the line did not end before the end of the batch's completion window"
+    return _ended(batch, number, text, {"code": EXPIRED_CODE, "message": message}, charged)
+
+
+def cancelled(batch: StoredBatch, number: int, text: bytes, charged: Sequence[Entry]) -> LineAnswer:
+    """Return the result of a line of several prompts of which some were answered when its batch was cancelled."""
+    message = "the batch was cancelled when some of the line's prompts were answered, which are charged"
+    return _ended(batch, number, text, {"code": CANCELLED_CODE, "message": message}, charged)
+
+
+def _ended(batch: StoredBatch, number: int, text: bytes, error: dict[str, str], charged: Sequence[Entry]) -> LineAnswer:
+    """Return the result of a line that ended with its batch."""
     try:
         custom_id = read_line(text, batch.endpoint).custom_id
     except LineError:
         custom_id = ""
-    message = "the line did not end before the end of the batch's completion window"
-    error = {"code": EXPIRED_CODE, "message": message}
     document = {"id": line_request(batch.id, number), "custom_id": custom_id, "response": None, "error": error}
-    return LineAnswer(False, json.dumps(document, separators=(",", ":")).encode() + b"\n")
+    data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    return LineAnswer(False, data, [to_wire(one) for one in charged])
 
 
 def _read_line(endpoint: str, text: bytes, _stamp: Stamp) -> BatchRequest:

@@ -26,12 +26,12 @@ from appliance.common.batches.values import (
 )
 from appliance.common.errors import ApplianceError, UnavailableError
 from appliance.gateway.batches.checking import FileCheck
-from appliance.gateway.batches.line_calls import LineAnswer, LineCalls, LineDelay, LineState, expired
+from appliance.gateway.batches.line_calls import LineAnswer, LineCalls, LineDelay, LineState, cancelled, expired
 from appliance.gateway.batches.room import Room
 from appliance.gateway.batches.several_prompts import LineProgress
 from appliance.gateway.batches.turns import BatchTurns, LinePlaces, OpenBatch
 from appliance.gateway.front.defect import defect
-from appliance.gateway.http.parsing import INLINE_BYTES
+from appliance.gateway.http.parsing import INLINE_BYTES, and_forget
 from appliance.gateway.sandboxes.store_link import StoreDeniedError, StoreLink
 from appliance.gateway.telemetry import names
 
@@ -191,7 +191,7 @@ class BatchRunner:
             if len(text) <= INLINE_BYTES:
                 check.take(number, text)
             else:
-                await asyncio.to_thread(check.take, number, text)
+                await asyncio.to_thread(and_forget, check.take, number, text)
             if check.full:
                 break
         call = messages.BatchChecked(batch.id, check.end())
@@ -203,11 +203,19 @@ class BatchRunner:
         batch = one.batch
         await self._store.ask(messages.BatchEnd(batch.id, EXPIRED), messages.Accepted)
         async for number, text in self._each(batch.id):
-            await self._give(batch, number, expired(batch, number, text))
+            progress = one.progress.pop(number, None) or LineProgress()
+            await self._give(batch, number, expired(batch, number, text, progress.entries))
         self._open.pop(batch.id, None)
 
     async def _end(self, one: OpenBatch) -> None:
-        """End a cancelled batch of which nothing runs."""
+        """End a cancelled batch of which nothing runs. Lines that wait with answers to some of their prompts have an
+        error as their result, and are charged for the answers."""
+        batch = one.batch
+        for number, progress in sorted(one.progress.items()):
+            found, text = await self._store.fetch(messages.LineQuery(batch.id, number - 1, 1), messages.LinesFound)
+            if found.lines == [number]:
+                await self._give(batch, number, cancelled(batch, number, text, progress.entries))
+        one.progress.clear()
         await self._store.ask(messages.BatchEnd(one.batch.id, CANCELLED), messages.Accepted)
         self._open.pop(one.batch.id, None)
 

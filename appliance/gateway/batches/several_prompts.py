@@ -2,8 +2,8 @@
 
 Every prompt needs a place of its own, so a line of many prompts takes no more room than as many lines. Where there is
 none, or a prompt meets a limit that passes, the line goes back with the answers that it has, and is continued later. A
-line is answered and charged as a whole: until then its answers are in this process alone, and a gateway that comes anew
-runs all prompts again.
+line is answered and charged as a whole, also where its batch is cancelled or expires between two prompts: until then
+its answers are in this process alone, and a gateway that comes anew runs all prompts again.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ class LineProgress:
     def size(self) -> int:
         """Bytes of the answers."""
         return sum(len(one.choices) for one in self.answers.values())
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Entries that charge the answers, in the prompts' order."""
+        return [one for place in sorted(self.answers) for one in self.answers[place].entries]
 
     def body(self) -> bytes:
         """Return the answer of the line: all choices in the prompts' order, with the sums of their usage."""

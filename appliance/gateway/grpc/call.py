@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from appliance.common.errors import CancelledError
+from appliance.common.errors import CancelledError, InvalidRequestError
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.grpc.outlet import Outlet
 from appliance.gateway.grpc.wire import ANSWER_ROWS, OK, CallHead, MessageReader, Rows, Status, framed, trailers_of
@@ -125,9 +125,14 @@ class GrpcCall:
 
         Raises:
             PayloadTooLargeError, InvalidRequestError: see ``MessageReader.next``.
+            InvalidRequestError: the caller said its last inside a message. What came before it is then not all.
         """
         while (message := self._reader.next()) is None:
-            if self._half_closed or self._gone:
+            if self._gone:
+                return None
+            if self._half_closed:
+                if self._reader.buffered:
+                    raise InvalidRequestError("the call ended inside a message; send it whole")
                 return None
             if self._unread:
                 self._outlet.ask_for(self._unread, self._stream_id)

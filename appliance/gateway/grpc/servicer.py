@@ -170,16 +170,10 @@ class GrpcFrontEnd:
         self._readers: dict[str, asyncio.Semaphore] = {}
         self._tenants, self._strangers = Connections(TENANT_CALLS), Connections(STRANGER_CALLS)
         self._live: set[Cut] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._reflection = reflection.aio.ReflectionServicer([*SERVICES, HEALTH, *REFLECTION])
         self._usage = UsageCalls(service, self._padding)
         self._batches = BatchCalls(service, self._padding, stored)
         self._table = self._methods()
-
-    async def idle(self) -> None:
-        """Return when no generation runs."""
-        await self._idle.wait()
 
     def begin_drain(self) -> None:
         """Keep nobody waiting for the sake of padding, and end watches; other calls that still come are answered."""
@@ -284,17 +278,31 @@ class GrpcFrontEnd:
     async def _session(self, call: _Call, request_id: str) -> AsyncIterator[Cut]:
         """Begin a session, for which a drain waits, and which it may cut."""
         affinity = () if self._affinity is None else self._affinity.rows(principal_of(call).credential, call.sessions)
-        cut = Cut()
-        self._live.add(cut)
-        self._idle.clear()
-        try:
+        with self._living() as cut:
             call.request_id = request_id
             await call.wire.send_initial_metadata((("x-request-id", request_id), *affinity))
             yield cut
+
+    @contextmanager
+    def _living(self) -> Iterator[Cut]:
+        """Count one more piece of work; yield what a drain ends it by."""
+        cut = Cut()
+        self._live.add(cut)
+        try:
+            yield cut
         finally:
             self._live.discard(cut)
-            if not self._live:
-                self._idle.set()
+
+    def _drained(self, behaviour: Behaviour) -> Behaviour:
+        """Return a method that a drain cuts as it cuts sessions: it may last as long as a file takes."""
+
+        async def serve(call: _Call) -> Message | None:
+            if self._over:
+                raise shutting_down()
+            with self._living() as cut:
+                return await cut.run(_awaited(behaviour(call)))
+
+        return serve
 
     async def _generate(self, call: _Call) -> None:
         asked, ticks = await self._request(call, pb.GenerateRequest, message_mapping.to_request)
@@ -432,7 +440,10 @@ class GrpcFrontEnd:
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models, Scope.MODELS),
             f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model, Scope.MODELS),
             **self._methods_of(USAGE_SERVICE, self._usage, Scope.ACCOUNT),
-            **self._methods_of(BATCH_SERVICE, self._batches, Scope.BATCHES),
+            **{
+                name: replace(method, behaviour=self._drained(method.behaviour))
+                for name, method in self._methods_of(BATCH_SERVICE, self._batches, Scope.BATCHES).items()
+            },
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),
             f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch, Scope.MODELS),
             **{
@@ -440,6 +451,10 @@ class GrpcFrontEnd:
                 for name in REFLECTION
             },
         }
+
+
+async def _awaited(work: Awaitable[_R]) -> _R:
+    return await work
 
 
 def _parsed(kind: type[_M], data: bytes) -> _M:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from appliance.gateway.front.request_builder import Stamp
@@ -23,10 +23,11 @@ INLINE_BYTES = 64 << 10
 """Bytes up to which a body is parsed at once: at most some milliseconds, and a thread costs a tenth of one."""
 
 
-def _parse_and_forget(parse: Callable[[bytes, Stamp], T], body: bytes, stamp: Stamp) -> T:
-    """Parse, and overwrite what the C library keeps for this thread of what was freed meanwhile."""
+def and_forget(work: Callable[..., T], *given: Any) -> T:
+    """Return what ``work`` makes of what it is given, and overwrite what the C library keeps for this thread of what
+    was freed meanwhile: for work on tenants' texts beside the event loop's thread, which overwrites only its own."""
     try:
-        return parse(body, stamp)
+        return work(*given)
     finally:
         overwrite_cached()
 
@@ -49,4 +50,4 @@ class Parser:
             return parse(body, stamp)
         async with self._turns.setdefault(tenant, asyncio.Lock()):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, _parse_and_forget, parse, body, stamp)
+            return await loop.run_in_executor(self._thread, and_forget, parse, body, stamp)

@@ -11,7 +11,7 @@ from appliance.gateway.generate_request import Principal
 from appliance.gateway.http import stored_objects
 from appliance.gateway.http.background import LAST_EVENT_ID, Background, first_wanted
 from appliance.gateway.http.exchange import Exchange
-from appliance.gateway.http.parsing import INLINE_BYTES
+from appliance.gateway.http.parsing import INLINE_BYTES, and_forget
 from appliance.gateway.http.response_items import KeptResponse, check_response_id, items_page
 from appliance.gateway.stored_work import ResponseKeeper
 
@@ -50,7 +50,7 @@ class ResponseRoutes:
         page = stored_objects.items_query(stored_objects.query_of(exchange.head.query))
         kept = await self._read(exchange, principal)
         large = len(kept.items) > INLINE_BYTES
-        items = await asyncio.to_thread(json.loads, kept.items) if large else json.loads(kept.items)
+        items = await asyncio.to_thread(and_forget, json.loads, kept.items) if large else json.loads(kept.items)
         found, more = items_page(items, page.after, page.limit, ascending=page.ascending)
         await exchange.answer(200, stored_objects.page_object(found, more=more), new_request_id())
 

@@ -151,16 +151,30 @@ class StoreLink:
         self.on_up()
         try:
             while True:
-                header, payload = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
-                check_lengths(header, payload)
-                frame = decode_frame(await reader.readexactly(header), await reader.readexactly(payload))
-                waiting = self._calls.get(frame.call)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(frame)
+                self._take_answer(await _next_answer(reader))
         except (asyncio.IncompleteReadError, OSError, ControlError) as error:
             log.warning("the socket for files and batches is lost", problem=str(error))
             self._fail()
             self._ask_later()
+
+    def _take_answer(self, frame: StoreFrame) -> None:
+        """Give an answer to who waits for it."""
+        waiting = self._calls.get(frame.call)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(frame)
+
+
+async def _next_answer(reader: asyncio.StreamReader) -> StoreFrame:
+    """Read one answer. A function of its own, so that nothing of an answer stays until the next one comes: it may be
+    text of a file that is deleted meanwhile.
+
+    Raises:
+        IncompleteReadError: the other end is closed.
+        ControlError: it is none that a supervisor sends.
+    """
+    header, payload = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
+    check_lengths(header, payload)
+    return decode_frame(await reader.readexactly(header), await reader.readexactly(payload))
 
 
 def _away() -> UnavailableError:

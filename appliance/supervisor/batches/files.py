@@ -108,7 +108,7 @@ class StoredFiles:
         self._most = most
         self._uploads: dict[str, _Upload] = {}
         self._cached: tuple[str, int, bytes] = "", 0, b""
-        """The part that was opened last: lines are read in their order."""
+        """The part that was opened last, in clear: lines are read in their order."""
 
     def begin(self, call: BeginUpload) -> UploadBegun:
         """Begin a file.
@@ -318,7 +318,11 @@ class StoredFiles:
         connection.execute("DELETE FROM files WHERE id = ?", (file,))
         self._book.note_used(connection, tenant, -size)
         if self._cached[0] == file:
-            self._cached = "", 0, b""
+            self.forget_opened()
+
+    def forget_opened(self) -> None:
+        """Let go of the part that was opened last: nobody may go on reading it."""
+        self._cached = "", 0, b""
 
     def text(self, connection: sqlite3.Connection, tenant: str, file: str, start: int, size: int) -> bytes:
         """Return bytes of an uploaded file."""

@@ -20,6 +20,8 @@ from appliance.supervisor.batches.book import StoreRefusedError
 from appliance.supervisor.batches.outbox import Outbox
 from appliance.supervisor.batches.store import BatchStore, open_store
 from appliance.supervisor.spill_service import Vault
+from isolation.ipc.errors import SweepError
+from isolation.ipc.sweeping import check_overwriting
 
 log = structlog.get_logger()
 
@@ -101,14 +103,7 @@ class StorePort:
         frames: asyncio.Queue[StoreFrame] = asyncio.Queue(GROUP)
         reading = asyncio.create_task(_read(reader, frames), name="calls of the store")
         try:
-            while True:
-                group = await _next_group(frames, reading)
-                if not group:
-                    return
-                # A call that has begun is carried out, whatever becomes of the gateway: two must not meet.
-                for answer in await _to_end(asyncio.to_thread(self._store.answer, group)):
-                    writer.write(encode_frame(answer))
-                self._outbox.wake()
+            while await self._answer_group(frames, reading, writer):
                 await writer.drain()
         except ControlError as error:
             log.error("the gateway's socket for files and batches is closed", reason=error.message)
@@ -119,6 +114,24 @@ class StorePort:
             writer.close()
             with suppress(StoreRefusedError):
                 await _to_end(asyncio.to_thread(self._store.gateway_left))
+
+    async def _answer_group(
+        self, frames: asyncio.Queue[StoreFrame], reading: asyncio.Task[None], writer: asyncio.StreamWriter
+    ) -> bool:
+        """Carry out the calls that wait, and send their answers; False where the other end is closed. A method of its
+        own, so that nothing of calls and answers, which may be text of files, stays until the next calls come.
+
+        Raises:
+            ControlError: a call is none that a gateway sends.
+        """
+        group = await _next_group(frames, reading)
+        if not group:
+            return False
+        # A call that has begun is carried out, whatever becomes of the gateway: two must not meet.
+        for answer in await _to_end(asyncio.to_thread(self._store.answer, group)):
+            writer.write(encode_frame(answer))
+        self._outbox.wake()
+        return True
 
     async def _tidy(self) -> None:
         while True:
@@ -157,6 +170,10 @@ def open_port(config: ApplianceConfig, vault: Vault | None, recorder: Recorder, 
         known = outbox.reconcile(config.audit.directory, audit.size)
     except (StoreRefusedError, OSError) as error:
         raise StoreError(f"cannot compare {batches.directory} with the audit log: {error}") from error
+    try:
+        check_overwriting()
+    except SweepError as error:
+        log.warning("text of files that are deleted may stay in this process's memory", problem=str(error))
     log.info("files and batches", folder=str(batches.directory), unreadable=store.forgotten, logged=known)
     return StorePort(store, outbox, publish)
 
@@ -167,14 +184,23 @@ async def _read(reader: asyncio.StreamReader, frames: asyncio.Queue[StoreFrame])
     Raises:
         ControlError: one is none that a gateway sends.
     """
-    while True:
-        try:
-            header, payload = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
-            check_lengths(header, payload)
-            text, data = await reader.readexactly(header), await reader.readexactly(payload)
-        except (asyncio.IncompleteReadError, OSError):
-            return
-        await frames.put(decode_frame(text, data))
+    try:
+        while True:
+            await frames.put(await _next_call(reader))
+    except (asyncio.IncompleteReadError, OSError):
+        return
+
+
+async def _next_call(reader: asyncio.StreamReader) -> StoreFrame:
+    """Read one call; a function of its own for the reason of ``StorePort._answer_group``.
+
+    Raises:
+        IncompleteReadError: the other end is closed.
+        ControlError: it is none that a gateway sends.
+    """
+    header, payload = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
+    check_lengths(header, payload)
+    return decode_frame(await reader.readexactly(header), await reader.readexactly(payload))
 
 
 async def _next_group(frames: asyncio.Queue[StoreFrame], reading: asyncio.Task[None]) -> list[StoreFrame]:

@@ -142,7 +142,8 @@ class BatchStore:
             self._files.drop_uploads()
 
     def tidy(self) -> bool:
-        """Remove some files, batches and responses whose time is over; returns whether there may be more.
+        """Remove some files, batches and responses whose time is over, and let go of what is open in clear; returns
+        whether there may be more to remove.
 
         Raises:
             StoreRefusedError: the disk fails.
@@ -151,6 +152,7 @@ class BatchStore:
             gone = self._files.expire(REMOVED_AT_ONCE)
             gone += self._batches.expire(self.book.now - FILE_KEEP_S, REMOVED_AT_ONCE)
             gone += self._responses.expire(REMOVED_AT_ONCE)
+            self._files.forget_opened()
             self.book.give_back()
         return gone >= REMOVED_AT_ONCE
 

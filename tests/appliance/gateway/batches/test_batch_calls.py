@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
+import hpack
 import openai
 import pytest
 from google.rpc import error_details_pb2 as details
@@ -21,10 +23,12 @@ from appliance.gateway.grpc import batch_calls
 from appliance.gateway.grpc.batch_calls import BATCH_SERVICE
 from appliance.gateway.grpc.generated import batch_pb2 as pb
 from appliance.gateway.grpc.generated.batch_pb2_grpc import BatchServiceStub
+from appliance.gateway.grpc.wire import framed
 from appliance.selftest.fuzzed_batches import BATCH_METHODS, batch_message
 from appliance.selftest.fuzzed_requests import CODES
 from tests.appliance.gateway.batches.stack import LIMITED, POLICY, Stack, stacked, until
 from tests.appliance.gateway.batches.test_batches import line, results
+from tests.appliance.gateway.grpc import raw_grpc as raw
 from tests.appliance.gateway.grpc.grpc_client import detail_of, refused
 
 DAY_S = 86_400
@@ -228,6 +232,52 @@ async def test_an_upload_that_is_left_or_stops_leaves_nothing(
     for number in range(5):
         await client.upload([b"%d" % number])
     assert len((await client.ask("ListFiles")).files) == 5
+
+
+def upload_frames(stack: Stack, stream: int, content: bytes) -> bytes:
+    """A call of UploadFile whose last frame says that there is no more."""
+    proof = ("authorization", f"Bearer {stack.keys['acme']}")
+    head = raw.frame(raw.HEADERS, raw.END_HEADERS, stream, raw.head(f"/{BATCH_SERVICE}/UploadFile", proof))
+    return head + raw.frame(raw.DATA, raw.END_STREAM, stream, content)
+
+
+async def test_an_upload_that_ends_inside_a_message_is_refused(stack: Stack, client: Client) -> None:
+    """A caller that says its last behind a part of a message, or of a message's length, has sent no whole file, and
+    nothing is kept. Without that part (control) the file is kept."""
+    whole = framed(HEAD.SerializeToString()) + framed(pb.UploadFileRequest(data=b"one\n").SerializeToString())
+    message = framed(pb.UploadFileRequest(data=b"two\n").SerializeToString())
+    peer = await raw.Peer.connect(cast(Any, SimpleNamespace(front_ends=stack.ends)))
+    decoder = hpack.Decoder()
+    try:
+        told = []
+        for stream, rest in ((1, message[:3]), (3, message[:-1]), (5, b"")):
+            peer.say(upload_frames(stack, stream, whole + rest))
+            rows: dict[str, str] = {}
+            while "grpc-status" not in rows:
+                rows = dict(decoder.decode((await peer.until(raw.HEADERS)).payload))
+            told.append(rows["grpc-status"])
+            assert stack.store.figures()["files"] == (not rest)
+        assert told == [str(grpc.StatusCode.INVALID_ARGUMENT.value[0])] * 2 + ["0"]
+    finally:
+        peer.close()
+    (file,) = (await client.ask("ListFiles")).files
+    assert file.size == 4
+
+
+async def test_a_drain_ends_uploads_with_a_retryable_error(stack: Stack, client: Client) -> None:
+    """An upload that outlasts a drain is told that the appliance stops, as a generation is, and nothing is kept."""
+    call = client.stub.UploadFile(metadata=client.proof)
+    await call.write(HEAD)
+    await call.write(pb.UploadFileRequest(data=b"x"))
+    await asyncio.sleep(0.2)
+    stopping = asyncio.create_task(stack.ends.stop(0.2))
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await call
+    await stopping
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "shutting down" in str(ended.value.details())
+    assert detail_of(ended.value, details.RetryInfo).retry_delay.seconds > 0
+    assert stack.store.figures()["files"] == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from appliance.common.batches.values import DAY_S
 from appliance.common.errors import ApplianceError, InvalidRequestError, RateLimitedError, UnavailableError
 from appliance.gateway.batches import room, runner, turns
 from appliance.gateway.generate_request import (
@@ -106,12 +107,12 @@ async def batch_of(client: openai.AsyncOpenAI, *lines: list[str], **body: Any) -
     return await begin(client, [line(f"l-{n}", URL, prompt=each, **body) for n, each in enumerate(lines)], URL)
 
 
-async def charges(stack: Stack, batch: str) -> dict[str, tuple[str, int]]:
+async def charges(stack: Stack, batch: str, end: str = "completed") -> dict[str, tuple[str, int]]:
     """Outcome and cost of the batch's requests, by the rest of their ids, once the log has the batch's end."""
 
     def look() -> list[dict[str, Any]] | None:
         mine = [one for one in written(stack.folder / "audit") if one.get("batch") == batch]
-        return mine if any(one.get("event") == "completed" for one in mine) else None
+        return mine if any((one.get("event"), one.get("principal")) == (end, "") for one in mine) else None
 
     found = [one for one in await until(look) if one["kind"] == "request"]
     assert len({one["request"] for one in found}) == len(found), "no request is charged twice"
@@ -190,6 +191,33 @@ async def test_a_prompt_that_fails_ends_its_line(
     assert charged["-1.1"] == ("INTERNAL", 5)
     assert charged["-1.2"] == ("CANCELLED", 5)
     assert charged["-2"] == ("OK", 4)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_a_line_that_ends_with_its_batch_is_charged_for_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Of a line that waits with two of three answers, those two are charged when its batch is cancelled or expires; the
+    line has an error that says so. A line of which nothing was answered is charged for nothing."""
+    made = Prompts()
+    made.errors["waits"] = [RateLimitedError("later", retry_after_s=60.0)]
+    made.errors["not"] = [RateLimitedError("later", retry_after_s=60.0) for _ in range(2)]
+    async with stacked(tmp_path, shift_s=0.0 if end == "cancelled" else 2.0 - DAY_S) as stack:
+        monkeypatch.setattr(stack.service, "generate", made.generate)
+        client = stack.openai()
+        batch = await batch_of(client, ["good", "waits", "fine"], ["not", "not"])
+
+        def held() -> bool:
+            views = stack.runner.views(1)
+            return bool(views) and (views[0].obstacle, views[0].running) == ("delayed", 0)
+
+        await until(held)
+        if end == "cancelled":
+            await client.batches.cancel(batch.id)
+        done = await stack.ended(client, batch.id, end)
+        found = await results(client, done.error_file_id)
+        assert {one["custom_id"]: one["error"]["code"] for one in found}["l-0"] == f"batch_{end}"
+        assert await charges(stack, batch.id, end) == {"-1": ("OK", 4), "-1.2": ("OK", 4)}
 
 
 async def test_prompts_leave_room(stack: Stack, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
