@@ -1,4 +1,4 @@
-"""Messages of ``appliance.common.control`` about what tenants have used: questions of the gateway, and their answers."""
+"""Messages of ``appliance.common.control`` about what tenants have used: questions of the gateway and their answers."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class UsageTableQuery:
 
 @dataclass(frozen=True, slots=True)
 class UsageTable:
-    """Supervisor: answer to ``UsageTableQuery``: rows with the six sums, those with the highest cost first. ``matching``:
-    how many there are in all. ``problem``: why there is none."""
+    """Supervisor: answer to ``UsageTableQuery``: rows with the six sums, those with the highest cost first.
+    ``matching``: how many there are in all. ``problem``: why there is none."""
 
     request: str
     rows: dict[str, list[int]]

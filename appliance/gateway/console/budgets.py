@@ -19,7 +19,9 @@ def budgets(policy: PolicySet, parts: Callable[[str], SpendParts], find: str) ->
         find: part of the names of tenants that are wanted, folded; empty: all.
     """
     limited = [
-        name for name, one in policy.tenants.items() if one.limits.bounds_spend and (not find or find in name.casefold())
+        name
+        for name, one in policy.tenants.items()
+        if one.limits.bounds_spend and (not find or find in name.casefold())
     ]
     scarcest = (min(_limits(policy, name, parts(name)), key=_left) for name in limited)
     rows = heapq.nsmallest(MAX_BUDGETS, scarcest, key=lambda one: (_left(one), one.tenant))

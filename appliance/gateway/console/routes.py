@@ -84,9 +84,8 @@ MAX_WORD_CHARS = 64
 MAX_OFFSET_DIGITS = 6
 """Digits of an offset: a policy has at most 10,000 tenants."""
 
-def console_routes(
-    looked: Callable[[Question, str], Look], traces: TraceStore, usage: UsageSource
-) -> list[Route]:
+
+def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore, usage: UsageSource) -> list[Route]:
     """Return the routes, for the admin listener's application. ``looked`` takes a question and the page's digest, and
     is quick; ``usage`` answers the page of usage."""
     assets = read_assets()

@@ -51,7 +51,8 @@ class ConsoleUsage:
         parts: Callable[[str], SpendParts],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``questions`` go to the supervisor, if there is one; ``policy`` gives the one in force; ``parts`` what a tenant has spent; ``clock`` Unix time."""
+        """``questions`` go to the supervisor, if there is one; ``policy`` gives the one in force; ``parts`` gives what a
+        tenant has spent; ``clock`` gives Unix time."""
         self._questions, self._policy, self._parts, self._clock = questions, policy, parts, clock
 
     async def look(self, asked: UsageAsked, page: str) -> UsageLook:
@@ -117,7 +118,8 @@ class ConsoleUsage:
                 return None
             rows |= table.rows
         raise UnavailableError(
-            f"the table has more than {MAX_CSV_ROWS:,} tenants; `athanor usage -o csv` writes all", retry_after_s=_RETRY_S
+            f"the table has more than {MAX_CSV_ROWS:,} tenants; `athanor usage -o csv` writes all",
+            retry_after_s=_RETRY_S,
         )
 
     async def _ask(self, asked: UsageAsked, by: By, tenant: str, offset: int) -> UsageTable:
@@ -132,8 +134,8 @@ class ConsoleUsage:
 
 
 def csv_text(rows: Mapping[str, Sequence[int]]) -> str:
-    """Return rows of sums by tenant with a line of titles. A name that a spreadsheet would compute is quoted: the policy
-    allows none, and this text may be opened by one."""
+    """Return rows of sums by tenant with a line of titles. A name that a spreadsheet would take for a formula gets an
+    apostrophe; the policy allows no such name."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_TITLES)
