@@ -6,6 +6,7 @@ twentieth of one core at most.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ MAX_ROWS = 200
 
 MAX_ROW_BYTES = 80_000
 """Bytes of the rows of one answer, so that it fits a datagram whatever the names are."""
+
+SUMS_BYTES = 120
+"""Most bytes of six sums with what is between them."""
 
 MAX_FIND_CHARS = 64
 MAX_OFFSET = 1_000_000
@@ -185,7 +189,7 @@ def _fitting(rows: Sequence[Sum]) -> Iterator[Sum]:
     """The first rows, as many as fit an answer."""
     left = MAX_ROW_BYTES
     for one in rows[:MAX_ROWS]:
-        left -= 6 * len(one.keys[0]) + 130  # each character escaped, six numbers of 17 digits, and what is between
+        left -= len(json.dumps(one.keys[0])) + SUMS_BYTES
         if left < 0:
             return
         yield one

@@ -23,7 +23,12 @@ export function money(billionths, places = decimals(billionths)) {
 }
 
 /** Units as text, of prices that are not exact. */
-export const units = (value) => money(value * BILLIONTHS);
+export const units = (value) => money(value * BILLIONTHS, value === 0 || value >= 1 ? 2 : value >= 0.001 ? 4 : 6);
+
+const short = new Intl.NumberFormat("en", { maximumFractionDigits: 9 });
+
+/** Billionths as units with no more decimals than they need, of a scale: 20, 2.5. */
+export const mark = (billionths) => short.format(billionths / BILLIONTHS);
 
 const day = new Intl.DateTimeFormat("en-GB", { weekday: "short", day: "numeric", month: "short", timeZone: "UTC" });
 const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: "UTC" });

@@ -2,7 +2,7 @@
 
 import { make, makeSvg, setAttribute, setStyle, setText } from "./dom.js";
 import { count, short } from "./format.js";
-import { dayName, decimals, hourName, money } from "./money.js";
+import { dayName, decimals, hourName, mark, money } from "./money.js";
 
 const WIDTH = 1000;
 const HEIGHT = 200;
@@ -82,9 +82,10 @@ export class Plot {
     const whole = this.number * this.step;
     const every = whole <= DAY_S ? 3 * 3600 : whole <= 7 * DAY_S ? DAY_S : 5 * DAY_S;
     const marks = [];
+    const middle = every < DAY_S ? 0 : DAY_S / 2;
     for (let at = 0; at < whole; at += every) {
       const mark = make("span", {}, every < DAY_S ? hourName(this.since + at) : dayName(this.since + at));
-      setStyle(mark, "left", `${(100 * at) / whole}%`);
+      setStyle(mark, "left", `${(100 * (at + middle)) / whole}%`);
       marks.push(mark);
     }
     this.xs.replaceChildren(...marks);
@@ -93,7 +94,7 @@ export class Plot {
   }
 
   axis(value) {
-    if (this.measure === 2) return money(value, Math.min(decimals(this.most), this.most >= 1e11 ? 0 : 6));
+    if (this.measure === 2) return mark(value);
     return value < 10000 && value % 1 ? value.toFixed(1) : short(value).replace(/\.0+ /, " ");
   }
 

@@ -74,14 +74,13 @@ function showSpan(look) {
   const days = look.span === "today" ? `${dayName(look.since)}, 00:00` : `${dayName(look.since)}, 00:00, to ${dayName(look.now)},`;
   setText(byId("span-note"), `${days}${look.span === "today" ? " to" : ""} ${hourName(look.now)} UTC`);
   setAttribute(byId("download"), "href", `usage.csv?${new URLSearchParams({ span: look.span, find: page.find })}`);
-  setText(byId("foot"), `Read-only. From the usage book, which a request is in some seconds after its end; the same by command: athanor usage --since ${dateOf(look.since)} --by tenant`);
+  setText(byId("foot"), `athanor usage --since ${dateOf(look.since)} --by tenant`);
 }
 
 function bar(part, share, label) {
   const track = part.firstChild ?? part.appendChild(make("div", { class: "track", role: "img" }, make("span", {})));
   setStyle(track.firstChild, "width", `${(100 * share).toFixed(1)}%`);
   setAttribute(track, "aria-label", label);
-  setAttribute(part, "data-none", !(share > 0));
 }
 
 function showTiles(look) {

@@ -6,6 +6,7 @@ import { decimals, money, units } from "./money.js";
 
 const COLUMNS = 8;
 const FULL = 0.95;
+const MAX_MODELS = 12;
 
 export const page = { offset: 0, find: "", span: "today", rows: 20 };
 
@@ -80,7 +81,7 @@ async function fillPart(part, kind, tenant) {
     note.replaceWith(found.rows.length ? small(found.rows, kind) : make("p", { class: "empty" }, kind === "users"
       ? "No request of this time names an end user." : "Nothing was used."));
     const more = found.matching - found.rows.length;
-    if (more > 0) part.append(make("p", { class: "small" }, `${count(more)} more; athanor usage --by ${kind === "users" ? "user" : "model"} --tenant ${tenant} lists all.`));
+    if (more > 0) part.append(make("p", { class: "small" }, `${count(more)} more: `, make("code", {}, `athanor usage --by ${kind === "users" ? "user" : "model"} --tenant ${tenant}`)));
   } catch (error) {
     setText(note, error instanceof TypeError ? "Nothing answers." : error.message);
   }
@@ -98,7 +99,7 @@ function small(rows, kind) {
 
 const models = new Keyed(byId("models"), (one) => one.name, () => {
   const name = make("span", { class: "name" });
-  const row = cells([["th", "text"], ["td", "num"], ["td", "num"], ["td", "num"], ["td", "num"]]);
+  const row = cells([["th", "text"], ["td", "num mid"], ["td", "num"], ["td", "num"], ["td", "num"]]);
   row[0].append(name);
   return {
     node: make("tr", {}, ...row),
@@ -115,7 +116,7 @@ const models = new Keyed(byId("models"), (one) => one.name, () => {
 });
 
 const classes = new Keyed(byId("classes"), (one) => one.name, () => {
-  const row = cells([["th", ""], ["td", "num"], ["td", "num"], ["td", "num"], ["td", "num"]]);
+  const row = cells([["th", ""], ["td", "num mid"], ["td", "num"], ["td", "num"], ["td", "num"]]);
   return {
     node: make("tr", {}, ...row),
     update(one) {
@@ -131,7 +132,7 @@ const classes = new Keyed(byId("classes"), (one) => one.name, () => {
 const budgets = new Keyed(byId("budgets"), (one) => one.tenant, () => {
   const name = make("span", { class: "name" });
   const period = make("span", { class: "tag" });
-  const row = cells([["th", "text"], ["td", "num"], ["td", "num"], ["td", "num"]]);
+  const row = cells([["th", "owner"], ["td", "num"], ["td", "num mid"], ["td", "num"]]);
   const words = make("b", {});
   const spent = make("span", {});
   const held = make("span", { class: "held" });
@@ -144,7 +145,7 @@ const budgets = new Keyed(byId("budgets"), (one) => one.tenant, () => {
       const part = (amount) => (one.limit ? Math.max(0, Math.min(1, amount / one.limit)) : 0);
       const used = one.limit ? (one.spent + one.reserved) / one.limit : 1;
       setText(name, one.tenant);
-      setText(period, `this ${one.period}`);
+      setText(period, one.period === "day" ? "today" : "this month");
       setText(row[1], money(one.spent, places.budgets));
       setText(row[2], money(one.reserved, places.budgets));
       setAttribute(row[2], "data-none", !one.reserved);
@@ -165,10 +166,10 @@ export function showRows(told) {
     budgets: decimals(most(told.budgets.rows, (one) => one.limit)) };
   for (const id of ["tenants-measure", "classes-cost"]) setText(byId(id), title("Tokens"));
   setText(byId("models-cost"), title("Requests"));
-  const unit = told.machine?.currency ? `, ${told.machine.currency}` : "";
-  setText(byId("models-machine"), `Machine, 1 M output${unit}`);
+  const unit = told.machine?.currency ? `${told.machine.currency} ` : "";
+  setText(byId("models-machine"), `Machine, ${unit}per 1 M output`);
   tenants.show(told.tenants.rows);
-  models.show(told.models);
+  models.show(told.models.slice(0, MAX_MODELS));
   classes.show(told.classes);
   budgets.show(told.budgets.rows);
   showNotes(told);
@@ -190,9 +191,11 @@ function showNotes(told) {
   byId("earlier").disabled = offset === 0;
   byId("later").disabled = last >= matching;
   for (const name of ["earlier", "later"]) byId(name).hidden = !many;
-  setText(byId("models-note"), told.machine
+  const hidden = told.models.length - MAX_MODELS;
+  const others = hidden > 0 ? `${counted(hidden, "more row")} by athanor usage --by model. ` : "";
+  setText(byId("models-note"), others + (told.machine
     ? "The machine's price is shared by computed tokens: input that was not cached, and output."
-    : "No price of the machine: host: {price_per_hour: 2.5, currency: EUR} in athanor.yaml gives its cost per million output tokens.");
+    : "No price of the machine: host: {price_per_hour: 2.5, currency: EUR} in athanor.yaml gives its cost per million output tokens."));
   const limited = told.budgets.matching;
   byId("budgets-table").hidden = limited === 0;
   const shown = limited > told.budgets.rows.length ? `The ${told.budgets.rows.length} with the least left of ${counted(limited, "tenant")}, each` : "Each tenant";

@@ -34,7 +34,7 @@ POLICY = load_policy(
 version: 1
 prices: {currency: EUR, rules: [{models: ["*"], input: 1, output: 2}]}
 tenants:
-  alpha: {credentials: ["key:a"], models: ["*"], limits: {spend_per_day: 10, spend_per_month: 100}, class: strict}
+  alpha: {credentials: ["key:a"], models: ["*"], limits: {spend_per_day: 10, spend_per_month: 100}, class: strict, kv: {reservation: 20%}}
   beta: {credentials: ["key:b"], models: ["*"], limits: {spend_per_month: 100}}
   gamma: {credentials: ["key:g"], models: ["*"]}
 """,
@@ -133,7 +133,7 @@ def test_the_scarcer_limit_of_each_tenant_is_shown() -> None:
         f'  t{number}: {{credentials: ["key:{number}"], models: ["*"], limits: {{spend_per_day: 1}}}}\n'
         for number in range(30)
     )
-    prices = 'prices: {rules: [{models: ["*"], input: 1, output: 2}]}\n'
+    prices = 'prices: {currency: EUR, rules: [{models: ["*"], input: 1, output: 2}]}\n'
     many = load_policy([Source("p.yaml", f"version: 1\n{prices}tenants:\n{lines}")])
     found = budgets(many, lambda tenant: SpendParts(int(tenant[1:]), 0, 0), "")
     assert (len(found.rows), found.matching, found.rows[0].tenant) == (MAX_BUDGETS, 30, "t29")
