@@ -41,6 +41,9 @@ COLUMNS = {
 }
 """SQL of what is summed by; all times are UTC."""
 
+GROUPS = {By.HOUR: "hour", By.DAY: f"hour / {HOURS_PER_DAY}"}
+"""SQL of what rows are grouped by, where it is another one: whole numbers take half the time of texts."""
+
 COLUMNS_OF_USERS = {
     By.TENANT: "tenant",
     By.USER: "user",
@@ -168,6 +171,7 @@ def total(sums: Iterable[Sum], *keys: str) -> Sum:
 def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> list[Sum]:
     columns = "".join(f"{COLUMNS[one]}, " for one in by)
     places = ", ".join(str(number + 1) for number in range(len(by)))
+    groups = ", ".join(GROUPS.get(one, COLUMNS[one]) for one in by)
     where, values = "hour >= ? AND hour < ?", [_hour(chosen.since), _hour(chosen.until)]
     for name, wanted in (("tenant", chosen.tenants), ("model", chosen.models)):
         if wanted:
@@ -177,7 +181,7 @@ def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> l
     order = ", ".join([*times, "cost DESC", "input + output DESC", *([places] if by else [])])
     query = (  # Columns and names are constants; values are bound.
         f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost, "  # noqa: S608
-        f"{reasoning(connection)} FROM used WHERE {where}{f' GROUP BY {places}' if by else ''} "
+        f"{reasoning(connection)} FROM used WHERE {where}{f' GROUP BY {groups}' if by else ''} "
         f"HAVING SUM(requests) ORDER BY {order}"
     )
     return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]

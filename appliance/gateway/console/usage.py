@@ -51,8 +51,8 @@ class ConsoleUsage:
         parts: Callable[[str], SpendParts],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``questions`` go to the supervisor, if there is one; ``policy`` gives the one in force; ``parts`` gives what a
-        tenant has spent; ``clock`` gives Unix time."""
+        """``questions`` go to the supervisor, if there is one; ``policy`` gives the one in force; ``parts`` gives what
+        a tenant has spent; ``clock`` gives Unix time."""
         self._questions, self._policy, self._parts, self._clock = questions, policy, parts, clock
 
     async def look(self, asked: UsageAsked, page: str) -> UsageLook:

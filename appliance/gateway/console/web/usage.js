@@ -9,7 +9,7 @@ import { startTheme } from "./theme.js";
 import { forget, page, showRows } from "./usagerows.js";
 
 const PERIOD_MS = 15000;
-const PATIENCE_MS = 60000; // The supervisor may read a large book.
+const PATIENCE_MS = 70000; // The supervisor may read a large book.
 const QUIET_MS = 250; // After the last key of a word that is searched for.
 const SPANS = [["today", "Today"], ["7d", "7 days"], ["30d", "30 days"]];
 const DAY_S = 86400;

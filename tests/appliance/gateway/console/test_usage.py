@@ -34,7 +34,12 @@ POLICY = load_policy(
 version: 1
 prices: {currency: EUR, rules: [{models: ["*"], input: 1, output: 2}]}
 tenants:
-  alpha: {credentials: ["key:a"], models: ["*"], limits: {spend_per_day: 10, spend_per_month: 100}, class: strict, kv: {reservation: 20%}}
+  alpha:
+    credentials: ["key:a"]
+    models: ["*"]
+    limits: {spend_per_day: 10, spend_per_month: 100}
+    class: strict
+    kv: {reservation: 20%}
   beta: {credentials: ["key:b"], models: ["*"], limits: {spend_per_month: 100}}
   gamma: {credentials: ["key:g"], models: ["*"]}
 """,
@@ -167,7 +172,7 @@ async def test_a_download_has_every_tenant_once(supervisor: Supervisor) -> None:
 def test_a_spreadsheet_computes_no_name() -> None:
     """A name that is a formula is text; control: another one is as it is."""
     lines = list(csv.reader(io.StringIO(csv_text({'=cmd|"x"!A1,': [0] * 6, "alpha": [0] * 6}))))
-    assert [line[0] for line in lines] == ["tenant", "'=cmd|\"x\"!A1,", "alpha"]
+    assert [line[0] for line in lines] == ["tenant", '\'=cmd|"x"!A1,', "alpha"]
 
 
 async def test_without_a_supervisor_nothing_is_told() -> None:

@@ -152,7 +152,12 @@ def test_without_prices_tokens_take_the_place_of_cost(open_page: OpenPage, conso
     none = {"priced": False, "machine": None, "budgets": Budgets((), 0), "unusual": (), "models": models}
     console.gateway.usage.changes = none
     page = open_page(name="usage.html#7d", words="by tokens")
-    for words in ("the policy has no prices", "Tokens by model, each hour", "No tenant has a limit of spend", "price_per_hour"):
+    for words in (
+        "the policy has no prices",
+        "Tokens by model, each hour",
+        "No tenant has a limit of spend",
+        "price_per_hour",
+    ):
         assert words in page.text()
     assert page.run("[...document.querySelectorAll('#measures button')].at(-1).hidden") is True
     assert page.run("document.getElementById('unusual-part').hidden") is True

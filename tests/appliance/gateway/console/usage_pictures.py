@@ -100,7 +100,9 @@ def _steps(span: Span, now: float) -> dict[str, list[int]]:
         values: list[int] = []
         for place in range(num_steps(span)):
             at = begin + place * step_s(span)
-            wave = 1.15 + math.sin((at % 86_400) / 86_400 * 2 * math.pi - 2.1 + number / 4) + 0.2 * math.sin(place * 1.7)
+            wave = (
+                1.15 + math.sin((at % 86_400) / 86_400 * 2 * math.pi - 2.1 + number / 4) + 0.2 * math.sin(place * 1.7)
+            )
             amount = max(0.0, wave) * (0.5, 0.3, 0.15, 0.05)[number] if at <= now else 0.0
             values += [int(290 * amount), int(5_400_000 * amount), int(7.6 * UNIT * amount)]
         made[name] = values
