@@ -65,8 +65,8 @@ def test_real_traffic_is_shown(appliance: Appliance, page: Page) -> None:
 
 
 def test_usage_is_shown_from_the_book(appliance: Appliance, page: Page) -> None:
-    """What a request used is on the page of usage once the book has it: its tenant, its model, and nothing of its words;
-    the download has the same numbers."""
+    """What a request used is on the page of usage once the book has it: its tenant, its model, and nothing of its
+    words; the download has the same numbers."""
     admin = appliance.ready["admin"]
     before = usage_of(admin, "beta")
     ask(appliance, "beta", 16)

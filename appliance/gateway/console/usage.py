@@ -82,7 +82,7 @@ class ConsoleUsage:
             steps=told.steps,
             budgets=budgets(policy, self._parts, asked.find.casefold()),
             unusual=tuple(UnusualTenant(tenant, *numbers) for tenant, numbers in told.unusual.items()),
-            machine=machine and MachineCost(machine.hours, machine.price_per_hour, machine.currency, machine.cost),
+            machine=None if machine is None else _shown(machine),
         )
 
     async def detail(self, asked: UsageAsked, by: By) -> UsageDetail:
@@ -165,6 +165,10 @@ def _machine(told: Overview) -> HostCost | None:
         return None
     sums = [Sum((name,), *numbers) for name, numbers in told.models.items()]
     return host_cost(told.hours, told.price_per_hour, told.currency, sums)
+
+
+def _shown(machine: HostCost) -> MachineCost:
+    return MachineCost(machine.hours, machine.price_per_hour, machine.currency, machine.cost)
 
 
 def _models(told: Overview, machine: HostCost | None) -> Iterator[ModelRow]:
