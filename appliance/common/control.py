@@ -2,13 +2,13 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it
-was handed whether it has it. It may ask for exactly eleven things: namespace keys, what tenants have spent, what one
-has used, attestations, the socket on which files and batches are spoken of, the end of a sandbox that misbehaved, the
-freezing of idle ones, the coming and going of the sandboxes that the policy grants to single tenants, and of models as
-the configuration names them, both of which the supervisor looks up for itself, and the sleep of these models.
-Besides, it says whose KV may be kept outside of engines, reserves what requests may cost, and reports what belongs into
-the audit log and when keys were used. There is no message that names a program or a file or reads a key of another
-kind, so a taken-over gateway gains nothing here.
+was handed whether it has it. It may ask for exactly twelve things: namespace keys, what tenants have spent, what one
+has used, what all have used for the operator's page, attestations, the socket on which files and batches are spoken of,
+the end of a sandbox that misbehaved, the freezing of idle ones, the coming and going of the sandboxes that the policy
+grants to single tenants, and of models as the configuration names them, both of which the supervisor looks up for
+itself, and the sleep of these models. Besides, it says whose KV may be kept outside of engines, reserves what requests
+may cost, and reports what belongs into the audit log and when keys were used. There is no message that names a program
+or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -30,9 +30,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
 from appliance.common.control_charges import ChargesUp, KeepCharges
 from appliance.common.control_models import ModelWishes, ModelWords
+from appliance.common.control_usage import UsageAnswer, UsageQuestion
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 20
+CONTROL_VERSION = 21
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -283,32 +284,6 @@ class Attested:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageQuery:
-    """Gateway: asks what a tenant has used in the current day and month, by model and by end user; ``user`` is the
-    digest of the name of the only one (``appliance.common.usage.pseudonyms``), or empty."""
-
-    request: str
-    tenant: str
-    user: str
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """Supervisor: answer to ``UsageQuery``: the day and the month by number (``appliance.common.usage.periods``), and
-    the six sums of each model and of each end user in both (``appliance.common.usage.tenant_sums``); or the problem
-    why there is none."""
-
-    request: str
-    day: int
-    month: int
-    in_day: dict[str, list[int]]
-    in_month: dict[str, list[int]]
-    users_in_day: dict[str, list[int]]
-    users_in_month: dict[str, list[int]]
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
 class AuditState:
     """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
     meanwhile. ``witness``: what is wrong with the witnesses of its checkpoints; empty while they cosign."""
@@ -365,7 +340,7 @@ FromGateway = (
     | SpendQuery
     | ReserveSpend
     | Attest
-    | UsageQuery
+    | UsageQuestion
     | OpenStore
     | KeepCharges
     | ModelWishes
@@ -385,7 +360,7 @@ FromSupervisor = (
     | Spent
     | SpendReserved
     | Attested
-    | Used
+    | UsageAnswer
     | StoreUp
     | StoreState
     | ChargesUp

@@ -31,6 +31,7 @@ _TABLE: Mapping[OperatorRole, tuple[str, ...]] = {
         *(f"{_POLICY}{name}" for name in ("Check", "Diff", "Explain", "Test", "History", "Schema")),
         *("GET /", "GET /console", "GET /console/", "GET /console/{name}"),
         *("GET /console/look", "GET /console/requests/{wanted}"),
+        *("GET /console/usage", "GET /console/usage.csv", "GET /console/usage/models"),
         *("GET /drain", "GET /health/live", "GET /health/ready", "GET /keys", "GET /metrics", "GET /policy/shadow"),
         *("GET /requests", "GET /runbooks", "GET /status", "GET /tenants", "GET /traces", "GET /traces/{wanted}"),
     ),
@@ -42,6 +43,7 @@ _TABLE: Mapping[OperatorRole, tuple[str, ...]] = {
     OperatorRole.SECURITY: (
         *(f"{_ADMIN}{name}" for name in ("CreateCredential", "RevokeCredential", "RotateCredential", "ForgetTenant")),
         *(f"{_POLICY}{name}" for name in ("Apply", "Rollback")),
+        "GET /console/usage/users",  # Who of a tenant's end users sent how much, if under pseudonyms.
         "POST /reload",  # It puts in force whatever policy and keys are on the disk.
     ),
 }

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from appliance.common.control import Attest, Control, UsageQuery
+from appliance.common.control import Attest, Control
+from appliance.common.control_usage import UsageQuestion
 from appliance.common.errors import ControlError
 
 MAX_WAITING = 64
@@ -16,7 +17,7 @@ MAX_WAITING = 64
 MAX_ID_CHARS = 64
 """Longest id of a request; a gateway's have 28 characters."""
 
-Question = Attest | UsageQuery
+Question = Attest | UsageQuestion
 Publish = Callable[[Control, tuple[int, ...]], bool]
 
 
@@ -46,6 +47,10 @@ class Answering:
         self._waiting: deque[Question] = deque()
         self._more = asyncio.Event()
 
+    def answers(self, message: Question) -> bool:
+        """Return whether questions of this kind are answered here."""
+        return type(message) in self._answerers
+
     def take(self, message: Question) -> None:
         """Take a question. Of more than can wait nothing is kept.
 
@@ -71,3 +76,28 @@ class Answering:
             while self._waiting:
                 message = self._waiting.popleft()
                 self._publish(await asyncio.to_thread(self._answerers[type(message)].answer, message), ())
+
+
+class Lanes:
+    """Several answerings beside each other: what takes seconds holds up nothing that takes milliseconds."""
+
+    def __init__(self, *lanes: Answering) -> None:
+        """Each kind of question has one lane."""
+        self._lanes = lanes
+
+    def take(self, message: Question) -> None:
+        """Take a question into its lane.
+
+        Raises:
+            ControlError: it is none that a gateway asks.
+        """
+        next(lane for lane in self._lanes if lane.answers(message)).take(message)
+
+    def gateway_left(self) -> None:
+        """Forget what a gateway that is gone asked."""
+        for lane in self._lanes:
+            lane.gateway_left()
+
+    async def run(self) -> None:
+        """Answer questions as they come, until cancelled."""
+        await asyncio.gather(*(lane.run() for lane in self._lanes))

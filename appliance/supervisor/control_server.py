@@ -28,7 +28,6 @@ from appliance.common.control import (
     ReserveSpend,
     Retention,
     SpendQuery,
-    UsageQuery,
     Want,
     Welcome,
     receive,
@@ -36,6 +35,7 @@ from appliance.common.control import (
 )
 from appliance.common.control_charges import KeepCharges
 from appliance.common.control_models import ModelWishes
+from appliance.common.control_usage import UsageQuestion
 from appliance.common.errors import ControlError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
@@ -81,7 +81,7 @@ class ControlServer:
         """Takes last uses of API keys."""
         self.on_spend: Callable[[SpendQuery | ReserveSpend], None] = lambda _message: None
         """Takes questions about spend and reservations of it."""
-        self.on_question: Callable[[Attest | UsageQuery], None] = lambda _message: None
+        self.on_question: Callable[[Attest | UsageQuestion], None] = lambda _message: None
         """Takes questions for attestations and about usage."""
         self.on_store: Callable[[OpenStore], None] = lambda _message: None
         """Takes the question for the socket of files and batches."""
@@ -205,7 +205,7 @@ class ControlServer:
             self.on_keys_used(message)
         elif isinstance(message, SpendQuery | ReserveSpend):
             self.on_spend(message)
-        elif isinstance(message, Attest | UsageQuery):
+        elif isinstance(message, Attest | UsageQuestion):
             self.on_question(message)
         elif isinstance(message, OpenStore):
             self.on_store(message)

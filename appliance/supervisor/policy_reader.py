@@ -25,6 +25,11 @@ def accounts_of(policy: PolicySet, tenant: str) -> list[str]:
     return [tenant] if known is None or known.group is None else [tenant, group_account(known.group)]
 
 
+def classes_of(policy: PolicySet) -> dict[str, str]:
+    """Return the class of each tenant."""
+    return {name: tenant.isolation_class.value for name, tenant in policy.tenants.items()}
+
+
 class DeclaredTenants:
     """Reader of the policy file or folder, which is read again when its text has changed. A bad text changes nothing,
     as in the gateway."""

@@ -26,10 +26,10 @@ from appliance.common.control import (
     HandedOver,
     Release,
     SpillState,
-    UsageQuery,
     Want,
     Welcome,
 )
+from appliance.common.control_usage import OverviewQuery, UsageQuery, UsageTableQuery
 from appliance.common.errors import StartError
 from appliance.common.figures import counted
 from appliance.common.form_cache import open_form_cache
@@ -38,7 +38,7 @@ from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
-from appliance.supervisor.answering import Answering
+from appliance.supervisor.answering import Answering, Lanes
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
@@ -57,11 +57,12 @@ from appliance.supervisor.open_charges import ChargeKeeper
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.planner import Planner
 from appliance.supervisor.policy_keeper import PolicyKeeper
-from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
+from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of, classes_of
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.unlinking import Unlinking
 from appliance.supervisor.usage_answers import UsageAnswers
+from appliance.supervisor.usage_tables import UsageTables
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from appliance.supervisor.witness_watch import watch_witnesses
 from isolation.gvisor.runtime import Runtime
@@ -315,11 +316,17 @@ async def _keep_account(
 
 def _answering(
     config: ApplianceConfig, server: ControlServer, recorder: Recorder, runtime: Runtime, facts: ServedFacts
-) -> Answering:
-    """Answer what the gateway asks for its tenants."""
-    attesting = Attesting(recorder.audit, DeclaredTenants(config.policy, config.policy_keys), runtime, facts)
-    usage = UsageAnswers(config.audit.directory if config.audit is not None else None)
-    found = Answering(server.publish, {Attest: attesting, UsageQuery: usage})
+) -> Lanes:
+    """Answer what the gateway asks for its tenants, and what it asks for the operator's page."""
+    declared = DeclaredTenants(config.policy, config.policy_keys)
+    folder = config.audit.directory if config.audit is not None else None
+    attesting = Attesting(recorder.audit, declared, runtime, facts)
+    of_tenants = Answering(server.publish, {Attest: attesting, UsageQuery: UsageAnswers(folder)})
+    # A reader of the policy of its own: each lane has a thread.
+    classes = DeclaredTenants(config.policy, config.policy_keys)
+    tables = UsageTables(folder, lambda: classes_of(classes.read()), config.host)
+    of_all = Answering(server.publish, {OverviewQuery: tables, UsageTableQuery: tables})
+    found = Lanes(of_tenants, of_all)
     server.on_question = found.take
     return found
 
@@ -349,7 +356,7 @@ def _gateway_left(
     models: ModelKeepers,
     residents: Residents,
     metering: Metering | None,
-    answering: Answering,
+    answering: Lanes,
     port: StorePort | None,
     charges: ChargeKeeper,
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from appliance.common.control import UsageQuery, Used
+from appliance.common.control_usage import UsageQuery, Used
 from appliance.common.errors import ConfigError, ControlError
 from appliance.common.usage.pseudonyms import DIGEST_BYTES
 from appliance.common.usage.report import Sum

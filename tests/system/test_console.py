@@ -64,6 +64,35 @@ def test_real_traffic_is_shown(appliance: Appliance, page: Page) -> None:
     assert all(url.startswith(appliance.ready["admin"]) for url in page.requests())
 
 
+def test_usage_is_shown_from_the_book(appliance: Appliance, page: Page) -> None:
+    """What a request used is on the page of usage once the book has it: its tenant, its model, and nothing of its
+    words; the download has the same numbers."""
+    admin = appliance.ready["admin"]
+    before = usage_of(admin, "beta")
+    ask(appliance, "beta", 16)
+    page.wait(lambda: usage_of(admin, "beta")["requests"] == before["requests"] + 1, "the book to have the request")
+    page.goto(f"{admin}/console/usage.html#7d")
+    page.wait_text("beta")
+    text = page.text()
+    assert "athanor-mini" in text and MARKER not in text
+    (row,) = [
+        line for line in httpx.get(f"{admin}/console/usage.csv?span=7d").text.splitlines() if line.startswith("beta,")
+    ]
+    now = usage_of(admin, "beta")
+    assert row.split(",")[1:6] == [str(now[name]) for name in ("requests", "input", "cached", "output", "reasoning")]
+    assert now["output"] > before["output"]
+    page.run("[...document.querySelectorAll('#tenants .opener')].find((b) => b.textContent === 'beta').click()")
+    page.wait(lambda: page.run("document.querySelectorAll('.two tbody tr').length") >= 1, "the tenant's models")
+    assert page.complaints() == []
+
+
+def usage_of(admin: str, tenant: str) -> dict[str, int]:
+    """What the page of usage has of a tenant."""
+    look = httpx.get(f"{admin}/console/usage?span=7d").json()
+    rows = {one["name"]: one for one in look["tenants"]["rows"]}
+    return dict(rows.get(tenant, {"requests": 0, "input": 0, "cached": 0, "output": 0, "reasoning": 0}))
+
+
 def test_the_drawn_numbers_are_those_of_status(appliance: Appliance, page: Page) -> None:
     """What a person reads on the page, once nothing moves any more: tokens, requests, KV and restarts as status has
     them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ COLUMNS = {
 }
 """SQL of what is summed by; all times are UTC."""
 
+GROUPS = {By.HOUR: "hour", By.DAY: f"hour / {HOURS_PER_DAY}"}
+"""SQL of what rows are grouped by, where it is another one: whole numbers take half the time of texts."""
+
 COLUMNS_OF_USERS = {
     By.TENANT: "tenant",
     By.USER: "user",
@@ -53,6 +57,9 @@ FIRST_WITH_USERS = 2
 
 FIRST_WITH_REASONING = 3
 """First form of the book that tells reasoning tokens apart; of an earlier one they are 0."""
+
+STEPS_BETWEEN_LOOKS = 100_000
+"""Instructions of SQLite between two looks at the clock: about a millisecond."""
 
 TIMES = (By.MONTH, By.DAY, By.HOUR)
 """Sums by time are in the order of time, all others by cost and tokens, the most first."""
@@ -97,16 +104,17 @@ class Filter:
         return first, behind
 
 
-def sums(folder: Path, by: Sequence[By], chosen: Filter) -> list[Sum]:
+def sums(folder: Path, by: Sequence[By], chosen: Filter, within_s: float | None = None) -> list[Sum]:
     """Return the sums of the book in the audit folder.
 
     Raises:
-        ConfigError: there is no book, it is of a newer version, it cannot be read, or it is not summed so.
+        ConfigError: there is no book, it is of a newer version, it cannot be read, it is not summed so, or reading took
+            longer than ``within_s``.
     """
     of_users = By.USER in by or chosen.users
     if of_users and (chosen.models or not {*by} <= COLUMNS_OF_USERS.keys()):
         raise ConfigError("end users are summed by tenant, day and month, and not by model or hour")
-    with open_to_read(folder) as book:
+    with open_to_read(folder, within_s) as book:
         if not of_users:
             return _sums(book, by, chosen)
         if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
@@ -129,11 +137,12 @@ def hours_awake(folder: Path, chosen: Filter, now: datetime | None) -> float:
 
 
 @contextmanager
-def open_to_read(folder: Path) -> Iterator[sqlite3.Connection]:
+def open_to_read(folder: Path, within_s: float | None = None) -> Iterator[sqlite3.Connection]:
     """Open the book in the audit folder for reading, and close it at the end.
 
     Raises:
-        ConfigError: there is no book, it is of a newer version, or it cannot be read.
+        ConfigError: there is no book, it is of a newer version, it cannot be read, or reading took longer than
+            ``within_s``.
     """
     path = folder / FOLDER / NAME
     if not path.exists():
@@ -143,8 +152,13 @@ def open_to_read(folder: Path) -> Iterator[sqlite3.Connection]:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA:
                 raise ConfigError(f"the usage book {path} has the form {version}; this version knows {SCHEMA}")
+            if within_s is not None:
+                deadline = time.monotonic() + within_s
+                connection.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_BETWEEN_LOOKS)
             yield connection
     except sqlite3.Error as error:
+        if within_s is not None and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise ConfigError(f"reading the usage book took more than {within_s:g} s") from error
         raise ConfigError(f"cannot read the usage book {path}: {error}") from error
 
 
@@ -157,6 +171,7 @@ def total(sums: Iterable[Sum], *keys: str) -> Sum:
 def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> list[Sum]:
     columns = "".join(f"{COLUMNS[one]}, " for one in by)
     places = ", ".join(str(number + 1) for number in range(len(by)))
+    groups = ", ".join(GROUPS.get(one, COLUMNS[one]) for one in by)
     where, values = "hour >= ? AND hour < ?", [_hour(chosen.since), _hour(chosen.until)]
     for name, wanted in (("tenant", chosen.tenants), ("model", chosen.models)):
         if wanted:
@@ -166,7 +181,7 @@ def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> l
     order = ", ".join([*times, "cost DESC", "input + output DESC", *([places] if by else [])])
     query = (  # Columns and names are constants; values are bound.
         f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost, "  # noqa: S608
-        f"{_reasoning(connection)} FROM used WHERE {where}{f' GROUP BY {places}' if by else ''} "
+        f"{reasoning(connection)} FROM used WHERE {where}{f' GROUP BY {groups}' if by else ''} "
         f"HAVING SUM(requests) ORDER BY {order}"
     )
     return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
@@ -185,13 +200,13 @@ def _sums_of_users(connection: sqlite3.Connection, by: Sequence[By], chosen: Fil
     order = ", ".join([*times, "cost DESC", "input + output DESC", places])
     query = (  # Columns and names are constants; values are bound.
         f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost, "  # noqa: S608
-        f"{_reasoning(connection)} FROM used_by_user WHERE {where} GROUP BY {places} "
+        f"{reasoning(connection)} FROM used_by_user WHERE {where} GROUP BY {places} "
         f"HAVING SUM(requests) ORDER BY {order}"
     )
     return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
 
 
-def _reasoning(connection: sqlite3.Connection) -> str:
+def reasoning(connection: sqlite3.Connection) -> str:
     """Return the SQL of the sum of reasoning tokens in a book of any known form."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return "SUM(reasoning)" if version >= FIRST_WITH_REASONING else "0"

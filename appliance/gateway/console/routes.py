@@ -8,6 +8,7 @@ GET  /, /console               to the page
 GET  /console/                 the page; ``GET /console/NAME`` its files
 GET  /console/look             ``Look``; the query is a ``Question``
 GET  /console/requests/ID      ``StoredTrace``
+GET  /console/usage...         ``appliance.gateway.console.usage_routes``
 =============================  ============================================================
 """
 
@@ -25,7 +26,9 @@ from starlette.routing import Route
 
 from appliance.common.json_codec import encode
 from appliance.common.outcomes import OUTCOMES
+from appliance.gateway.console.headers import HEADERS, foreign, problem
 from appliance.gateway.console.look import MAX_FIND_CHARS, Look, Question
+from appliance.gateway.console.usage_routes import UsageSource, usage_routes
 from appliance.gateway.telemetry.store import TraceStore
 
 FOLDER = Path(__file__).resolve().parent / "web"
@@ -81,38 +84,10 @@ MAX_WORD_CHARS = 64
 MAX_OFFSET_DIGITS = 6
 """Digits of an offset: a policy has at most 10,000 tenants."""
 
-POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    ]
-)
-"""Content-Security-Policy: files of this listener only, nothing inline, no string ever becomes markup or code."""
 
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-embedder-policy": "require-corp",
-    "permissions-policy": "camera=(), geolocation=(), microphone=(), usb=()",
-}
-"""Headers of every answer of the console."""
-
-
-def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore) -> list[Route]:
+def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore, usage: UsageSource) -> list[Route]:
     """Return the routes, for the admin listener's application. ``looked`` takes a question and the page's digest, and
-    is quick."""
+    is quick; ``usage`` answers the page of usage."""
     assets = read_assets()
     digest = page_digest(assets)
 
@@ -124,20 +99,20 @@ def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore) 
 
     async def look(request: Request) -> Response:
         if foreign(request):
-            return _problem(403, "the console answers its own page only")
+            return problem(403, "the console answers its own page only")
         try:
             question = read_question(request.query_params)
         except ValueError as error:
-            return _problem(400, str(error))
+            return problem(400, str(error))
         return JSONResponse(encode(looked(question, digest)), headers={**HEADERS, "cache-control": "no-store"})
 
     async def one_request(request: Request) -> Response:
         if foreign(request):
-            return _problem(403, "the console answers its own page only")
+            return problem(403, "the console answers its own page only")
         wanted = str(request.path_params["wanted"])
         found = traces.find(wanted) if len(wanted) <= MAX_WORD_CHARS else ()
         if not found:
-            return _problem(404, "this request is no longer among the last ones")
+            return problem(404, "this request is no longer among the last ones")
         return JSONResponse(encode(found[0]), headers={**HEADERS, "cache-control": "no-store"})
 
     return [
@@ -146,6 +121,7 @@ def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore) 
         Route(PAGE, page),
         Route("/console/look", look),
         Route("/console/requests/{wanted}", one_request),
+        *usage_routes(usage, digest),
         Route("/console/{name}", page),
     ]
 
@@ -173,23 +149,12 @@ def read_question(query: Mapping[str, str]) -> Question:
     return Question(after=after, seen=seen[:MAX_WORD_CHARS], offset=int(offset), find=find.casefold(), outcome=outcome)
 
 
-def foreign(request: Request) -> bool:
-    """Return whether a page of another origin sent the request; browsers tell, other programs send no such header."""
-    site, origin = request.headers.get("sec-fetch-site", "none"), request.headers.get("origin")
-    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-    return site not in ("none", "same-origin") or (origin is not None and origin != own)
-
-
 def _asset(assets: Mapping[str, Asset], name: str, request: Request) -> Response:
     asset = assets.get(name)
     if asset is None:
-        return _problem(404, "the console has no such file")
+        return problem(404, "the console has no such file")
     headers = {**HEADERS, "etag": asset.etag, "cache-control": "no-cache"}
     known = {word.strip().removeprefix("W/") for word in request.headers.get("if-none-match", "").split(",")}
     if asset.etag in known:
         return Response(status_code=304, headers=headers)
     return Response(asset.body, headers={**headers, "content-type": asset.content_type})
-
-
-def _problem(status: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message}}, status_code=status, headers=HEADERS)

@@ -94,7 +94,8 @@ class GatewayService:
         """``model_sandboxes`` are shared, by model; ``tenant_sandboxes`` are those of single tenants; ``audit`` takes
         entries of the audit log; ``record_spend`` records what a request may cost; ``questions`` go to the
         supervisor."""
-        self._questions = questions
+        self.questions = questions
+        """Those to the supervisor, or None where there is none."""
         self._uses = TenantUses(questions.usage) if questions is not None else None
         self.model_sandboxes = model_sandboxes
         self.tenant_sandboxes = tenant_sandboxes or TenantSandboxes()
@@ -177,10 +178,10 @@ class GatewayService:
 
     async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
         """Give an attestation; see ``appliance.gateway.service.Service``."""
-        if self._questions is None:
+        if self.questions is None:
             raise UnavailableError("no supervisor is there to attest anything", retry_after_s=RETRY_AFTER_S)
         with self._begin(principal, request, context) as life:
-            return await AttestSession(life, request, self._questions.attestations).run()
+            return await AttestSession(life, request, self.questions.attestations).run()
 
     def _begin(self, principal: Principal, request: AnyRequest, context: CallContext) -> Lifecycle:
         """Begin a request's lifecycle with its trace; one that no model here can take ends at once. A request for a

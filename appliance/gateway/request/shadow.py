@@ -18,7 +18,7 @@ from appliance.common.errors import ApplianceError
 from appliance.common.shadow_status import ShadowRow, ShadowStatus
 from appliance.gateway.generate_request import AnyRequest, CallContext, Principal
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
-from appliance.gateway.request.spend import SpendAccounts
+from appliance.gateway.request.spend import SpendAccounts, SpendParts
 from appliance.gateway.telemetry import names
 from policy.decision import Decision, Effect
 from policy.evaluate import principal as find_tenant
@@ -61,6 +61,10 @@ class SeenSpends:
     def of(self, tenant: str) -> Spend:
         """Return a tenant's spend now."""
         return self._real.of(tenant)
+
+    def parts(self, tenant: str) -> SpendParts:
+        """Return a tenant's spend now, with its reservations apart."""
+        return self._real.parts(tenant)
 
     def reserve(self, tenant: str, cost: int) -> None:
         """Take nothing."""

@@ -40,6 +40,16 @@ class _Spent:
             self.month = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SpendParts:
+    """Spend of a tenant, in billionths of the currency's unit: settled costs of the current day and month, and what is
+    reserved beside them."""
+
+    day: int
+    month: int
+    reserved: int
+
+
 class SpendAccounts(Protocol):
     """What a ledger asks of the account of spend."""
 
@@ -50,6 +60,10 @@ class SpendAccounts(Protocol):
 
     def of(self, tenant: str) -> Spend:
         """Return a tenant's spend now."""
+        ...
+
+    def parts(self, tenant: str) -> SpendParts:
+        """Return a tenant's spend now, with its reservations apart."""
         ...
 
     def reserve(self, tenant: str, cost: int) -> None:
@@ -82,6 +96,11 @@ class Spends:
             day_left_s=max(0.0, spent.period.day_ends - now),
             month_left_s=max(0.0, spent.period.month_ends - now),
         )
+
+    def parts(self, tenant: str) -> SpendParts:
+        """Return a tenant's spend now, with its reservations apart."""
+        spent = self._spent(tenant)
+        return SpendParts(spent.day, spent.month, spent.reserved + spent.orphaned)
 
     def reserve(self, tenant: str, cost: int) -> None:
         """Take a request's largest cost."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from appliance.common.control import UsageQuery, Used
+from appliance.common.control_usage import UsageQuery, Used
 from appliance.common.errors import RateLimitedError
 from appliance.common.ids import new_request_id
 from appliance.common.usage.periods import SECONDS_PER_DAY, month_start

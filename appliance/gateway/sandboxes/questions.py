@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from appliance.common.control import Attest, Attested, Control, UsageQuery, Used
+from appliance.common.control import Attest, Attested, Control
+from appliance.common.control_usage import Overview, UsageQuestion, UsageTable, Used
 from appliance.common.errors import UnavailableError
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 
@@ -17,20 +18,25 @@ MAX_WAITING = 64
 ANSWER_S = 5.0
 """Longest wait for an answer, whose work takes some milliseconds, and a tenth of a second after an upgrade of runsc."""
 
-A = TypeVar("A", Attested, Used)
+LONG_ANSWER_S = 65.0
+"""Longest wait for what is read from the whole usage book: two sums, each of which the supervisor ends after 30
+seconds."""
+
+A = TypeVar("A", Attested, Used, Overview, UsageTable)
 
 
 class Questions(Generic[A]):
     """Asks the supervisor questions of one kind. ``what`` names an answer, as in "no attestation"."""
 
-    def __init__(self, tell: Callable[[Control], None], what: str) -> None:
-        """``tell`` sends to the supervisor."""
+    def __init__(self, tell: Callable[[Control], None], what: str, answer_s: float | None = None) -> None:
+        """``tell`` sends to the supervisor; ``answer_s`` is the longest wait, in place of ``ANSWER_S``."""
         self._tell = tell
         self._what = what
+        self._answer_s = answer_s
         self._waiting: dict[str, asyncio.Future[A]] = {}
 
-    async def ask(self, question: Attest | UsageQuery, timeout_s: float = ANSWER_S) -> A:
-        """Return the answer.
+    async def ask(self, question: Attest | UsageQuestion, timeout_s: float | None = None) -> A:
+        """Return the answer; ``timeout_s`` makes the wait shorter.
 
         Raises:
             UnavailableError: there is none, or none came in time.
@@ -41,7 +47,8 @@ class Questions(Generic[A]):
         self._waiting[question.request] = answer
         self._tell(question)
         try:
-            async with asyncio.timeout(min(ANSWER_S, timeout_s)):
+            longest_s = ANSWER_S if self._answer_s is None else self._answer_s
+            async with asyncio.timeout(longest_s if timeout_s is None else min(longest_s, timeout_s)):
                 found = await answer
         except TimeoutError:
             raise UnavailableError(f"no {self._what} can be made now", retry_after_s=RETRY_AFTER_S) from None
@@ -64,13 +71,25 @@ class SupervisorQuestions:
 
     attestations: Questions[Attested]
     usage: Questions[Used]
+    overviews: Questions[Overview]
+    tables: Questions[UsageTable]
 
     @classmethod
     def to(cls, tell: Callable[[Control], None]) -> SupervisorQuestions:
         """Return those that ``tell`` sends."""
-        return cls(Questions(tell, "attestation"), Questions(tell, "account of usage"))
+        return cls(
+            Questions(tell, "attestation"),
+            Questions(tell, "account of usage"),
+            Questions(tell, "overview of usage", LONG_ANSWER_S),
+            Questions(tell, "account of usage", LONG_ANSWER_S),
+        )
 
     @property
     def takers(self) -> dict[type[Control], Callable[[Any], None]]:
         """What takes each kind of answer."""
-        return {Attested: self.attestations.take, Used: self.usage.take}
+        return {
+            Attested: self.attestations.take,
+            Used: self.usage.take,
+            Overview: self.overviews.take,
+            UsageTable: self.tables.take,
+        }

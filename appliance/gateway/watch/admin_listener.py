@@ -50,7 +50,7 @@ def routes_of(
     work = OperatorParts(
         requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call
     )
-    more = [*console_routes(state.look, telemetry.store), runbooks_route(), *operator_routes(work)]
+    more = [*console_routes(state.look, telemetry.store, state.usage), runbooks_route(), *operator_routes(work)]
     return admin_routes(parts, more)
 
 

@@ -16,6 +16,7 @@ from appliance.common.version import VERSION
 from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
 from appliance.gateway.console.latency import WINDOW_S, latency
 from appliance.gateway.console.look import MAX_OWN_SANDBOXES, MAX_TRACE_ROWS, Look, Question, Requests
+from appliance.gateway.console.usage import ConsoleUsage
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
@@ -66,6 +67,8 @@ class ApplianceState:
         self._history, self._samples = History(), Samples()
         self._engines = EngineStates(sandboxes, service.ledger, self._clocks)
         self._tenants = TenantStates(service.ledger, service.tenant_counts, self._samples, self._engines)
+        self.usage = ConsoleUsage(service.questions, lambda: service.ledger.policy, service.ledger.spends.parts)
+        """Answers the operator's page of usage."""
         self._users: tuple[str, tuple[str, ...], dict[str, int]] = ("", (), {})
 
     def note(self) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.control import MAX_DATAGRAM_BYTES, Attest, Attested, Control, UsageQuery, Used, encode
+from appliance.common.control import MAX_DATAGRAM_BYTES, Attest, Attested, Control, encode
+from appliance.common.control_usage import UsageQuery, Used
 from appliance.common.errors import ControlError
 from appliance.common.usage.book import open_book
 from appliance.common.usage.report import Sum

@@ -4,6 +4,7 @@ import { byId, Keyed, make, setAttribute, setText } from "./dom.js";
 import { age, bytes, count, counted, DASH } from "./format.js";
 
 const STUCK_S = 900;
+const COLUMNS = 4;
 
 const REASONS = {
   "": "lines run",
@@ -19,20 +20,23 @@ const REASONS = {
   turn: "others have their turn",
 };
 
+const MOVING = new Set(["", "validating", "ending", "enough"]); // What is as it should be.
+
 const list = new Keyed(byId("batches"), (batch) => batch.id, () => {
   const name = make("span", { class: "name" });
-  const tenant = make("span", { class: "tag" });
-  const state = make("td", {}, make("span", { class: "dot", "aria-hidden": "true" }), make("span", {}));
+  const model = make("span", { class: "tag" });
+  const state = make("div", {}, make("span", { class: "dot", "aria-hidden": "true" }), make("span", {}));
   const [lines, running, still] = ["num", "num", "num mid"].map((name) => make("td", { class: name }));
-  const node = make("tr", {}, make("th", { scope: "row" }, name, tenant), state, lines, running, still);
+  const node = make("tr", {}, make("th", { scope: "row", class: "owner" }, name, model), lines, running, still);
   return {
     node,
+    extra: make("tr", { class: "detail under" }, make("td", { colspan: COLUMNS }, state)),
     update(batch) {
       const stuck = batch.still_s >= STUCK_S;
       setText(name, batch.tenant);
-      setText(tenant, batch.model || batch.endpoint);
+      setText(model, batch.model || batch.endpoint);
       setAttribute(node, "title", batch.id);
-      setAttribute(state, "class", `state ${stuck ? "degraded" : "well"}`);
+      setAttribute(state, "class", `state ${stuck ? "degraded" : MOVING.has(batch.obstacle) ? "well" : "quiet"}`);
       setText(state.lastChild, REASONS[batch.obstacle] ?? batch.obstacle);
       setText(lines, `${count(batch.total - batch.ended)} of ${count(batch.total)}`);
       setText(running, count(batch.running));

@@ -70,6 +70,14 @@ export function clock(at, now) {
   return today ? timeOfDay.format(moment) : `${day.format(moment)} ${timeOfDay.format(moment)}`;
 }
 
+const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+
+/** The same, shorter: 12:34:56, and "25 Nov 12:34" when that is not today. */
+export function moment(at, now) {
+  const shown = clock(at, now);
+  return shown.includes(" ") ? date.format(new Date(at * 1000)).replace(",", "") : shown;
+}
+
 /** Bytes with a binary unit: 512 B, 64 KiB, 1.5 GiB. */
 export function bytes(number) {
   const units = ["B", "KiB", "MiB", "GiB"];

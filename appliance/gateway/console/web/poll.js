@@ -4,16 +4,19 @@ const PERIOD_MS = 1000;
 const PATIENCE_MS = 5000; // An answer takes milliseconds; a gateway that needs longer hangs.
 const SLOWEST_MS = 5000; // Between two tries when nothing answers.
 
-/** `ask()` gives the query; `told(picture)` and `lost(reason)` hear what came of it. */
+/** `ask()` gives the query; `told(picture)` and `lost(reason, refused)` hear what came of it. `pace` may have another
+    period and patience, in milliseconds. */
 export class Poll {
-  constructor(path, ask, told, lost) {
+  constructor(path, ask, told, lost, pace = {}) {
+    this.period = pace.period ?? PERIOD_MS;
+    this.patience = pace.patience ?? PATIENCE_MS;
     this.path = path;
     this.ask = ask;
     this.told = told;
     this.lost = lost;
     this.timer = 0;
     this.running = null;
-    this.wait = PERIOD_MS;
+    this.wait = this.period;
     document.addEventListener("visibilitychange", () => this.turn());
     window.addEventListener("online", () => this.now());
   }
@@ -40,18 +43,18 @@ export class Poll {
   async once() {
     const control = new AbortController();
     this.running = control;
-    const patience = setTimeout(() => control.abort("slow"), PATIENCE_MS);
+    const patience = setTimeout(() => control.abort("slow"), this.patience);
     const began = performance.now();
     try {
       const answer = await fetch(`${this.path}?${this.ask()}`, { signal: control.signal, cache: "no-store" });
-      if (!answer.ok) throw new Error(`it answered ${answer.status}`);
+      if (!answer.ok) throw new Refusal(await words(answer));
       const picture = await answer.json();
       if (this.running !== control) return;
-      this.wait = PERIOD_MS;
+      this.wait = this.period;
       this.told(picture);
     } catch (error) {
       if (this.running !== control) return; // Stopped by us: no news.
-      this.lost(control.signal.aborted ? "it does not answer" : reason(error));
+      this.lost(control.signal.aborted ? "it does not answer" : reason(error), error instanceof Refusal);
       this.wait = Math.min(2 * this.wait, SLOWEST_MS);
     } finally {
       clearTimeout(patience);
@@ -60,6 +63,17 @@ export class Poll {
     this.running = null;
     const spent = performance.now() - began;
     if (!document.hidden) this.timer = setTimeout(() => this.once(), Math.max(100, this.wait - spent));
+  }
+}
+
+/** An answer that says why there is nothing to show. */
+class Refusal extends Error {}
+
+async function words(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `it answered ${answer.status}`;
   }
 }
 

@@ -1,7 +1,7 @@
 // The last requests; each opens into its waterfall.
 
 import { byId, cells, Keyed, make, setAttribute, setText } from "./dom.js";
-import { clock, count, counted, DASH, duration, rate } from "./format.js";
+import { count, counted, DASH, duration, moment, rate } from "./format.js";
 import { waterfall } from "./waterfall.js";
 
 const COLUMNS = 11;
@@ -25,7 +25,7 @@ function build(one) {
     ["td", "num"], ["td", "num wide"], ["td", "num wide"], ["td", "num"]]);
   row[0].append(button);
   const node = make("tr", {}, ...row);
-  const texts = [clock(one.started_ns / 1e9 + one.duration_s, now), one.tenant ?? DASH, one.model ?? DASH, one.error ?? one.outcome,
+  const texts = [moment(one.started_ns / 1e9 + one.duration_s, now), one.tenant ?? DASH, one.model ?? DASH, one.error ?? one.outcome,
     count(one.input_tokens), count(one.cached_tokens), count(one.output_tokens), duration(one.ttft_s),
     speed(one), duration(one.duration_s)];
   texts.forEach((text, index) => setText(row[index + 1], text));

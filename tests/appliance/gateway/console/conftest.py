@@ -38,7 +38,7 @@ class Console:
         """Answer for the time of the block."""
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        routes = console_routes(self.gateway.look, self.gateway.traces)
+        routes = console_routes(self.gateway.look, self.gateway.traces, self.gateway.usage)
         app = admin_app(FakeAppliance().parts(), routes)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", loop="asyncio")
         server = uvicorn.Server(config)
@@ -79,14 +79,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, console: Console) -> Iterator[Callable[..., Page]]:
-    """Opens the console in a page of some size and media features, and closes it after the test."""
+    """Opens the console in a page of some size and media features, and closes it after the test; ``name`` is another
+    page's file, and ``words`` are what it shows once it has something."""
     pages: list[Page] = []
 
-    def opened(width: int = 1280, height: int = 900, **features: str) -> Page:
+    def opened(
+        width: int = 1280, height: int = 900, name: str = "", words: str = "since the start", **features: str
+    ) -> Page:
         page = browser.open(width, height, **features)
         pages.append(page)
-        page.goto(f"{console.url}/console/")
-        page.wait_text("since the start")
+        page.goto(f"{console.url}/console/{name}")
+        page.wait_text(words)
         return page
 
     yield opened

@@ -24,6 +24,7 @@ from appliance.common.status import (
 from appliance.gateway.console.alerts import Facts
 from appliance.gateway.console.look import Look, Question, Requests, Tenants, TenantView
 from appliance.gateway.telemetry.store import StoredTrace, TraceStore
+from tests.appliance.gateway.console.usage_pictures import FakeUsage
 from tests.appliance.gateway.telemetry import samples
 
 HOSTILE = "<img src=x onerror=document.title='pwned'>"
@@ -246,6 +247,7 @@ class FakeGateway:
         for trace in reversed(traces()):
             self.traces.record(trace)
         self.questions: list[Question] = []
+        self.usage = FakeUsage()
         self.reset()
 
     def reset(self) -> None:
@@ -254,6 +256,7 @@ class FakeGateway:
         self.page = ""
         self.clock_step_s = 0.0
         self.questions.clear()
+        self.usage.reset()
 
     def look(self, question: Question, page: str) -> Look:
         """The picture as of now."""

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from appliance.common.control import Control, UsageQuery, Used
+from appliance.common.control import Control
+from appliance.common.control_usage import UsageQuery, Used
 from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.request import tenant_use as module
 from appliance.gateway.request.tenant_use import FRESH_S, TenantUses

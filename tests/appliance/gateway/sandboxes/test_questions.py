@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from appliance.common.control import Attest, Attested, Control, UsageQuery, Used
+from appliance.common.control import Attest, Attested, Control
+from appliance.common.control_usage import UsageQuery, Used
 from appliance.common.errors import UnavailableError
 from appliance.gateway.sandboxes import questions as module
 from appliance.gateway.sandboxes.questions import Questions, SupervisorQuestions

@@ -78,7 +78,11 @@ class Listening:
 def all_routes(fake: FakeAppliance) -> list[Route]:
     """Every route that a gateway's admin listener has."""
     gateway = FakeGateway()
-    more = [*console_routes(gateway.look, gateway.traces), runbooks_route(), *operator_routes(fake.operator_parts())]
+    more = [
+        *console_routes(gateway.look, gateway.traces, gateway.usage),
+        runbooks_route(),
+        *operator_routes(fake.operator_parts()),
+    ]
     return admin_routes(fake.parts(), more)
 
 
