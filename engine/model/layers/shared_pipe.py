@@ -27,4 +27,4 @@ class SharedPipe:
 
 def bytes_of(x: Tensor) -> memoryview:
     """The bytes of a contiguous tensor in host memory, as they are."""
-    return memoryview(x.view(-1).view(torch.uint8).numpy())
+    return x.view(-1).view(torch.uint8).numpy().data
