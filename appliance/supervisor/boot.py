@@ -211,7 +211,7 @@ def plan_boot(
     """
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
-    threads = role_threads(config, role, engine_place(config, model, tenant), model.tensor_parallel)
+    threads = role_threads(config, role, engine_place(config, model, tenant), model.ranks)
     if problem := rank_problem(model, threads):
         raise StartError(problem)
     spec = sandbox_spec(config, files, role, name, socket_dir, threads)
@@ -221,7 +221,7 @@ def plan_boot(
         spec, model = on_card.spec, on_card.model
     guest_model = runtime.guest_path(spec, "/model")
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
-    spills = spills and model.tensor_parallel == 1
+    spills = spills and model.ranks == 1
     if role is Role.ENGINE:
         configuration = _engine_configuration(config, model, files, runtime, spec, threads.count, spills=spills)
     else:
@@ -249,7 +249,7 @@ def plan_boot(
 def _ahead_bytes(model: ModelConfig, files: ModelFiles, role: Role) -> int:
     """Memory of an engine whose model may sleep, which a checkpoint may hold; 0 for others: what is always there is
     loaded once, and ranks have shared memory with their host's help."""
-    wanted = role is Role.ENGINE and model.keep != ALWAYS and model.runner != "null" and model.tensor_parallel == 1
+    wanted = role is Role.ENGINE and model.keep != ALWAYS and model.runner != "null" and model.ranks == 1
     return model_need(model, files.engine).about if wanted else 0
 
 
@@ -287,6 +287,8 @@ def _engine_configuration(
         adapters=_adapter_places(files, spec, runtime),
         adapter_bytes=model.adapter_bytes,
         tensor_parallel=model.tensor_parallel,
+        pipeline_parallel=model.pipeline_parallel,
+        expert_parallel=model.expert_parallel,
     ).to_json()
 
 

@@ -18,7 +18,8 @@ from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
 from appliance.common.control import RESTORED
 from appliance.common.errors import StartError
-from appliance.common.model_memory import ENGINE_BYTES, RANK_BYTES, model_need
+from appliance.common.model_memory import ENGINE_BYTES, RANK_BYTES, again_bytes, model_need
+from appliance.common.model_rules import MOST_RANKS
 from appliance.common.model_shape import parse_shape
 from appliance.selftest import intruder
 from appliance.supervisor import layout
@@ -26,6 +27,7 @@ from appliance.supervisor.boot import Booted, boot, end, plan_boot
 from appliance.supervisor.ranks import cores_problem, shape_problem
 from appliance.supervisor.threads import plan_threads
 from appliance.supervisor.warm import open_warm_starts
+from engine.sandbox import rank_memory
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import container_id
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
@@ -53,14 +55,15 @@ def cores(count: int) -> Cores:
     return Cores(tuple(Cpu(number, number, 0) for number in range(count)), count, None)
 
 
-def configure(folder: Path, ranks: int = 2) -> ApplianceConfig:
-    """An appliance of the embedded model on so many ranks."""
+def configure(folder: Path, ranks: int = 2, **layout: int) -> ApplianceConfig:
+    """An appliance of the embedded model on so many ranks, or in another layout."""
     model = embedded_model()
+    layout = layout or {"tensor_parallel": ranks}
     run_dir = folder / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o755)
     return ApplianceConfig(
-        models=(ModelConfig(name="athanor-mini", path=model, tensor_parallel=ranks, kv_bytes=32 << 20),),
+        models=(ModelConfig(name="athanor-mini", path=model, kv_bytes=32 << 20, **layout),),
         policy=model,
         credentials=model,
         pepper=model,
@@ -77,31 +80,48 @@ def test_ranks_divide_the_threads(count: int, ranks: int, threads: int) -> None:
     numbers."""
     plan = plan_threads(cores(count), ranks=ranks)
     assert (plan.count, plan.ranks) == (threads, ranks)
-    problem = cores_problem("m", plan)
+    problem = cores_problem(entry(tensor_parallel=ranks), plan)
     assert bool(problem) == (count < ranks)
     if problem:
         assert f"tensor_parallel {ranks}" in problem and f"may use {count} core" in problem
 
 
+def entry(**fields: object) -> ModelConfig:
+    """An entry of ``models``."""
+    return ModelConfig(name="m", path=Path("/m"), **fields)
+
+
+MIXTURE = {"num_experts_per_tok": 2, "num_local_experts": 3}
+
+
 @pytest.mark.parametrize(
-    ("change", "ranks", "said"),
+    ("change", "fields", "said"),
     [
-        ({}, 2, ""),
-        ({}, 3, "8 attention heads cannot be dealt evenly to 3 ranks"),
+        ({}, {"tensor_parallel": 2}, ""),
+        ({}, {"tensor_parallel": 3}, "8 attention heads cannot be dealt evenly to 3 ranks"),
         (
             {"num_key_value_heads": 3, "num_attention_heads": 6},
-            2,
+            {"tensor_parallel": 2},
             "3 key-value heads cannot be dealt evenly to 2 ranks",
         ),
-        ({"num_key_value_heads": 1}, 2, ""),
-        ({"intermediate_size": 1}, 2, "an MLP's inner width of 1 cannot be dealt to 2 ranks"),
+        ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, ""),
+        ({"intermediate_size": 1}, {"tensor_parallel": 2}, "an MLP's inner width of 1 cannot be dealt to 2 ranks"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, {"pipeline_parallel": 2}, ""),
+        ({}, {"pipeline_parallel": 3}, "2 layers cannot be cut into 3 stages"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1, **MIXTURE}, {"expert_parallel": 2}, ""),
+        ({}, {"expert_parallel": 2}, "the model has no experts"),
+        (MIXTURE, {"expert_parallel": 4}, "3 experts cannot be dealt to 4 ranks"),
     ],
 )
-def test_a_shape_that_cannot_be_dealt_is_told_with_numbers(change: dict[str, int], ranks: int, said: str) -> None:
+def test_a_shape_that_cannot_be_dealt_is_told_with_numbers(
+    change: dict[str, int], fields: dict[str, int], said: str
+) -> None:
     """The host tells it before a sandbox is started; what it cannot read it leaves to the engine."""
-    found = shape_problem("m", parse_shape({**SHAPE, **change}), ranks)
-    assert found.startswith(f"m has tensor_parallel {ranks}, and {said}") if said else not found
-    assert shape_problem("m", None, ranks) == ""
+    model = entry(**fields)
+    found = shape_problem(model, parse_shape({**SHAPE, **change}))
+    assert found.startswith(f"m has {model.rank_words}, and") if said else not found
+    assert said in found
+    assert shape_problem(model, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -112,14 +132,39 @@ def test_a_shape_that_cannot_be_dealt_is_told_with_numbers(change: dict[str, int
         ({"weights": "int8"}, "weights: int8"),
         ({"adapters": ({"name": "a", "path": "/a", "digest": "0" * 64},)}, "adapters"),
         ({"tensor_parallel": 9}, "less than or equal to 8"),
+        ({"tensor_parallel": 4, "pipeline_parallel": 4}, "are 16 processes, and an engine has 8 at the most"),
+        ({"tensor_parallel": 2, "expert_parallel": 4}, "one of the two is 1, or both are alike"),
+        ({"tensor_parallel": 1, "expert_parallel": 2, "gpu": "auto"}, "expert_parallel 2 is not computed with gpu"),
+        ({"tensor_parallel": 1, "pipeline_parallel": 2, "runner": "null"}, "pipeline_parallel 2 is not computed with"),
     ],
 )
 def test_what_ranks_do_not_compute_is_no_configuration(fields: dict[str, object], said: str) -> None:
     """The loader names the other key; control: ranks alone."""
     values = {"name": "m", "path": Path("/m"), "tensor_parallel": 2}
-    assert ModelConfig(**values).tensor_parallel == 2
+    assert ModelConfig(**values).ranks == 2
+    assert ModelConfig(**{**values, "pipeline_parallel": 3}).ranks == 6
+    assert MOST_RANKS == rank_memory.MOST_RANKS
     with pytest.raises(ValidationError, match=said):
         ModelConfig(**{**values, **fields})
+
+
+def test_memory_counts_what_further_ranks_hold_again(tmp_path: Path) -> None:
+    """Where experts alone are dealt, each rank has all of the rest; where layers are cut, the last stage has the
+    embedding again that is its head; ranks that share layers hold nothing twice."""
+    shape = {**SHAPE, **MIXTURE, "dtype": "float32", "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    experts = 2 * 3 * 3 * 64 * 96 * 4
+    model = replace_path(tmp_path)
+    assert again_bytes(model(tensor_parallel=2), experts + 1000) == 0
+    assert again_bytes(model(expert_parallel=2), experts + 1000) == 1000
+    assert again_bytes(model(expert_parallel=4), experts + 1000) == 3000
+    assert again_bytes(model(pipeline_parallel=2), experts + 1000) == 100 * 64 * 4
+    assert again_bytes(ModelConfig(name="m", path=tmp_path / "none", expert_parallel=2), 1000) == 0
+
+
+def replace_path(folder: Path) -> Callable[..., ModelConfig]:
+    """Entries of a model in a folder."""
+    return lambda **fields: ModelConfig(name="m", path=folder, **fields)
 
 
 def test_the_plan_starts_the_program_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +178,15 @@ def test_the_plan_starts_the_program_of_ranks(tmp_path: Path, monkeypatch: pytes
     assert plan.spec.argv[-3:] == ("engine.ranks", "/ipc/host.sock", "2")
     told = json.loads(plan.configuration)
     assert (told["tensor_parallel"], told["threads"], told["spill"]) == (2, 1, False)
+    staged = ModelConfig(**{**dict(config.models[0]), "pipeline_parallel": 2, "tensor_parallel": 1})
+    plan = plan_boot(config, staged, files, runtime, Role.ENGINE)
+    assert plan.spec.argv[-3:] == ("engine.ranks", "/ipc/host.sock", "2")
+    told = json.loads(plan.configuration)
+    assert (told["tensor_parallel"], told["pipeline_parallel"], told["expert_parallel"]) == (1, 2, 1)
     need = model_need(config.models[0], files.engine)
     assert need.engine == ENGINE_BYTES + RANK_BYTES
     monkeypatch.setattr(layout, "read_cores", lambda: cores(1))
-    with pytest.raises(StartError, match="tensor_parallel 2, and its sandbox may use 1 core"):
+    with pytest.raises(StartError, match="tensor_parallel 2, which are 2 processes, and its sandbox may use 1 core"):
         plan_boot(config, config.models[0], files, runtime, Role.ENGINE)
     alone = configure(tmp_path, 1)
     plain = plan_boot(alone, alone.models[0], files, runtime, Role.ENGINE)
@@ -162,16 +212,16 @@ def short() -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Booted]]:
-    """Boots engines of two ranks as the supervisor does, to a real token under lock-down."""
-    monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
-    config = configure(short)
-    plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
+def start(gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Booted]]:
+    """Boots engines of two ranks, or in another layout, as the supervisor does, to a real token under lock-down."""
+    monkeypatch.setattr(layout, "read_cores", lambda: cores(4))
     booted: list[Booted] = []
 
-    def make() -> Booted:
+    def make(**ranks: int) -> Booted:
         while booted:
             end(booted.pop())
+        config = configure(short, **ranks)
+        plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
         booted.append(boot(plan, gvisor, threading.Event()))
         return booted[-1]
 
@@ -211,6 +261,16 @@ def test_two_ranks_serve_in_one_sandbox_and_die_together(gvisor: GvisorRuntime, 
     booted = start()
     assert "2 ranks of plain operations" in booted.computes
     assert check_death(gvisor, booted, 3) <= GONE_S
+
+
+@pytest.mark.runsc
+@pytest.mark.clock
+def test_a_pipeline_serves_in_one_sandbox_and_dies_as_one(gvisor: GvisorRuntime, start: Callable[..., Booted]) -> None:
+    """Two stages of two ranks each come up in a sandbox without a network, give tokens under lock-down, and end with
+    a rank of the last stage within a second."""
+    booted = start(tensor_parallel=2, pipeline_parallel=2)
+    assert "4 ranks in 2 stages" in booted.computes
+    assert check_death(gvisor, booted, 5) <= GONE_S
 
 
 @pytest.mark.runsc
