@@ -1,11 +1,12 @@
 """One rank against two: tokens per second of a step at several numbers of rows, and collectives against raw gloo.
 
-``python -m bench.ranks [ROUNDS [dense|mixture]]`` prints a JSON line for each number of rows: one rank with two
-threads, and two ranks with one thread each that share every layer (tp2), have half of the layers each (pp2) or deal
-experts (ep2, for a mixture), run the same decode steps in turn, in processes that live through the run. ``native``
-is one rank with two threads of compiled kernels, where ATHANOR_KERNELS names their folder: what an engine of one rank
-takes by itself. The collectives are those of ``bench.rank_collectives``. On a processor a second rank is a proof and no
-speed-up (two cores are two cores): what is shown is what it costs.
+``python -m bench.ranks [ROUNDS [SHAPE]]`` prints a JSON line for each number of rows: one rank with two threads, and
+two ranks with one thread each that share every layer (tp2), have some of the layers each (pp2) or deal experts (ep2,
+for a mixture), run the same decode steps in turn, in processes that live through the run. ``native`` is one rank with
+two threads of compiled kernels, where ATHANOR_KERNELS names their folder: what an engine of one rank takes by itself.
+SHAPE is ``dense``, ``mixture``, ``mini`` (that of athanor-mini) or ``half`` (that of a 0.5B model). The collectives,
+for ``dense``, are those of ``bench.rank_collectives``. On a processor a second rank is a proof and no speed-up (two
+cores are two cores): what is shown is what it costs.
 """
 
 from __future__ import annotations
@@ -30,11 +31,31 @@ STEPS = 32
 CONTEXT = 64
 """Tokens of each row before the steps."""
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 768, 2048, 8, 12, 4, 64, 4096
-"""A model of some 55 million weights, in float32, drawn at random."""
 
-EXPERTS, TOP, EXPERT_INNER = 8, 2, 1024
-"""Of the mixture."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a model whose weights are drawn at random, in float32."""
+
+    hidden: int = 768
+    inner: int = 2048
+    """Of an MLP, or of one expert."""
+    layers: int = 8
+    heads: int = 12
+    kv_heads: int = 4
+    head_dim: int = 64
+    vocab: int = 4096
+    experts: int = 0
+    top: int = 2
+    """Experts of a token."""
+
+
+SHAPES = {
+    "dense": Shape(),
+    "mixture": Shape(inner=1024, experts=8),
+    "mini": Shape(hidden=384, inner=768, layers=5, heads=12, kv_heads=2, head_dim=32),
+    "half": Shape(hidden=896, inner=4864, layers=24, heads=14, kv_heads=2, vocab=151_936),
+}
+"""The first has some 55 million weights, the last some 500 million."""
 
 LAYOUTS = {
     "tp1": ({}, 2),
@@ -46,49 +67,54 @@ LAYOUTS = {
 """By name: the configuration beside the common part, and threads of each rank."""
 
 
-def _mlp(begin: str, *, mixture: bool) -> dict[str, tuple[int, int]]:
-    if not mixture:
-        names = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
-        return {f"{begin}mlp.{name}.weight": shape for name, shape in names.items()}
-    maps = {"w1": (EXPERT_INNER, HIDDEN), "w3": (EXPERT_INNER, HIDDEN), "w2": (HIDDEN, EXPERT_INNER)}
+def _mlp(begin: str, shape: Shape) -> dict[str, tuple[int, int]]:
+    wide, narrow = (shape.inner, shape.hidden), (shape.hidden, shape.inner)
+    if not shape.experts:
+        sizes = {"gate_proj": wide, "up_proj": wide, "down_proj": narrow}
+        return {f"{begin}mlp.{name}.weight": size for name, size in sizes.items()}
     below = f"{begin}block_sparse_moe"
-    experts = {f"{below}.experts.{n}.{name}.weight": shape for n in range(EXPERTS) for name, shape in maps.items()}
-    return {f"{below}.gate.weight": (EXPERTS, HIDDEN), **experts}
+    maps = {"w1": wide, "w3": wide, "w2": narrow}
+    experts = {f"{below}.experts.{n}.{name}.weight": size for n in range(shape.experts) for name, size in maps.items()}
+    return {f"{below}.gate.weight": (shape.experts, shape.hidden), **experts}
 
 
-def save(folder: Path, *, mixture: bool) -> None:
+def save(folder: Path, shape: Shape) -> None:
     """The model on disk."""
     import torch
     from safetensors.torch import save_file
 
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    for layer in range(LAYERS):
+    hidden, heads, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(shape.layers):
         begin = f"model.layers.{layer}."
-        shapes |= {
-            f"{begin}self_attn.q_proj.weight": (HEADS * HEAD_DIM, HIDDEN),
-            f"{begin}self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{begin}self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{begin}self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
-            **_mlp(begin, mixture=mixture),
-            f"{begin}input_layernorm.weight": (HIDDEN,),
-            f"{begin}post_attention_layernorm.weight": (HIDDEN,),
+        sizes |= {
+            f"{begin}self_attn.q_proj.weight": (heads, hidden),
+            f"{begin}self_attn.k_proj.weight": (kv, hidden),
+            f"{begin}self_attn.v_proj.weight": (kv, hidden),
+            f"{begin}self_attn.o_proj.weight": (hidden, heads),
+            **_mlp(begin, shape),
+            f"{begin}input_layernorm.weight": (hidden,),
+            f"{begin}post_attention_layernorm.weight": (hidden,),
         }
-    save_file({name: torch.randn(shape) * 0.02 for name, shape in shapes.items()}, folder / "model.safetensors")
+    save_file({name: torch.randn(size) * 0.02 for name, size in sizes.items()}, folder / "model.safetensors")
     description = {
-        "architectures": ["MixtralForCausalLM" if mixture else "LlamaForCausalLM"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": EXPERT_INNER if mixture else INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "vocab_size": VOCAB,
+        "architectures": ["MixtralForCausalLM" if shape.experts else "LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
     }
-    if mixture:
-        description |= {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP, "rope_theta": 10000.0}
+    if shape.experts:
+        description |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top, "rope_theta": 10000.0}
     (folder / "config.json").write_text(json.dumps(description))
 
 
@@ -128,7 +154,9 @@ class Measured:
         mine = range(self._next, self._next + rows)
         self._next += rows
         for number in mine:
-            prompt = array("I", [(number * 31 + place) % VOCAB for place in range(CONTEXT)])
+            prompt = array(
+                "I", [(number * 31 + place) % min(shape.vocab for shape in SHAPES.values()) for place in range(CONTEXT)]
+            )
             key = bytes([number % 251]) * 32
             greedy = Sampling(temperature=0.0)
             engine.add(Submit(number, key, prompt, STEPS * 4, greedy, ignore_eos=True, retain=False))
@@ -223,15 +251,14 @@ class Arm:
 def main(arguments: list[str]) -> None:
     """Measure the layouts in turn; then the collectives."""
     rounds = int(arguments[0]) if arguments else ROUNDS
-    mixture = arguments[1:] == ["mixture"]
-    names = [
-        name for name in LAYOUTS if (mixture or name != "ep2") and (name != "native" or LAYOUTS[name][0]["kernels"])
-    ]
+    shape = arguments[1] if len(arguments) > 1 else "dense"
+    deals = SHAPES[shape].experts > 0
+    names = [name for name in LAYOUTS if (deals or name != "ep2") and (name != "native" or LAYOUTS[name][0]["kernels"])]
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
         maker = os.fork()
         if maker == 0:
-            save(folder, mixture=mixture)
+            save(folder, SHAPES[shape])
             os._exit(0)
         assert os.waitpid(maker, 0)[1] == 0
         arms = {name: Arm.start(folder, name) for name in names}
@@ -255,7 +282,7 @@ def main(arguments: list[str]) -> None:
                 arm.end()
     from bench.rank_collectives import main as collectives
 
-    if not mixture:
+    if shape == "dense":
         collectives([str(rounds)])
 
 

@@ -260,6 +260,7 @@ class Keeper:
             tenant=self.plan.tenant,
             start=booted.start,
             computes=booted.computes,
+            ranks=self.plan.ranks,
         )
         if self._publish(message, booted.channel.fds()):
             self._hand_over.sent()

@@ -2,13 +2,14 @@
 
 The slowest stage sets the pace of a pipeline. Layers of one kind (the same tensors in the same shapes) take the same
 time, so one of each kind is built with random weights and timed, without attention to earlier tokens: what it costs
-grows with the context and is alike in most layers. The head is taken to cost as much a weight as the layers do.
+grows with the context and is alike in most layers. The head is timed on a part of the vocabulary, for its time grows
+with the number of ids.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar
@@ -22,6 +23,7 @@ from engine.model.checkpoint.checklist import Checklist
 from engine.model.checkpoint.config import ModelConfig
 from engine.model.checkpoint.registry import build_model, describe_model
 from engine.model.checkpoint.weights import DTYPE_NAMES
+from engine.model.layers.decoder import Decoder
 from engine.model.layers.experts import MixtureOfExperts
 from engine.model.layers.parallel import Parallel, Span
 
@@ -30,6 +32,9 @@ ROWS = 8
 
 TIMES = 7
 """Steps that are timed, of which the median counts; one before them is not timed."""
+
+HEAD_IDS = 16_384
+"""Ids of a timed head at the most: with 2,048 inputs their numbers fit no cache of today's processors."""
 
 SPREAD = 0.02
 """Half the width of the interval that random weights are drawn from."""
@@ -40,7 +45,9 @@ class LayerCosts:
     """Seconds of a step of ``ROWS`` rows."""
 
     layers: tuple[float, ...]
+    """Of each layer."""
     head: float
+    """Of what follows the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +82,7 @@ def measure_layers(model: ModelConfig, parallel: Parallel, dtype: str) -> LayerC
         places = [place for place, one in enumerate(found) if one == kind]
         # One in the middle, which has neither the embedding nor the head beside it where there are several.
         costs[kind] = _time(model, held[places[len(places) // 2]], numbers)
-    dearest = max(costs, key=costs.__getitem__)
-    weights = sum(count for _, count in dearest)
-    head = costs[dearest] / weights * model.vocab_size * model.hidden_size / parallel.size
-    return LayerCosts(tuple(costs[kind] for kind in found), head)
+    return LayerCosts(tuple(costs[kind] for kind in found), _time_head(model, parallel, numbers))
 
 
 def _kind(checklist: Checklist, index: int) -> tuple[tuple[str, int], ...]:
@@ -92,20 +96,40 @@ def _kind(checklist: Checklist, index: int) -> tuple[tuple[str, int], ...]:
 
 
 def _time(model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> float:
-    decoder, checklist = build_model(model, dtype, torch.device("cpu"), parallel)
+    """Seconds of the one layer that ``parallel`` has, without attention to earlier tokens."""
     index = parallel.stage(model.num_layers).start
-    for name, piece in checklist.pieces.items():
-        for home in piece.homes:
-            if f".layers.{index}." in name:
-                home.target.uniform_(-SPREAD, SPREAD)
-    decoder.pack()
+    decoder = _random_model(model, parallel, dtype, f".layers.{index}.")
     attend = _NoAttention(model.kv_layers[index].value_dim)
     positions = torch.arange(ROWS)
+    return _median(model, dtype, lambda x: decoder.advance(x, positions, attend))
+
+
+def _time_head(model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> float:
+    """Seconds of what follows the last layer."""
+    last = replace(parallel, layers=(model.num_layers - 1, model.num_layers))
+    ids = min(model.vocab_size, HEAD_IDS)
+    decoder = _random_model(replace(model, vocab_size=ids), last, dtype, "")
+    rows = torch.arange(ROWS)
+    return _median(model, dtype, lambda x: decoder.logits(x, rows)) * model.vocab_size / ids
+
+
+def _random_model(model: ModelConfig, parallel: Parallel, dtype: torch.dtype, mark: str) -> Decoder:
+    """A part of the model in which tensors with ``mark`` in their names have random numbers."""
+    decoder, checklist = build_model(model, dtype, torch.device("cpu"), parallel)
+    for name, piece in checklist.pieces.items():
+        for home in piece.homes if mark in name else ():
+            home.target.uniform_(-SPREAD, SPREAD)
+    decoder.pack()
+    return decoder
+
+
+def _median(model: ModelConfig, dtype: torch.dtype, step: Callable[[Tensor], object]) -> float:
+    """Median seconds of a step of ``ROWS`` rows of the residual stream."""
     taken = []
     for _ in range(1 + TIMES):
         x = torch.randn(ROWS, model.hidden_size, dtype=dtype)
         begun = time.perf_counter()
-        decoder.advance(x, positions, attend)
+        step(x)
         taken.append(time.perf_counter() - begun)
     return median(taken[1:])
 

@@ -27,13 +27,17 @@ from appliance.supervisor.boot import Booted, boot, end, plan_boot
 from appliance.supervisor.ranks import cores_problem, shape_problem
 from appliance.supervisor.threads import plan_threads
 from appliance.supervisor.warm import open_warm_starts
+from engine.config import EngineConfig
+from engine.core.offline import generate
 from engine.sandbox import rank_memory
+from engine.startup.load import load_engine
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import container_id
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
 from isolation.host.cores import Cores, Cpu
-from isolation.ipc.engine import StepOutput
+from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.messages import Role
+from tests.engine.model.families.table import save_reference
 from tests.engine.support import submit
 
 GONE_S = 1.0
@@ -55,15 +59,15 @@ def cores(count: int) -> Cores:
     return Cores(tuple(Cpu(number, number, 0) for number in range(count)), count, None)
 
 
-def configure(folder: Path, ranks: int = 2, **layout: int) -> ApplianceConfig:
-    """An appliance of the embedded model on so many ranks, or in another layout."""
-    model = embedded_model()
+def configure(folder: Path, ranks: int = 2, model: Path | None = None, **layout: int) -> ApplianceConfig:
+    """An appliance of the embedded model, or of another one, on so many ranks, or in another layout."""
+    model = model or embedded_model()
     layout = layout or {"tensor_parallel": ranks}
     run_dir = folder / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o755)
     return ApplianceConfig(
-        models=(ModelConfig(name="athanor-mini", path=model, kv_bytes=32 << 20, **layout),),
+        models=(ModelConfig(name="athanor-mini", path=model, kv_bytes=32 << 20, dtype="float32", **layout),),
         policy=model,
         credentials=model,
         pepper=model,
@@ -185,12 +189,14 @@ def test_the_plan_starts_the_program_of_ranks(tmp_path: Path, monkeypatch: pytes
     assert (told["tensor_parallel"], told["pipeline_parallel"], told["expert_parallel"]) == (1, 2, 1)
     need = model_need(config.models[0], files.engine)
     assert need.engine == ENGINE_BYTES + RANK_BYTES
+    assert plan.ranks == 2
     monkeypatch.setattr(layout, "read_cores", lambda: cores(1))
     with pytest.raises(StartError, match="tensor_parallel 2, which are 2 processes, and its sandbox may use 1 core"):
         plan_boot(config, config.models[0], files, runtime, Role.ENGINE)
     alone = configure(tmp_path, 1)
     plain = plan_boot(alone, alone.models[0], files, runtime, Role.ENGINE)
     assert plain.spec.argv[-2:] == ("engine", "/ipc/host.sock")
+    assert plain.ranks == 1
     assert model_need(alone.models[0], files.engine).engine == ENGINE_BYTES
 
 
@@ -213,15 +219,17 @@ def short() -> Iterator[Path]:
 
 @pytest.fixture
 def start(gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Booted]]:
-    """Boots engines of two ranks, or in another layout, as the supervisor does, to a real token under lock-down."""
+    """Boots engines of two ranks, or in another layout, as the supervisor does, to a real token under lock-down. With
+    ``expert_parallel`` the model is a mixture with random weights."""
     monkeypatch.setattr(layout, "read_cores", lambda: cores(4))
     booted: list[Booted] = []
 
     def make(**ranks: int) -> Booted:
         while booted:
             end(booted.pop())
-        config = configure(short, **ranks)
-        plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
+        model = model_of(ranks, short)
+        config = configure(short, model=model, **ranks)
+        plan = plan_boot(config, config.models[0], read_model("athanor-mini", model), gvisor, Role.ENGINE)
         booted.append(boot(plan, gvisor, threading.Event()))
         return booted[-1]
 
@@ -253,24 +261,87 @@ def check_death(runtime: GvisorRuntime, booted: Booted, pid: int) -> float:
     return time.monotonic() - begun
 
 
-@pytest.mark.runsc
-@pytest.mark.clock
-def test_two_ranks_serve_in_one_sandbox_and_die_together(gvisor: GvisorRuntime, start: Callable[[], Booted]) -> None:
-    """In a sandbox without a network two ranks come up, give tokens under lock-down, and say what they are; the second
-    one's death is the sandbox's within a second."""
-    booted = start()
-    assert "2 ranks of plain operations" in booted.computes
-    assert check_death(gvisor, booted, 3) <= GONE_S
+LAYOUTS = {
+    "tensor and stages": ({"tensor_parallel": 2, "pipeline_parallel": 2}, "4 ranks in 2 stages"),
+    "experts": ({"expert_parallel": 2}, "2 ranks of"),
+    "tensor": ({"tensor_parallel": 2}, "2 ranks of"),
+    "stages": ({"pipeline_parallel": 2}, "2 ranks in 2 stages"),
+    "experts and stages": ({"expert_parallel": 2, "pipeline_parallel": 2}, "4 ranks in 2 stages"),
+}
+"""Keys of an entry, and what the engine says of itself."""
+
+ALWAYS = ("tensor and stages", "experts")
+"""Those that no run of the tests leaves out."""
 
 
 @pytest.mark.runsc
 @pytest.mark.clock
-def test_a_pipeline_serves_in_one_sandbox_and_dies_as_one(gvisor: GvisorRuntime, start: Callable[..., Booted]) -> None:
-    """Two stages of two ranks each come up in a sandbox without a network, give tokens under lock-down, and end with
-    a rank of the last stage within a second."""
-    booted = start(tensor_parallel=2, pipeline_parallel=2)
-    assert "4 ranks in 2 stages" in booted.computes
-    assert check_death(gvisor, booted, 5) <= GONE_S
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full, id=name) for name in LAYOUTS]
+)
+def test_ranks_in_one_sandbox_give_the_tokens_of_one_and_end_as_one(
+    gvisor: GvisorRuntime, start: Callable[..., Booted], short: Path, name: str
+) -> None:
+    """In a sandbox without a network, under lock-down, ranks give the greedy tokens of one rank in float32, with
+    requests that come and go; the death of the last rank is the sandbox's within a second. Control: another prompt
+    gives other tokens."""
+    layout, said = LAYOUTS[name]
+    booted = start(**layout)
+    assert said in booted.computes
+    found = tokens_of(booted, PROMPTS)
+    config = EngineConfig(str(model_of(layout, short)), "00", dtype="float32", threads=1, kv_bytes=32 << 20)
+    answers = generate(load_engine(config, warm=False), requests(PROMPTS))
+    assert found == {request: answer.token_ids for request, answer in answers.items()}
+    assert len(set(map(tuple, found.values()))) > 1
+    assert check_death(gvisor, booted, 1 + config_ranks(layout)) <= GONE_S
+
+
+PROMPTS = (3, 40, 17, 64, 9, 25)
+"""Lengths of prompts."""
+OUTPUT = 24
+
+
+def model_of(layout: dict[str, int], folder: Path) -> Path:
+    """The model's folder for a layout: the embedded one, or a small mixture of experts with random weights."""
+    if "expert_parallel" not in layout:
+        return embedded_model()
+    model = folder / "mixture"
+    if not model.exists():
+        save_reference(model, "mixtral")
+        (model / "tokenizer.json").write_text("{}")
+        model.chmod(0o755)
+    return model
+
+
+def config_ranks(layout: dict[str, int]) -> int:
+    """Processes of a layout."""
+    return entry(**layout).ranks
+
+
+def requests(lengths: tuple[int, ...]) -> list[Submit]:
+    """Greedy requests with prompts of these lengths."""
+    return [
+        submit(number, [(number * 7 + place * 5) % 61 for place in range(length)], OUTPUT - number)
+        for number, length in enumerate(lengths, 1)
+    ]
+
+
+def tokens_of(booted: Booted, lengths: tuple[int, ...]) -> dict[int, list[int]]:
+    """What an engine answers to the requests, all sent at once."""
+    channel, asked = booted.channel, requests(lengths)
+    assert channel is not None
+    for one in asked:
+        channel.send(one)
+    found: dict[int, list[int]] = {one.request: [] for one in asked}
+    left = sum(one.max_tokens for one in asked)
+    while left > 0:
+        channel.wait(1.0)
+        for message in channel.receive(8):
+            assert isinstance(message, StepOutput) and not message.failures
+            for request, token_id in zip(message.requests, message.token_ids, strict=True):
+                found[request].append(token_id)
+                left -= 1
+    return found
 
 
 @pytest.mark.runsc

@@ -1,7 +1,8 @@
 """Ranks outside of a sandbox: ``python -m tests.engine.ranks.pair RANKS JOBS OUT`` plays each job's schedules on all.
 
-JOBS is a JSON list of jobs (folder, seeds, vocab, layout of ranks, fields of the configuration and of the requests);
-OUT gets a JSON list with the answers of each schedule. As in ``engine.ranks``, tensors are imported after the fork.
+JOBS is a JSON list of jobs (folder, seeds, vocab, layout of ranks, fields of the configuration and of the requests,
+and ``fault``: a row is given another's block); OUT gets a JSON list with the answers of each schedule. As in
+``engine.ranks``, tensors are imported after the fork.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ def configured(job: dict, size: int) -> object:
 
 def play_job(engine: object, job: dict) -> list[dict]:
     """Answers of each of a job's schedules, one after the other in one engine."""
-    from tests.engine.ranks.schedules import draw, play, told
+    from tests.engine.ranks.schedules import draw, play, play_fault, told
 
     found = []
+    if job.get("fault"):
+        answers = play_fault(engine, job["vocab"])
+        found.append({**told(answers), "failures": [answer.failure for answer in answers.values()]})
     for seed in job["seeds"]:
         submits = draw(seed, job["vocab"], **job.get("fields", {}))
         if job.get("alone"):

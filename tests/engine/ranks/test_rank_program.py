@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -125,13 +127,18 @@ def test_two_ranks_serve_locked_down_and_drain(start: Callable[..., Host], model
     assert not alive(first) and not alive(second)
 
 
-def check_kill(host: Host, victim: int) -> float:
-    """Kill the keeper (0) or a rank (1, 2, ...) of a serving engine; gives the seconds until nothing of it is left."""
-    assert isinstance(host.next(), EngineReady)
+def check_kill(host: Host, victim: int, *, serving: bool = True, after_s: float = 0.0) -> float:
+    """Kill the keeper (0) or a rank (1, 2, ...) of an engine, so many seconds after it has begun to give tokens, or to
+    load; gives the seconds until nothing of it is left."""
+    if serving:
+        assert isinstance(host.next(), EngineReady)
     everyone = [host.process.pid, *children(host.process.pid)]
     assert len(everyone) > victim and all(alive(pid) for pid in everyone)
-    host.channel.send(submit(7, range(1, 20), 200))
-    assert isinstance(host.next(), StepOutput)
+    if serving:
+        for number in range(7, 11):
+            host.channel.send(submit(number, range(1, 20), 200))
+        assert isinstance(host.next(), StepOutput)
+    time.sleep(after_s)
     begun = time.monotonic()
     os.kill(everyone[victim], signal.SIGKILL)
     assert host.process.wait(GONE_S + 4) in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -157,16 +164,30 @@ def test_a_pipeline_serves_and_ends_with_a_stage(start: Callable[..., Host], mod
     assert check_kill(start(config_for(model_dir, **STAGED)), 2) <= GONE_S
 
 
+BOTH = {"tensor_parallel": 2, "pipeline_parallel": 2}
+KILLED = (({}, 2), (STAGED, 2), (BOTH, 4))
+"""Layouts, with their ranks."""
+
+
 @pytest.mark.full
 @pytest.mark.clock
 @pytest.mark.timeout(6000)
-def test_many_kills_leave_nothing(start: Callable[..., Host], model_dir: Path) -> None:
-    """The full count: 200 kills, each a second at most."""
-    took = []
-    for number in range(FULL_KILLS):
-        host = start(config_for(model_dir, **(STAGED if number % 2 else {})))
-        took.append(check_kill(host, number % 3))
+def test_many_kills_leave_nothing(
+    start: Callable[..., Host], model_dir: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The full count: 200 kills of a process and at a moment drawn at random, while engines load and while they serve
+    four requests, each a second at most."""
+    dice, took = random.Random(20261126), []
+    for _ in range(FULL_KILLS):
+        layout, ranks = dice.choice(KILLED)
+        host = start(config_for(model_dir, **layout), ranks)
+        serving = dice.random() < 0.75
+        took.append(
+            check_kill(host, dice.randint(0, ranks), serving=serving, after_s=dice.uniform(0, 0.05 if serving else 2))
+        )
         host.close()
+    record_property("kills", len(took))
+    record_property("seconds", f"median {median(took):.3f}, longest {max(took):.3f}")
     assert max(took) <= GONE_S, sorted(took)[-5:]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.startup.load import load_engine
+from isolation.ipc.messages import FailureCode
 from tests.engine.model.families.table import FAMILIES, MIXTURES, RANK_CASES, VOCAB, save_reference
 from tests.engine.ranks.pair import configured, play_job
 
@@ -18,6 +19,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TIE = 1e-4
 """Two best logits nearer than this may change places between rank layouts: sums are rounded in another order."""
+
+NEAR = 1e-3
+"""Log-probabilities of a prompt's tokens differ by less between rank layouts."""
 
 FEW = [next(case for case in RANK_CASES if case[0] == family) for family in dict.fromkeys(one[0] for one in RANK_CASES)]
 """One case of each family."""
@@ -29,6 +33,9 @@ EXPERT = {"expert_parallel": 2}
 PIPELINE = {"pipeline_parallel": 2}
 BOTH = {"tensor_parallel": 2, "pipeline_parallel": 2}
 MIXED = {"expert_parallel": 2, "pipeline_parallel": 2}
+
+KINDS = {"sampled": True, "structured": True, "prompt_logprobs": 0}
+"""Fields of requests."""
 
 FULL_SCHEDULES = 500
 Play = Callable[[int, list[dict]], list[dict]]
@@ -77,6 +84,7 @@ def differences(one: list[dict], two: list[dict]) -> tuple[int, int, int]:
         assert first.keys() == second.keys()
         for request, left in first.items():
             right = second[request]
+            assert right["prompt"] == pytest.approx(left["prompt"], abs=NEAR)
             for place, (a, b) in enumerate(zip(left["token_ids"], right["token_ids"], strict=False)):
                 compared += 1
                 if a != b:
@@ -177,6 +185,25 @@ def test_experts_and_stages_give_the_tokens_of_one_rank(
     *found, together, apart = play(2, [*mixtures, *staged, wide, {**strict, "config": config, "alone": True}])
     check_families([*mixtures, *staged], found, record_property)
     assert check_blind(together, apart) > 10
+
+
+def test_a_pipeline_draws_masks_scores_and_checks_as_one_rank(
+    play: Play, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """While rows are on their way through two stages: drawn tokens with penalties, masks that change with the place of
+    a token, and log-probabilities of prompts are those of one rank. A row that is given another's block fails alone, on
+    all ranks alike."""
+    (job,) = saved(tmp_path, FEW[:1], [[21, 22]], layout=PIPELINE)
+    kinds = [{**job, "fields": {name: value}} for name, value in KINDS.items()]
+    *found, fault = play(2, [*kinds, {**job, "seeds": [], "fault": True}])
+    check_families(kinds, found, record_property)
+    masked = [answer for one in found[1]["played"] for answer in one.values()]
+    assert all(token % 2 == place % 2 for one in masked for place, token in enumerate(one["token_ids"]))
+    assert all(one["prompt"] for answers in found[2]["played"] for one in answers.values() if not one["aborted"])
+    broken, whole = fault["played"][0], alone({**job, "seeds": [], "fault": True})[0]
+    assert broken["failures"] == whole["failures"] == [FailureCode.INTEGRITY, None]
+    assert broken["2"]["token_ids"] == whole["2"]["token_ids"]
+    assert len(broken["1"]["token_ids"]) < len(broken["2"]["token_ids"])
 
 
 def test_four_ranks_give_the_tokens_of_one(
