@@ -100,10 +100,11 @@ def play_fault(engine: Engine, vocab: int) -> dict[int, Answer]:
         plan.grown_stamps.append(WRONG_STAMP)
         return plan
 
+    while min(len(answers.get(number, Answer()).token_ids) for number in (1, 2)) < 2:
+        collect(engine, answers)
+    engine.scheduler.schedule = spoil
     while engine.has_work:
         collect(engine, answers)
-        if min(len(answers.get(number, Answer()).token_ids) for number in (1, 2)) == 2:
-            engine.scheduler.schedule = spoil
     return answers
 
 
