@@ -18,7 +18,7 @@ from engine.model.checkpoint.config import ModelConfig
 from engine.model.checkpoint.registry import load_model_config
 from engine.model.layers.parallel import Parallel, Span
 from engine.model.layers.shared_group import SharedGroup
-from engine.model.layers.shared_pipe import SharedPipe
+from engine.model.layers.stage_pipe import StagePipe
 from engine.sandbox.rank_memory import MOST_RANKS
 from engine.sandbox.rank_place import RankPlace
 from engine.startup.backends_table import candidates, load_backend
@@ -37,7 +37,7 @@ def parallel_of(place: RankPlace, config: EngineConfig, stages: tuple[Span, ...]
         one = Parallel(experts=one)
     if queue is None:
         return one
-    return replace(one, layers=stages[place.stage], stages=stages, pipe=SharedPipe(queue))
+    return replace(one, layers=stages[place.stage], stages=stages, pipe=StagePipe(queue))
 
 
 def lead_parallel(place: RankPlace, config: EngineConfig) -> Parallel:

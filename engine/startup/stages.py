@@ -45,9 +45,9 @@ class LayerCosts:
     """Seconds of a step of ``ROWS`` rows."""
 
     layers: tuple[float, ...]
-    """Of each layer."""
+    """Time of each layer."""
     head: float
-    """Of what follows the last one."""
+    """Time of what follows the last layer."""
 
 
 @dataclass(frozen=True, slots=True)

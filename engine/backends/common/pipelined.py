@@ -28,7 +28,7 @@ from engine.backends.common.ranked import RankCall, call_text
 from engine.core.backend import Capabilities, Samples
 from engine.core.scheduler.plan import FAILED, NO_ROWS, Chunk, RowMask, StepPlan
 from engine.errors import RankError
-from engine.model.layers.shared_pipe import bytes_of
+from engine.model.layers.stage_pipe import bytes_of
 from engine.sandbox.rank_place import RankPlace
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
 from isolation.ipc.wiping import wipe
@@ -41,7 +41,7 @@ GONE = -1
 
 
 @dataclass(slots=True)
-class Part:
+class SentPart:
     """What was sent into the pipeline in one step, until its results are taken."""
 
     rows: list[int]
@@ -49,7 +49,7 @@ class Part:
     scored: list[Chunk]
     """Chunks whose prompts are scored."""
     positions: Ints
-    """Of the tokens to be chosen or scored."""
+    """Positions of the tokens to be chosen or scored."""
     masks: Mapping[int, RowMask]
     best: bool
     """Whether the last stage gives maxima in place of logits."""
@@ -76,7 +76,7 @@ class PipelinedRunner:
         self.storage = own.storage
         self._place = place
         self._queue = place.queue
-        self._parts: list[Part] = []
+        self._parts: list[SentPart] = []
         """On their way, the oldest first."""
         self._chosen: dict[int, int] = {}
         """Tokens by row that the other ranks of the first stage have not been told yet."""
@@ -189,7 +189,7 @@ class PipelinedRunner:
         positions = own.forward(rest, batches).next_positions
         if rest.logit_lines:
             scored = [chunk for chunk in rest.prefills if chunk.num_scored]
-            self._parts.append(Part(list(rest.sample_rows), scored, positions, rest.masks, best))
+            self._parts.append(SentPart(list(rest.sample_rows), scored, positions, rest.masks, best))
         batches.advance(rest, [0] * len(rest.sample_rows))
         return foreign
 
@@ -216,7 +216,7 @@ class PipelinedRunner:
         self._parts.clear()
         self._chosen.clear()
 
-    def _sample(self, part: Part, answers: Answers) -> None:
+    def _sample(self, part: SentPart, answers: Answers) -> None:
         result, own = part.result, self.own
         assert result is not None, "results of a part that has not come back"
         count = len(part.rows)

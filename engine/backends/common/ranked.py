@@ -26,7 +26,7 @@ from engine.core.backend import Capabilities, Samples
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.plan import FAILED, StepPlan
 from engine.errors import RankError
-from engine.model.layers.shared_pipe import bytes_of
+from engine.model.layers.stage_pipe import bytes_of
 from engine.sandbox.rank_place import RankPlace
 from isolation.ipc.wiping import wipe
 

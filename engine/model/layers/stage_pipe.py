@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.sandbox.rank_queue import RankQueue
 
 
-class SharedPipe:
+class StagePipe:
     """The queue of a rank, for tensors in host memory."""
 
     def __init__(self, queue: RankQueue) -> None:
