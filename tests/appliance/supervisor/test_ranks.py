@@ -289,7 +289,8 @@ def test_ranks_in_one_sandbox_give_the_tokens_of_one_and_end_as_one(
     booted = start(**layout)
     assert said in booted.computes
     found = tokens_of(booted, PROMPTS)
-    config = EngineConfig(str(model_of(layout, short)), "00", dtype="float32", threads=1, kv_bytes=32 << 20)
+    model = str(model_of(layout, short))
+    config = EngineConfig(model_dir=model, model_digest="00", dtype="float32", threads=1, kv_bytes=32 << 20)
     answers = generate(load_engine(config, warm=False), requests(PROMPTS))
     assert found == {request: answer.token_ids for request, answer in answers.items()}
     assert len(set(map(tuple, found.values()))) > 1
