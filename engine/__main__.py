@@ -26,6 +26,7 @@ from typing import Self
 import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint shall find it imported
 import torch
 
+from engine.backends.common.pipelined import PipelinedRunner
 from engine.backends.common.ranked import LeadingRunner
 from engine.backends.cuda.load import import_kernels, may_use_device
 from engine.config import EngineConfig
@@ -37,9 +38,10 @@ from engine.sandbox.allowed_calls_gpu import find_descriptors, gpu_engine_calls,
 from engine.sandbox.attach import attach, attach_spill
 from engine.sandbox.lockdown import generates_code, leave, lock_down, read_maps
 from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
+from engine.sandbox.rank_place import RankPlace
 from engine.serve import serve
 from engine.startup.load import load_engine
-from engine.startup.ranks import check_ranks, parallel_of
+from engine.startup.ranks import check_ranks, lead_parallel
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
 from isolation.ipc.messages import Role
@@ -63,17 +65,19 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
     try:
         import_kernels()
         if link is not None:
-            link.meet(0)  # All have imported what they need: a checkpoint holds that too.
+            link.everyone.meet(0)  # All have imported what they need: a checkpoint holds that too.
         ahead = _Ahead.load(arguments[1]) if len(arguments) == MOST_ARGUMENTS else None
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
         check_ranks(config, 1 if link is None else link.size)
+        place, parallel = None, ALONE
         if link is not None:
-            link.tell(config_bytes)
+            link.everyone.tell(config_bytes)
+            place = RankPlace.of(link, config.pipeline_parallel)
+            parallel = lead_parallel(place, config)
         spill = attach_spill(arguments[0]) if config.spill else None
-        parallel = ALONE if link is None else parallel_of(link)
         if ahead is None:
-            engine = load_engine(config, spill=spill, parallel=parallel, link=link, say=_say)
+            engine = load_engine(config, spill=spill, parallel=parallel, place=place, say=_say)
         else:
             engine = ahead.engine_for(config)
         _lock_down(engine, channel, spill, config, link)
@@ -116,7 +120,7 @@ class _Ahead:
             ModelLoadError: as ``load_engine``.
         """
         config, said = EngineConfig.from_json(text.encode()), list[str]()
-        if config.spill or config.tensor_parallel > 1:
+        if config.spill or config.ranks > 1:
             raise ConfigurationError("an engine with a second channel or with ranks is not loaded ahead")
         if may_use_device(config):
             raise ConfigurationError("an engine on a GPU is not loaded ahead: a checkpoint cannot hold what CUDA has")
@@ -149,7 +153,7 @@ def _lock_down(
         return
     writes_code = capabilities.writes_code or generates_code(read_maps())
     ranks = None if link is None else RankBells(*link.bells)
-    if isinstance(engine.runner, LeadingRunner):
+    if isinstance(engine.runner, LeadingRunner | PipelinedRunner):
         engine.runner.lock_down()
     lock_down(engine_calls(bells, threads=config.threads, generates_code=writes_code, spill=second, ranks=ranks))
 

@@ -67,13 +67,24 @@ class EngineConfig:
     """Whether a GPU holds matrices of gated MLPs a second time, in three quarters of their bytes, and takes products of
     few rows from these where that is measured to be faster (``engine.backends.cuda.kernels.palette_choice``)."""
     tensor_parallel: int = 1
-    """Processes of the engine that share each layer (``engine.ranks``); the program is started with the same number."""
+    """Processes of the engine that share each layer (``engine.ranks``); the program is started with ``ranks`` of
+    them."""
+    pipeline_parallel: int = 1
+    """Stages into which the layers are cut, each of processes of its own."""
+    expert_parallel: int = 1
+    """Processes among which the experts of a layer are dealt, where they are others than those that share each layer; 1
+    or ``tensor_parallel``: the same."""
     adapters: str = ""
     """JSON object from the digest of each adapter, in hex, to its folder inside the sandbox; empty for none."""
     adapter_bytes: int = 256 << 20
     """Bytes for adapters; one that does not fit in beside those before it is left out."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the engine."""
+        return self.pipeline_parallel * max(self.tensor_parallel, self.expert_parallel)
 
     @property
     def headless(self) -> bool:

@@ -19,6 +19,7 @@ from engine.errors import ConfigurationError, EngineError, LockdownError, ModelL
 from engine.sandbox.allowed_calls import RankBells, rank_calls
 from engine.sandbox.lockdown import generates_code, lock_down, read_maps
 from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
+from engine.sandbox.rank_place import RankPlace
 from engine.sandbox.reseed import reseed
 from engine.startup.ranks import load_follower
 
@@ -31,12 +32,12 @@ def follow(link: RankLink) -> int:
     gc.collect()
     gc.freeze()
     try:
-        link.meet(0)  # All have imported what they need: what is saved now is the same at each start.
-        config = EngineConfig.from_json(bytes(link.hear()))
+        link.everyone.meet(0)  # All have imported what they need: what is saved now is the same at each start.
+        config = EngineConfig.from_json(bytes(link.everyone.hear()))
         reseed()
-        runner = load_follower(config, link)
+        runner = load_follower(config, RankPlace.of(link, config.pipeline_parallel))
         gc.disable()
-        runner.follow(link, partial(_lock_down, link, config.threads, runner))
+        runner.follow(partial(_lock_down, link, config.threads, runner))
     except (ConfigurationError, LockdownError, ModelLoadError) as error:
         return _end(EXIT_LOAD, f"rank {link.rank} cannot start: {error}")
     except RankGoneError:

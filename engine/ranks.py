@@ -16,7 +16,8 @@ from typing import NoReturn
 from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import keeper_calls
 from engine.sandbox.lockdown import end_with, leave, lock_down
-from engine.sandbox.rank_link import EXIT_RANK_GONE, MOST_RANKS, RankLink, RankRoom
+from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink, RankRoom
+from engine.sandbox.rank_memory import MOST_RANKS
 from isolation.ipc.errors import UnsupportedMachineError
 
 EXIT_USAGE = 2

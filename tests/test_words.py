@@ -153,6 +153,7 @@ COUNTED_NOUNS = frozenset(
 NEVER_ONE = {
     "appliance/common/image/store.py: len(found) images",
     "appliance/common/keys.py: len(keys) keys",
+    "appliance/common/model_rules.py: ranks processes",
     "appliance/gateway/console/alerts.py: count tenants",
     "appliance/gateway/console/alerts.py: facts.latency.requests requests",
     "appliance/gateway/console/alerts.py: grown times",
@@ -177,6 +178,7 @@ NEVER_ONE = {
     "appliance/selftest/g7_wire.py: [len(one) for one in captures] answers",
     "appliance/selftest/g8_service.py: os.cpu_count() cores",
     "appliance/supervisor/hand_over.py: self.repeats times",
+    "appliance/supervisor/ranks.py: threads.ranks processes",
     "appliance/supervisor/threads.py: quota cores",
     "policy/evaluate.py: access.choices choices",
     "policy/files.py: len(files) files",

@@ -27,7 +27,7 @@ from appliance.common.fleet_config import FleetConfig
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
 from appliance.common.listen_config import ListenConfig
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
-from appliance.common.model_rules import check_entry
+from appliance.common.model_rules import check_entry, rank_words
 from appliance.common.operator_config import OperatorApiConfig, RemoteOperatorsConfig
 from appliance.common.residency import ResidentLimits
 from appliance.common.token_config import TokenIssuerConfig, check_issuers
@@ -120,6 +120,13 @@ class ModelConfig(Section):
     """Processes that compute each engine of the model together, each with a part of every layer and of the KV cache.
     All are in the engine's one sandbox. For `runner: model` on the processor, without adapters and `weights: int8`;
     compiled kernels are not used, and blocks of KV do not leave the engine. Heads must be divisible by it."""
+    pipeline_parallel: Annotated[int, Field(ge=1, le=8), Unit("stages")] = 1
+    """Stages into which the layers of each engine of the model are cut, each of `tensor_parallel` or `expert_parallel`
+    processes. Several parts of a batch are on their way at once, so that all stages compute. As `tensor_parallel`
+    otherwise (docs/ranks.md)."""
+    expert_parallel: Annotated[int, Field(ge=1, le=8), Unit("processes")] = 1
+    """Processes among which the experts of a model are dealt; each has all of the rest, and of the KV cache. 1 or as
+    `tensor_parallel`: the processes that share layers deal experts too. As `tensor_parallel` otherwise."""
     adapters: tuple[AdapterConfig, ...] = Field(default=(), max_length=128, strict=False)
     """Adapters (LoRA) of the model."""
     adapter_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
@@ -148,6 +155,16 @@ class ModelConfig(Section):
         if self.keep != "always" and self.gpu != "off":
             raise ValueError("keep is for models on the processor: one on a GPU is always there; leave keep out")
         return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes of each engine of the model."""
+        return self.pipeline_parallel * max(self.tensor_parallel, self.expert_parallel)
+
+    @property
+    def rank_words(self) -> str:
+        """The keys that say how processes divide the model, with their values."""
+        return rank_words(dict(self))
 
     @property
     def adapter_digests(self) -> dict[str, bytes]:

@@ -171,6 +171,8 @@ class SandboxUp:
     """What an engine says that it computes with."""
     model_digest: str = ""
     """Digest of the model's files as `athanor model digest` prints it; empty for a model without files."""
+    ranks: int = 1
+    """Processes that compute together in an engine."""
 
 
 @dataclass(frozen=True, slots=True)

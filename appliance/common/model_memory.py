@@ -12,6 +12,7 @@ from pathlib import Path
 from appliance.common.catalog import SAFETENSORS, NamedFiles
 from appliance.common.config import ModelConfig
 from appliance.common.figures import size
+from appliance.common.model_shape import read_shape
 
 ENGINE_BYTES = 320 << 20
 """Bytes of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
@@ -80,8 +81,25 @@ def model_need(model: ModelConfig, files: NamedFiles, *, on_card: bool = False) 
     stored = files_bytes(files)
     held = stored // 2 if model.weights == "int8" else stored
     adapters = model.adapter_bytes if model.adapters else 0
-    engine = ENGINE_BYTES + (model.tensor_parallel - 1) * RANK_BYTES
+    engine = ENGINE_BYTES + (model.ranks - 1) * RANK_BYTES
+    if model.ranks > 1:
+        held += again_bytes(model, stored)
     return ModelNeed(model.name, held, stored, model.kv_bytes, adapters, engine)
+
+
+def again_bytes(model: ModelConfig, stored: int) -> int:
+    """Bytes of weights that further ranks hold once more: all but experts where experts alone are dealt, and an
+    embedding that is the head too where the layers are cut into stages. 0 where the shape cannot be read."""
+    shape = read_shape(model.folder)
+    if shape is None:
+        return 0
+    again, item = 0, shape.item("auto")
+    if model.expert_parallel > 1 and model.tensor_parallel == 1:
+        experts = shape.layers * shape.expert_count * 3 * shape.hidden * shape.expert_width * item
+        again = (model.expert_parallel - 1) * max(0, stored - experts)
+    if model.pipeline_parallel > 1 and shape.tied:
+        again += shape.vocabulary * shape.hidden * item
+    return again
 
 
 def files_bytes(files: NamedFiles) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+MOST_RANKS = 8
+"""Processes of one engine at the most, as ``engine.sandbox.rank_memory`` has it."""
+
 
 def check_entry(values: Mapping[str, Any]) -> None:
     """Check the values of an entry against each other.
@@ -56,8 +59,15 @@ def _check_adapters(values: Mapping[str, Any]) -> None:
         raise ValueError("adapters are for runner: model, and are computed on the processor alone: gpu must be off")
 
 
+def rank_words(values: Mapping[str, Any]) -> str:
+    """The keys that say how the processes of an engine divide a model, with their values; empty for one process."""
+    names = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+    return ", ".join(f"{name} {values[name]}" for name in names if values[name] > 1)
+
+
 def _check_ranks(values: Mapping[str, Any]) -> None:
-    ranks = values["tensor_parallel"]
+    tensor, stages, experts = values["tensor_parallel"], values["pipeline_parallel"], values["expert_parallel"]
+    ranks, words = stages * max(tensor, experts), rank_words(values)
     beside = {
         f"runner: {values['runner']}": values["runner"] != "model",
         "gpu": values["gpu"] != "off" or values["backend"] == "device",
@@ -66,4 +76,10 @@ def _check_ranks(values: Mapping[str, Any]) -> None:
     }
     for what, asked in beside.items():
         if ranks > 1 and asked:
-            raise ValueError(f"tensor_parallel {ranks} is not computed with {what}: take one")
+            raise ValueError(f"{words} is not computed with {what}: take one")
+    if ranks > MOST_RANKS:
+        raise ValueError(f"{words} are {ranks} processes, and an engine has {MOST_RANKS} at the most")
+    if experts > 1 and tensor not in (1, experts):
+        raise ValueError(
+            f"{words}: the same processes deal heads and experts, so one of the two is 1, or both are alike"
+        )

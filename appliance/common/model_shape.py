@@ -19,6 +19,9 @@ MAX_BYTES = 1 << 20
 MAX_NUMBER = 1 << 24
 """Largest number that is believed: positions of the longest published context are ten million."""
 
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names of the number of experts: Mixtral, gpt-oss and Llama 4; Qwen; DeepSeek."""
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by the type's name."""
 
@@ -43,6 +46,8 @@ class ModelShape:
     """Experts of one token; 0 without any."""
     expert_width: int = 0
     """Width of one expert's MLP."""
+    expert_count: int = 0
+    """Experts of a layer; 0 without any, or where the file does not say."""
     reaches: int = 1
     """Block tables of a row: one more where some layers have windows."""
     vocabulary: int
@@ -112,12 +117,18 @@ def _shape(values: dict[str, Any]) -> ModelShape:
         intermediate=inner,
         experts=0 if experts is None else _number(values, "num_experts_per_tok"),
         expert_width=0 if experts is None else _number(values, "moe_intermediate_size", inner),
+        expert_count=0 if experts is None else _expert_count(values),
         reaches=2 if isinstance(kinds, list) and "sliding_attention" in kinds else 1,
         vocabulary=_number(values, "vocab_size"),
         positions=_number(values, "max_position_embeddings"),
         tied=values.get("tie_word_embeddings") is True,
         dtype=dtype if isinstance(dtype, str) and dtype in ITEM_BYTES else "float32",
     )
+
+
+def _expert_count(values: dict[str, Any]) -> int:
+    """Number of a layer's experts, under the names that families have for it."""
+    return next((_number(values, name) for name in EXPERT_COUNTS if values.get(name) is not None), 0)
 
 
 def _number(values: dict[str, Any], name: str, otherwise: int | None = None) -> int:

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
-from appliance.supervisor.sandbox_output import last_words, line_logger
+from appliance.supervisor.sandbox_output import claimed, last_words, line_logger
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint
@@ -110,6 +110,8 @@ class BootPlan:
     """What the engine may hold of a GPU; None without one."""
     ahead_bytes: int = 0
     """Memory that the engine takes with its model, where a checkpoint may hold both (``warm.ahead``); 0: none may."""
+    ranks: int = 1
+    """Processes that compute together in the engine."""
 
     @property
     def digest(self) -> str:
@@ -146,13 +148,6 @@ class SavedStart:
             CheckpointError: it is damaged.
         """
         self.verdict.result()
-
-
-COMPUTES = "engine computes with "
-"""Beginning of the line in which an engine says so (``engine.startup.load``)."""
-
-MAX_CLAIM_CHARS = 600
-"""Characters kept of it: a form with the figures of eight has some 400."""
 
 
 @dataclass(slots=True)
@@ -211,7 +206,7 @@ def plan_boot(
     """
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
-    threads = role_threads(config, role, engine_place(config, model, tenant), model.tensor_parallel)
+    threads = role_threads(config, role, engine_place(config, model, tenant), model.ranks)
     if problem := rank_problem(model, threads):
         raise StartError(problem)
     spec = sandbox_spec(config, files, role, name, socket_dir, threads)
@@ -221,7 +216,7 @@ def plan_boot(
         spec, model = on_card.spec, on_card.model
     guest_model = runtime.guest_path(spec, "/model")
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
-    spills = spills and model.tensor_parallel == 1
+    spills = spills and model.ranks == 1
     if role is Role.ENGINE:
         configuration = _engine_configuration(config, model, files, runtime, spec, threads.count, spills=spills)
     else:
@@ -243,13 +238,14 @@ def plan_boot(
         threads.reason,
         on_card.use,
         0 if tenant or spills or on_card.use is not None else _ahead_bytes(model, files, role),
+        threads.ranks,
     )
 
 
 def _ahead_bytes(model: ModelConfig, files: ModelFiles, role: Role) -> int:
     """Memory of an engine whose model may sleep, which a checkpoint may hold; 0 for others: what is always there is
     loaded once, and ranks have shared memory with their host's help."""
-    wanted = role is Role.ENGINE and model.keep != ALWAYS and model.runner != "null" and model.tensor_parallel == 1
+    wanted = role is Role.ENGINE and model.keep != ALWAYS and model.runner != "null" and model.ranks == 1
     return model_need(model, files.engine).about if wanted else 0
 
 
@@ -287,6 +283,8 @@ def _engine_configuration(
         adapters=_adapter_places(files, spec, runtime),
         adapter_bytes=model.adapter_bytes,
         tensor_parallel=model.tensor_parallel,
+        pipeline_parallel=model.pipeline_parallel,
+        expert_parallel=model.expert_parallel,
     ).to_json()
 
 
@@ -359,12 +357,6 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said, computes = tail[-1] if tail else "", claimed(tail)
     return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
-
-
-def claimed(lines: Sequence[str]) -> str:
-    """What an engine's output says that it computes with, cut to ``MAX_CLAIM_CHARS``; empty where it says nothing."""
-    found = [line.removeprefix(COMPUTES) for line in lines if line.startswith(COMPUTES)]
-    return found[-1][:MAX_CLAIM_CHARS] if found else ""
 
 
 def end(booted: Booted) -> None:

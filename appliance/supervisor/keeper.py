@@ -127,13 +127,8 @@ class Keeper:
             delay = self.life.delay_s()
             # An end that is no failure, such as after the gateway left, is worth no warning.
             tell = log.warning if self.life.failures else log.info
-            tell(
-                "sandbox is down",
-                sandbox=self.plan.name,
-                cause=cause,
-                retry_in_s=delay,
-                generation=self.life.generation,
-            )
+            name, generation = self.plan.name, self.life.generation
+            tell("sandbox is down", sandbox=name, cause=cause, retry_in_s=delay, generation=generation)
             self._publish(self._down(cause, delay), ())
             if delay:
                 await self._nap(delay)
@@ -260,6 +255,7 @@ class Keeper:
             tenant=self.plan.tenant,
             start=booted.start,
             computes=booted.computes,
+            ranks=self.plan.ranks,
         )
         if self._publish(message, booted.channel.fds()):
             self._hand_over.sent()

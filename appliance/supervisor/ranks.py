@@ -13,28 +13,36 @@ def rank_problem(model: ModelConfig, threads: ThreadPlan) -> str:
     """Say why an engine of several ranks is not started; empty where it can be, or has one rank."""
     if threads.ranks == 1:
         return ""
-    return cores_problem(model.name, threads) or shape_problem(model.name, read_shape(model.folder), threads.ranks)
+    return cores_problem(model, threads) or shape_problem(model, read_shape(model.folder))
 
 
-def cores_problem(name: str, threads: ThreadPlan) -> str:
+def cores_problem(model: ModelConfig, threads: ThreadPlan) -> str:
     """Say that there are fewer cores than ranks; empty where there are enough."""
     if threads.cores >= threads.ranks:
         return ""
     return (
-        f"{name} has tensor_parallel {threads.ranks}, and its sandbox may use {counted(threads.cores, 'core')}: ranks "
-        f"wait for each other in every layer, so each needs its own ({threads.reason})"
+        f"{model.name} has {model.rank_words}, which are {threads.ranks} processes, and its sandbox may use "
+        f"{counted(threads.cores, 'core')}: ranks wait for each other in every step, so each needs its own "
+        f"({threads.reason})"
     )
 
 
-def shape_problem(name: str, shape: ModelShape | None, ranks: int) -> str:
-    """Say that heads cannot be dealt evenly; empty where they can, or where the engine has to read the shape itself."""
+def shape_problem(model: ModelConfig, shape: ModelShape | None) -> str:
+    """Say that heads, experts or layers cannot be dealt; empty where they can, or where the engine has to read the
+    shape itself."""
     if shape is None:
         return ""
-    begin = f"{name} has tensor_parallel {ranks}, and"
+    begin, ranks = f"{model.name} has {model.rank_words}, and", model.tensor_parallel
     if shape.heads % ranks:
         return f"{begin} {shape.heads} attention heads cannot be dealt evenly to {ranks} ranks"
     if shape.kv_heads % ranks and ranks % shape.kv_heads:
         return f"{begin} {shape.kv_heads} key-value heads cannot be dealt evenly to {ranks} ranks"
     if shape.intermediate < ranks:
         return f"{begin} an MLP's inner width of {shape.intermediate} cannot be dealt to {ranks} ranks"
+    if shape.layers < model.pipeline_parallel:
+        return f"{begin} {counted(shape.layers, 'layer')} cannot be cut into {model.pipeline_parallel} stages"
+    if model.expert_parallel > 1 and not shape.experts:
+        return f"{begin} the model has no experts: leave expert_parallel out"
+    if 0 < shape.expert_count < model.expert_parallel:
+        return f"{begin} {counted(shape.expert_count, 'expert')} cannot be dealt to {model.expert_parallel} ranks"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -16,6 +16,18 @@ content cuts them off here."""
 
 LINES = 3
 """Lines shown of an end during the start: its reason, and what led to it."""
+
+COMPUTES = "engine computes with "
+"""Beginning of the line in which an engine says so (``engine.startup.load``)."""
+
+MAX_CLAIM_CHARS = 600
+"""Characters kept of it: a form with the figures of eight has some 400."""
+
+
+def claimed(lines: Sequence[str]) -> str:
+    """What an engine's output says that it computes with, cut to ``MAX_CLAIM_CHARS``; empty where it says nothing."""
+    found = [line.removeprefix(COMPUTES) for line in lines if line.startswith(COMPUTES)]
+    return found[-1][:MAX_CLAIM_CHARS] if found else ""
 
 
 def last_words(sandbox: Sandbox, lines: int = LINES, known: str = "") -> str:

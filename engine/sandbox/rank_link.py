@@ -1,12 +1,12 @@
 """Shared memory and bells between the ranks of one engine, made before they are forked; standard library only.
 
-Ranks *meet*: each writes into its own part of the memory, tells the number of its turn, and waits until all others have
-told theirs; then every rank may read what all have written. One turn's parts are written again two turns later. By then
-every rank has come to the turn between, so it has read what it wanted, and nothing has to be acknowledged.
+All ranks, or those of one stage of a pipeline, *meet* (``engine.sandbox.rank_meeting``); a rank passes what it computed
+on to one other rank by a *queue* (``engine.sandbox.rank_queue``). This module has what both need: the memory and its
+places, and how a rank waits.
 
-A rank that waits looks again and again for a short while, then sleeps at a pipe; who comes later rings. There is no
-time limit: a rank that ends is the engine's end (``engine.ranks``), and one that computes for ever is noticed by the
-host, as an engine of one rank is.
+A rank that waits looks again and again for a short while, then sleeps at a pipe; who has written what it waits for
+rings. There is no time limit: a rank that ends is the engine's end (``engine.ranks``), and one that computes for ever
+is noticed by the host, as an engine of one rank is.
 """
 
 from __future__ import annotations
@@ -15,33 +15,20 @@ import mmap
 import os
 from dataclasses import dataclass
 
-from engine.errors import RankError, RankGoneError
+from engine.errors import RankGoneError
+from engine.sandbox.rank_meeting import Meeting
+from engine.sandbox.rank_memory import CONTROL_BYTES, EVERYONE, STAGE, memory_bytes, sleep_word
+from engine.sandbox.rank_queue import RankQueue
 from isolation.ipc.doorbell import BellReader, BellWriter, create_pipe
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence, require_total_store_order
-from isolation.ipc.wiping import wipe
-
-MOST_RANKS = 8
-"""Ranks of one engine at the most: bounds memory and descriptors that are taken before a configuration is there."""
 
 EXIT_RANK_GONE = 5
 """Exit status of a rank that ends because another has ended: the keeper gives that one's status."""
 
-PART_BYTES = 4 << 20
-"""Bytes that a rank writes in one turn at the most; more takes several turns. Pages that nobody writes take none."""
-
 LOOKS = 1_500
-"""Looks at another rank's turn before the waiting one sleeps: some 100 us, longer than ranks that compute alike differ,
+"""Looks at another rank's word before the waiting one sleeps: some 100 us, longer than ranks that compute alike differ,
 and shorter than what a sandbox takes to sleep and to wake."""
-
-_PARITIES = 2
-_LINE_WORDS = 8
-"""64-bit words of a cache line: what one rank writes lies in a line of its own."""
-_CONTROL_BYTES = 4096
-_TURN, _ASLEEP, _LENGTH = 0, 1, 2
-"""Words of a rank's line: its turn, whether it sleeps, the bytes that it wrote in even and in odd turns."""
-_SIZE_BYTES = 8
-"""Bytes of the length before a told text."""
 
 
 class RankLink:
@@ -60,105 +47,58 @@ class RankLink:
         self.rank = rank
         self.size = size
         self.memory = memoryview(memory)
-        self._words = self.memory[:_CONTROL_BYTES].cast("Q")
-        self._own = rank * _LINE_WORDS
+        self.words = self.memory[:CONTROL_BYTES].cast("Q")
+        """The control page."""
+        self._asleep = sleep_word(rank)
         self._bell = BellReader(bell)
-        self._others = [(peer * _LINE_WORDS, BellWriter(fd)) for peer, fd in sorted(others.items())]
-        self._turn = 0
-        self._told: memoryview | None = None
-        """What this rank told last, which is overwritten as soon as all have read it."""
-
-    @property
-    def turn(self) -> int:
-        """Number of the next turn."""
-        return self._turn + 1
+        self._others = {peer: BellWriter(fd) for peer, fd in sorted(others.items())}
+        self.everyone = Meeting(self, tuple(range(size)), EVERYONE)
+        """All ranks."""
 
     @property
     def bells(self) -> tuple[int, tuple[int, ...]]:
         """The descriptor that is read, and those that are written."""
-        return self._bell.fd, tuple(writer.fd for _, writer in self._others)
+        return self._bell.fd, tuple(writer.fd for writer in self._others.values())
 
-    def place(self, rank: int, turn: int) -> int:
-        """Offset in ``memory`` of what a rank writes in a turn."""
-        return _CONTROL_BYTES + (turn % _PARITIES * self.size + rank) * PART_BYTES
+    def stage(self, ranks: tuple[int, ...]) -> Meeting:
+        """The meeting of the ranks of this rank's stage of a pipeline; to be called once, by each of them."""
+        return self.everyone if len(ranks) == self.size else Meeting(self, ranks, STAGE)
 
-    def meet(self, length: int) -> None:
-        """Say that ``length`` bytes of this turn are written, and wait for all ranks to say theirs.
+    def queue(self, source: int | None, target: int | None) -> RankQueue:
+        """The queue from rank ``source`` to this one, and from this one to rank ``target``; to be called once."""
+        return RankQueue(self, source, target)
+
+    def wake(self, rank: int) -> None:
+        """Ring a rank that sleeps; what it waits for was written before.
 
         Raises:
-            RankGoneError: another rank has ended.
+            RankGoneError: it has ended.
         """
-        words = self._words
-        turn = self._turn = self._turn + 1
-        words[self._own + _LENGTH + turn % _PARITIES] = length
-        words[self._own + _TURN] = turn
-        fence()
-        for line, bell in self._others:
-            if words[line + _ASLEEP]:
-                self._ring(bell)
-        for line, _ in self._others:
-            if words[line + _TURN] < turn:
-                self._await(line + _TURN, turn)
-        if self._told is not None:
-            # All have come to this turn, so all have read what was told in the last one.
-            self._told[:] = bytes(len(self._told))
-            self._told = None
+        if self.words[sleep_word(rank)]:
+            try:
+                self._others[rank].ring()
+            except PeerGoneError as error:
+                raise RankGoneError("another rank of this engine has ended") from error
 
-    def length_of(self, rank: int) -> int:
-        """Bytes that a rank wrote in the turn that has just been met in."""
-        return self._words[rank * _LINE_WORDS + _LENGTH + self._turn % _PARITIES]
+    def wait_for(self, place: int, value: int) -> None:
+        """Wait until the word at ``place``, which another rank counts up, is ``value`` at least.
 
-    def tell(self, text: bytes | bytearray) -> None:
-        """Give every other rank these bytes; they call ``hear``."""
-        given = bytearray(_SIZE_BYTES + len(text))
-        given[:_SIZE_BYTES] = len(text).to_bytes(_SIZE_BYTES, "little")
-        given[_SIZE_BYTES:] = text
-        whole = memoryview(given)
-        for start in range(0, len(whole), PART_BYTES):
-            piece = whole[start : start + PART_BYTES]
-            place = self.place(self.rank, self.turn)
-            room = self.memory[place : place + len(piece)]
-            room[:] = piece
-            self.meet(len(piece))
-            self._told = room
-        wipe(given)
-
-    def hear(self, teller: int = 0) -> bytearray:
-        """What rank ``teller`` tells: a copy, which the caller overwrites."""
-        text = bytearray()
-        size = _SIZE_BYTES
-        while len(text) < size:
-            self.meet(0)
-            length = self.length_of(teller)
-            if not 0 < length <= PART_BYTES:
-                raise RankError(f"rank {teller} told {length} bytes in one turn; ranks are out of step")
-            place = self.place(teller, self._turn)
-            text += self.memory[place : place + length]
-            size = _SIZE_BYTES + int.from_bytes(text[:_SIZE_BYTES], "little")
-        del text[:_SIZE_BYTES]
-        return text
-
-    def _await(self, place: int, turn: int) -> None:
-        words = self._words
+        Raises:
+            RankGoneError: every other rank has ended.
+        """
+        words = self.words
         for _ in range(LOOKS):
-            if words[place] >= turn:
+            if words[place] >= value:
                 return
-        asleep = self._own + _ASLEEP
         pause = LOOK_AGAIN_S
-        words[asleep] = 1
+        words[self._asleep] = 1
         fence()
-        while words[place] < turn:
+        while words[place] < value:
             if not self._bell.wait(pause):
                 pause = min(2 * pause, LOOK_AGAIN_AT_MOST_S)
             elif not self._bell.drain():
                 raise RankGoneError("another rank of this engine has ended")
-        words[asleep] = 0
-
-    def _ring(self, bell: BellWriter) -> None:
-        try:
-            bell.ring()
-        except PeerGoneError as error:
-            raise RankGoneError("another rank of this engine has ended") from error
+        words[self._asleep] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +118,7 @@ class RankRoom:
         """
         require_total_store_order()
         # Shared between processes and without a name: nothing to open, and no descriptor is left.
-        memory = mmap.mmap(-1, _CONTROL_BYTES + _PARITIES * size * PART_BYTES)
+        memory = mmap.mmap(-1, memory_bytes(size))
         return cls(memory, tuple(create_pipe() for _ in range(size)))
 
     def link(self, rank: int) -> RankLink:

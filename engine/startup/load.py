@@ -12,6 +12,7 @@ import torch
 
 from engine.backends.common.host_runner import HostRunner
 from engine.backends.common.loading import Loaded, LoadSource
+from engine.backends.common.pipelined import PipelinedRunner
 from engine.backends.common.ranked import LeadingRunner
 from engine.backends.cuda.runtime.budget import MOST_SHARE
 from engine.backends.native.coding import open_codec
@@ -33,7 +34,7 @@ from engine.model.coded.codec import WeightCodec
 from engine.model.layers.decoder import Decoder
 from engine.model.layers.parallel import ALONE, Parallel
 from engine.model.layers.pooling import POOLINGS
-from engine.sandbox.rank_link import RankLink
+from engine.sandbox.rank_place import RankPlace
 from engine.startup.backends_table import choices, load_backend
 from engine.startup.memory_estimate import predict_memory
 from engine.startup.warmup import warm_up
@@ -52,7 +53,7 @@ def load_engine(
     warm: bool = True,
     spill: SpillChannel | None = None,
     parallel: Parallel = ALONE,
-    link: RankLink | None = None,
+    place: RankPlace | None = None,
     say: Say = lambda _: None,
 ) -> Engine:
     """Load the model that the configuration names and make it ready.
@@ -63,7 +64,7 @@ def load_engine(
         warm: run the largest steps once.
         spill: the KV spill tier's channel; without effect where ``spill_obstacle`` names a reason.
         parallel: which part of the model this rank holds.
-        link: to the other ranks, which follow (``engine.startup.ranks``); None: there are none.
+        place: of rank 0 among the others, which follow (``engine.startup.ranks``); None: there are none.
         say: takes lines about what was loaded.
 
     Raises:
@@ -78,8 +79,8 @@ def load_engine(
     codec = cache(partial(_codec, config, say))
     source = LoadSource(config=config, description=description, device=device, parallel=parallel, open_codec=codec)
     loaded = load_backend(source)
-    if link is not None:
-        loaded = leading(loaded, link)
+    if place is not None:
+        loaded = leading(loaded, place)
     engine = assemble(config, description, loaded, spill)
     engine.form, engine.weights = FORMS.index(source.form), loaded.weights
     del source, codec
@@ -94,7 +95,7 @@ def load_engine(
         say(f"engine holds its weights as {loaded.weights.word}")
     if loaded.form is not None:
         need = predict_memory(config, description, loaded.backend, loaded.form, parallel)
-        say(f"engine holds {need}" + (f", in each of {parallel.size} ranks" if parallel.size > 1 else ""))
+        say(f"engine holds {need}" + (f", in the first of {parallel.ranks} ranks" if parallel.ranks > 1 else ""))
     if config.adapters:
         _tell_adapters(config, loaded, say)
     if spill is not None and engine.spill is None:
@@ -102,10 +103,12 @@ def load_engine(
     return engine
 
 
-def leading(loaded: Loaded, link: RankLink) -> Loaded:
+def leading(loaded: Loaded, place: RankPlace) -> Loaded:
     """The backend of rank 0, which has the others do what it does. Its blocks do not leave: each rank has a part."""
     assert isinstance(loaded.backend, HostRunner), "ranks compute with plain operations"
-    return replace(loaded, backend=LeadingRunner(loaded.backend, link), content=None, bank=None)
+    own = loaded.backend
+    backend: Backend = PipelinedRunner(own, place) if place.stages > 1 else LeadingRunner(own, place)
+    return replace(loaded, backend=backend, content=None, bank=None)
 
 
 def _tell_adapters(config: EngineConfig, loaded: Loaded, say: Say) -> None:
@@ -139,7 +142,7 @@ def assemble(
     backend = loaded.backend
     layout, limits, capabilities = backend.storage.layout, backend.limits, backend.capabilities
     pool = BlockPool(layout.num_blocks)
-    origin = description.kv_origin(config.model_digest)
+    origin = description.kv_origin(config.model_digest) + _ranks_origin(config)
     cache = PrefixCache(
         pool,
         root=layout.root(origin),
@@ -155,6 +158,13 @@ def assemble(
     if spill is not None and loaded.content is not None and not spill_obstacle(config, backend):
         tier = SpillTier(spill, loaded.content, pool, cache, backend.adopt)
     return Engine(scheduler, backend, vectors=loaded.vectors, spill=tier, publisher=publisher)
+
+
+def _ranks_origin(config: EngineConfig) -> str:
+    """What block names of an engine of several ranks begin with beside the model: each layout has names of its own."""
+    if config.ranks == 1:
+        return ""
+    return f"/ranks/{config.tensor_parallel}/{config.pipeline_parallel}/{config.expert_parallel}"
 
 
 def spill_obstacle(config: EngineConfig, backend: Backend) -> str:

@@ -66,6 +66,8 @@ class SandboxRecord:
     cause: str = ""
     computes: str = ""
     """What an engine said last that it computes with."""
+    ranks: int = 1
+    """Processes that compute together in an engine, as the supervisor starts it."""
     hang: str = ""
     """Why a sandbox that is there counts as hung, as it was last looked at; empty while it answers."""
     frozen: bool = False
@@ -82,7 +84,8 @@ class SandboxRecord:
     def note_up(self, message: SandboxUp) -> None:
         """Note that the sandbox is there."""
         self.become("ready")
-        self.pid, self.restarts, self.computes = message.pid, message.restarts, message.computes
+        self.pid, self.restarts = message.pid, message.restarts
+        self.computes, self.ranks = message.computes, message.ranks
         self.note_start(message.start)
 
     def note_start(self, start: str) -> None:

@@ -163,7 +163,7 @@ KV_PUBLIC_BLOCKS, KV_PUBLIC_HITS = "athanor.kv.public_blocks", "athanor.kv.publi
 MODELS = "athanor.models"
 MODEL_STATE = "athanor.model.state"
 MODEL_WAKE_TIME = "athanor.model.last_wake"
-MODEL_WEIGHTS = "athanor.model.weights"
+MODEL_WEIGHTS, MODEL_RANKS = "athanor.model.weights", "athanor.model.ranks"
 MODEL_WAKES, MODEL_SLEEPS = "athanor.model.wakes", "athanor.model.sleeps"
 MODEL_REFUSALS = "athanor.model.asleep_refusals"
 SANDBOX_READY = "athanor.sandbox.ready"
@@ -471,6 +471,7 @@ GAUGES = {
         "Engines by the form of their weights: float32, bf16, fp16, int8, fp8, palette, compressed, none.",
         frozenset({"model", "form"}),
     ),
+    MODEL_RANKS: Instrument("{process}", "Processes that compute each engine together.", frozenset({"model"})),
     MODELS: Instrument("{model}", "Models by state; of one that fails, status has the reason.", frozenset({"state"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox is there and does not hang.", frozenset({"model", "role"})),
     SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),

@@ -263,6 +263,8 @@ class Gauges:
                 if record.state == "ready" and record.memory_limit_bytes:
                     yield Level(names.SANDBOX_MEMORY, record.memory_bytes, labels)
                     yield Level(names.SANDBOX_MEMORY_LIMIT, record.memory_limit_bytes, labels)
+                if record.state == "ready" and role == "engine" and not model.tenant:
+                    yield Level(names.MODEL_RANKS, record.ranks, {"model": model.name})
                 if not model.tenant:
                     yield Level(names.SANDBOX_FROZEN, int(record.frozen), labels)
                 if record.away_s is not None and not model.tenant:

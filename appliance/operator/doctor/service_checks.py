@@ -73,7 +73,7 @@ def check_ranks(problems: tuple[str, ...]) -> Iterator[Finding]:
         yield Subject(Area.SERVICE, "ranks").problem(
             line,
             means="the engine of this model is not started",
-            mend="set another tensor_parallel, or sandbox.cores, in the configuration",
+            mend="set another tensor_, pipeline_ or expert_parallel, or sandbox.cores, in the configuration",
         )
 
 

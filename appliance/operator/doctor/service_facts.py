@@ -198,8 +198,7 @@ def _threads(config: ApplianceConfig) -> tuple[tuple[str, ...], tuple[str, ...]]
     """Plan the engines' threads as a supervisor started from here would; engines on equal nodes have one line. Then
     why engines of several ranks would not be started."""
     plans = [
-        (model, role_threads(config, Role.ENGINE, engine_place(config, model), model.tensor_parallel))
-        for model in config.models
+        (model, role_threads(config, Role.ENGINE, engine_place(config, model), model.ranks)) for model in config.models
     ]
     problems = (rank_problem(model, plan) for model, plan in plans)
     return tuple(dict.fromkeys(plan.reason for _, plan in plans)), tuple(filter(None, problems))

@@ -8,7 +8,7 @@ the step runs without it, and its place in the samples says ``FAILED``, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -23,9 +23,10 @@ from engine.backends.common.sliced_sampling import Chooser
 from engine.backends.common.storage import KvStorage
 from engine.core.backend import Capabilities, Samples
 from engine.core.scheduler.limits import SchedulerLimits
-from engine.core.scheduler.plan import FAILED, NO_ROWS, StepPlan
+from engine.core.scheduler.plan import FAILED, NO_ROWS, Chunk, RowMask, StepPlan
 from engine.errors import ForeignBlockError
 from engine.model.layers.decoder import Decoder
+from isolation.ipc.logprob import PromptLogprobs
 
 
 class StepLogits(NamedTuple):
@@ -105,12 +106,28 @@ class HostRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
-        self.batches.intake.take(plan)
-        for admission in plan.admissions:
-            self._sampler.admit(admission)
+        self.take(plan)
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
         return run_owned(self.batches, plan, self._run, checked=self.forward.checks_owners)
+
+    def take(self, plan: StepPlan) -> None:
+        """Take a plan's admissions, grown tables and zeroed blocks."""
+        self.batches.intake.take(plan)
+        for admission in plan.admissions:
+            self._sampler.admit(admission)
+
+    def takes_maximum(self, rows: list[int], masks: Mapping[int, RowMask]) -> bool:
+        """Whether all these rows take the maximum of their logits, and nothing else of them is needed."""
+        return not masks and self._sampler.wants_maximum(rows)
+
+    def choose(self, logits: Tensor, rows: list[int], positions: Ints, masks: Mapping[int, RowMask]) -> Samples:
+        """A token for each row of ``logits``; see ``Chooser.choose``."""
+        return self._chooser.choose(logits, rows, positions, masks)
+
+    def score(self, logits: Tensor, chunk: Chunk) -> PromptLogprobs:
+        """Log-probabilities of the tokens that a chunk scores."""
+        return self._chooser.score(logits, chunk.row, chunk.score_from, self.batches.scored_tokens(chunk))
 
     def forget(self, rows: list[int]) -> None:
         """Overwrite the tokens of these rows."""
@@ -134,15 +151,13 @@ class HostRunner:
         count = len(rows)
         if not rows:
             samples = Samples([])
-        elif best is not None and not plan.masks and self._sampler.wants_maximum(rows):
+        elif best is not None and self.takes_maximum(rows, plan.masks):
             samples = Samples(best[:count].tolist())
         else:
-            samples = self._chooser.choose(logits[:count], rows, next_positions[:count], plan.masks)
+            samples = self.choose(logits[:count], rows, next_positions[:count], plan.masks)
         for chunk in plan.prefills:
             if chunk.num_scored:
-                lines = logits[count : count + chunk.num_scored]
-                tokens = self.batches.scored_tokens(chunk)
-                samples.prompts.append(self._chooser.score(lines, chunk.row, chunk.score_from, tokens))
+                samples.prompts.append(self.score(logits[count : count + chunk.num_scored], chunk))
                 count += chunk.num_scored
         self.batches.advance(plan, samples.token_ids)
         return samples

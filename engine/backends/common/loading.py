@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -15,16 +15,17 @@ from engine.backends.common.storage import KvStorage
 from engine.config import EngineConfig
 from engine.core.backend import Backend, VectorSource
 from engine.core.kv.groups import divide
-from engine.core.kv.layout import KvLayout, fit_layout
+from engine.core.kv.layout import MIN_BLOCKS, KvLayout, fit_layout
 from engine.core.kv.spill import Contents
 from engine.core.scheduler.limits import SchedulerLimits
+from engine.errors import ConfigurationError
 from engine.model.adapters.bank import AdapterBank, AdapterSource
 from engine.model.checkpoint.config import ModelConfig
 from engine.model.checkpoint.safetensors import OpenCodec
 from engine.model.checkpoint.weights import load_model
 from engine.model.coded.codec import open_numpy_codec
 from engine.model.layers.decoder import Decoder
-from engine.model.layers.parallel import ALONE, Parallel
+from engine.model.layers.parallel import ALONE, Parallel, Span
 from isolation.ipc.messages import WeightForm
 
 
@@ -66,7 +67,7 @@ class LoadSource:
             parallel=self.parallel,
             open_codec=self.open_codec,
         )
-        if self.config.adapters and self.parallel.size == 1 and self.config.runner == "model":
+        if self.config.adapters and self.parallel.ranks == 1 and self.config.runner == "model":
             load_adapters(model, self.config)
         return model
 
@@ -179,13 +180,28 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def layout_for(config: EngineConfig, model: ModelConfig, dtype: str, parallel: Parallel = ALONE) -> KvLayout:
     """KV layout of a model, or of this rank's part of it, under a configuration."""
+    groups = divide(model.kv_layers, config.block_size, min(config.max_context, model.max_positions))
+    one = partial(KvLayout, block_size=config.block_size, dtype=dtype, num_blocks=1, groups=groups)
+
+    def block_bytes(layers: Span | None) -> int:
+        return one(layers=replace(parallel, layers=layers).kv_layers(model.kv_layers)).block_bytes
+
+    kv_bytes = config.kv_bytes
+    if parallel.ranks > 1:
+        # Of all ranks together: each has the same number of blocks, with its own heads and layers.
+        everywhere = parallel.width * sum(map(block_bytes, parallel.stages or (parallel.layers,)))
+        if kv_bytes < (MIN_BLOCKS + 1) * everywhere:
+            raise ConfigurationError(
+                f"kv_bytes is {kv_bytes}: too small for {MIN_BLOCKS} blocks of this model on {parallel.ranks} ranks; "
+                f"give at least {(MIN_BLOCKS + 1) * everywhere}"
+            )
+        kv_bytes = kv_bytes // everywhere * block_bytes(parallel.layers)
     return fit_layout(
-        # Of all ranks together: each has the same number of blocks, with its own heads.
-        kv_bytes=config.kv_bytes // parallel.size,
+        kv_bytes=kv_bytes,
         layers=parallel.kv_layers(model.kv_layers),
         block_size=config.block_size,
         dtype=dtype,
-        groups=divide(model.kv_layers, config.block_size, min(config.max_context, model.max_positions)),
+        groups=groups,
     )
 
 

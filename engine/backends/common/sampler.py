@@ -115,10 +115,10 @@ class Sampler:
         """
         index = np.array(rows, dtype=np.int64)
         if self._plain[index].all():
-            return Samples(_greedy(logits).tolist())
+            return Samples(greedy(logits).tolist())
         raw = logits.float()
         scores = self._penalties.apply(self._biases.apply(raw, rows), rows)
-        chosen = _greedy(scores)
+        chosen = greedy(scores)
         self._draw(scores, chosen, index, positions)
         token_ids: list[int] = torch.where(raw.amax(-1).isfinite(), chosen, FAILED).tolist()
         self._penalties.count(rows, token_ids)
@@ -321,7 +321,7 @@ def _invert(weights: Tensor, points: Tensor) -> Tensor:
     return (stretch * STRETCH + torch.searchsorted(inner, rest, right=True)).squeeze(1)
 
 
-def _greedy(scores: Tensor) -> Tensor:
+def greedy(scores: Tensor) -> Tensor:
     """The id of each row's maximum, ``FAILED`` where that is not finite (a maximum is NaN when any score is)."""
     values, ids = scores.max(-1)
     return torch.where(values.isfinite(), ids, FAILED)

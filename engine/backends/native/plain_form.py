@@ -50,7 +50,7 @@ def check_supported(model: Decoder, max_context: int) -> list[PlainLayer]:
         raise UnusableKernelsError(f"they have no {str(model.dtype).removeprefix('torch.')}")
     if config.head_dim > MAX_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
         raise UnusableKernelsError(f"they take heads up to {MAX_DIM} wide and groups up to {MAX_GROUP}")
-    if model.parallel.size > 1 or len(model.layers) != config.num_layers:
+    if model.parallel.ranks > 1 or len(model.layers) != config.num_layers:
         raise UnusableKernelsError("they run a whole model on one rank")
     if not model.plain:
         raise UnusableKernelsError("they do not scale embeddings, cap logits or know several rotary embeddings")

@@ -141,7 +141,7 @@ class Decoder:
         *,
         alone: bool = False,
     ) -> Tensor:
-        """Compute one step of a whole model.
+        """Compute one step of a whole model, or of one stage of a pipeline.
 
         Args:
             token_ids: int64, shape ``(N,)``.
@@ -152,8 +152,11 @@ class Decoder:
             alone: take the adapters' products row by row, so that no row's numbers depend on others.
 
         Returns:
-            Logits of shape ``(M, vocab_size)`` in the model's dtype, the same on every rank.
+            Logits of shape ``(M, vocab_size)`` in the model's dtype, the same on every rank of the last stage; on ranks
+            of other stages zeros in their place, which take no memory.
         """
+        if self.parallel.pipe is not None:
+            return self._advance_stage(token_ids, positions, attend, wanted)
         if not len(adapters):
             return self.logits(self.advance(self.embed(token_ids), positions, attend), wanted)
         assert self.bank is not None, "rows with an adapter came in, and the model has none"
@@ -161,6 +164,18 @@ class Decoder:
             x = self.advance(self.embed(token_ids), positions, attend, adapters)
             self.bank.choose(adapters.index_select(0, wanted), alone=alone)
             return self.logits(x, wanted)
+
+    def _advance_stage(self, token_ids: Tensor, positions: Tensor, attend: Attention, wanted: Tensor) -> Tensor:
+        """Take the residual stream from the stage before, through the layers here, and on to the next stage."""
+        pipe = self.parallel.pipe
+        assert pipe is not None, "there are other stages"
+        hidden = self.config.hidden_size
+        x = self.embed(token_ids) if self.takes_ids else pipe.receive((len(token_ids), hidden), self.dtype)
+        x = self.advance(x, positions, attend)
+        if self._head is not None:
+            return self.logits(x, wanted)
+        pipe.send(x)
+        return x.new_zeros(1, 1).expand(len(wanted), self.config.vocab_size)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The residual stream of these ids (int64, ``(N,)``) before the first layer, ``(N, hidden)``."""

@@ -1,8 +1,9 @@
 """A rank's place among those that run one model together.
 
 Tensor parallel: each rank holds some heads, some of an MLP's inner width, some experts and some of the vocabulary, and
-sums or gathers what the others hold. Pipeline parallel: each rank holds some layers. A ``Group`` moves the numbers; one
-rank alone has none and calls nothing.
+sums or gathers what the others hold. Expert parallel: each rank holds some experts and all of the rest. Pipeline
+parallel: each rank holds some layers, and passes the residual stream to the next stage. A ``Group`` and a ``Pipe`` move
+the numbers; one rank alone has none and calls nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ class Group(Protocol):
         """The ``x`` of every rank, in their order; all have one shape."""
 
 
+class Pipe(Protocol):
+    """Moves the residual stream from one stage of a pipeline to the next."""
+
+    def send(self, x: Tensor) -> None:
+        """Pass ``x`` on to the next stage; returns when it is copied, not when it is read."""
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Take what the stage before passes on, waiting for it; a fresh tensor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """Which part of the model this rank holds."""
@@ -40,6 +51,28 @@ class Parallel:
     group: Group | None = None
     layers: Span | None = None
     """Layers of this rank's stage of the pipeline; None for all."""
+    experts: Parallel | None = None
+    """This rank among those that deal experts and nothing else of a layer; None: the ranks that share each layer deal
+    experts too."""
+    stages: tuple[Span, ...] = ()
+    """Layers of every stage of the pipeline; none: there is one stage."""
+    pipe: Pipe | None = None
+    """To the stages before and behind; None: there is one stage."""
+
+    @property
+    def of_experts(self) -> Parallel:
+        """This rank among those that deal experts."""
+        return self if self.experts is None else self.experts
+
+    @property
+    def width(self) -> int:
+        """Ranks of one stage."""
+        return max(self.size, self.of_experts.size)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole model."""
+        return self.width * max(1, len(self.stages))
 
     def share(self, total: int) -> Span:
         """This rank's part of ``total`` things that may be dealt unevenly: experts, inner width."""

@@ -2,7 +2,7 @@
 
 Column parallel: a rank has some outputs of a map, which need nobody else. Row parallel: a rank has some inputs, and the
 results are summed. Vocabulary parallel: a rank has some ids; embeddings are summed, logits gathered. Expert parallel
-needs no layer of its own: a block holds the experts of ``parallel.share(num_experts)`` and sums its result.
+needs no layer of its own: a block holds the experts of ``of_experts.share(num_experts)`` and sums its result.
 """
 
 from __future__ import annotations

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from engine.errors import RankError
-from engine.sandbox.rank_link import PART_BYTES, RankLink
+from engine.sandbox.rank_meeting import Meeting
+from engine.sandbox.rank_memory import PART_BYTES
 
 
 class SharedGroup:
-    """The ranks behind a link."""
+    """The ranks of a meeting."""
 
-    def __init__(self, link: RankLink) -> None:
-        self._link = link
-        self._bytes = torch.frombuffer(link.memory, dtype=torch.uint8)
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._bytes = torch.frombuffer(meeting.memory, dtype=torch.uint8)
         self._parts: dict[tuple[torch.dtype, int], list[Tensor]] = {}
         """By dtype and parity of a turn: the part of each rank."""
 
@@ -38,7 +39,7 @@ class SharedGroup:
         flat = x.reshape(-1)
         if len(flat) * x.itemsize <= PART_BYTES:
             return [one[: len(flat)].view(x.shape) for one in self._exchange(flat)]
-        gathered = [torch.empty_like(flat) for _ in range(self._link.size)]
+        gathered = [torch.empty_like(flat) for _ in range(self._meeting.size)]
         begin = 0
         for part in _pieces(flat):
             for whole, one in zip(gathered, self._exchange(part), strict=True):
@@ -57,12 +58,12 @@ class SharedGroup:
 
     def _exchange(self, part: Tensor) -> list[Tensor]:
         """Write a part and meet; gives what every rank has for it."""
-        link = self._link
-        rooms = self._rooms(part.dtype, link.turn)
-        rooms[link.rank][: len(part)].copy_(part)
+        meeting = self._meeting
+        rooms = self._rooms(part.dtype, meeting.turn)
+        rooms[meeting.rank][: len(part)].copy_(part)
         length = len(part) * part.itemsize
-        link.meet(length)
-        if any(link.length_of(rank) != length for rank in range(link.size)):
+        meeting.meet(length)
+        if any(meeting.length_of(rank) != length for rank in range(meeting.size)):
             raise RankError(f"a rank brought {length} bytes to a turn and another did not; ranks are out of step")
         return rooms
 
@@ -70,7 +71,7 @@ class SharedGroup:
         key = dtype, turn % 2
         found = self._parts.get(key)
         if found is None:
-            begins = [self._link.place(rank, turn) for rank in range(self._link.size)]
+            begins = [self._meeting.place(rank, turn) for rank in range(self._meeting.size)]
             found = self._parts[key] = [self._bytes[begin : begin + PART_BYTES].view(dtype) for begin in begins]
         return found
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from appliance.supervisor import boot as boot_module
-from appliance.supervisor.boot import MAX_CLAIM_CHARS, Booted, BootPlan, boot, claimed
+from appliance.supervisor.boot import Booted, BootPlan, boot
+from appliance.supervisor.sandbox_output import MAX_CLAIM_CHARS, claimed
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
 from isolation.ipc.engine import RequestFailure, StepOutput

@@ -1,7 +1,8 @@
 """Ranks outside of a sandbox: ``python -m tests.engine.ranks.pair RANKS JOBS OUT`` plays each job's schedules on all.
 
-JOBS is a JSON list of jobs (folder, seeds, vocab, fields of the configuration and of the requests); OUT gets a JSON
-list with the answers of each schedule. As in ``engine.ranks``, tensors are imported after the fork.
+JOBS is a JSON list of jobs (folder, seeds, vocab, layout of ranks, fields of the configuration and of the requests,
+and ``fault``: a row is given another's block); OUT gets a JSON list with the answers of each schedule. As in
+``engine.ranks``, tensors are imported after the fork.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ def configured(job: dict, size: int) -> object:
     from engine.config import EngineConfig
     from tests.engine.ranks.schedules import LIMITS
 
-    values = {"dtype": "float32", **LIMITS, **job.get("config", {})}
-    return EngineConfig(model_dir=job["folder"], model_digest="00", tensor_parallel=size, **values)
+    layout = {} if size == 1 else job.get("layout", {"tensor_parallel": size})
+    values = {"dtype": "float32", **LIMITS, **layout, **job.get("config", {})}
+    return EngineConfig(model_dir=job["folder"], model_digest="00", **values)
 
 
 def play_job(engine: object, job: dict) -> list[dict]:
     """Answers of each of a job's schedules, one after the other in one engine."""
-    from tests.engine.ranks.schedules import draw, play, told
+    from tests.engine.ranks.schedules import draw, play, play_fault, told
 
     found = []
+    if job.get("fault"):
+        answers = play_fault(engine, job["vocab"])
+        found.append({**told(answers), "failures": [answer.failure for answer in answers.values()]})
     for seed in job["seeds"]:
         submits = draw(seed, job["vocab"], **job.get("fields", {}))
         if job.get("alone"):
@@ -51,22 +56,26 @@ def run(link: RankLink, jobs: list[dict], out: Path) -> None:
     """Play as one rank."""
     import torch
 
+    from engine.sandbox.rank_place import RankPlace
     from engine.startup.load import load_engine
-    from engine.startup.ranks import check_ranks, load_follower, parallel_of
+    from engine.startup.ranks import check_ranks, lead_parallel, load_follower
 
     torch.set_num_threads(1)
-    results = []
+    results, places = [], {}
     for job in jobs:
         config = configured(job, link.size)
+        stages = config.pipeline_parallel
+        place = places[stages] = places.get(stages) or RankPlace.of(link, stages)
         if link.rank:
-            runner = load_follower(config, link)
+            runner = load_follower(config, place)
             try:
-                runner.follow(link, over)
+                runner.follow(over)
             except Over:
-                link.hear()
+                place.hear()
+                place.meet()
             continue
         check_ranks(config, link.size)
-        engine = load_engine(config, warm=False, parallel=parallel_of(link), link=link)
+        engine = load_engine(config, warm=False, parallel=lead_parallel(place, config), place=place)
         engine.runner.prove()
         engine.runner.touch()
         deterministic = engine.ready().deterministic

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -125,13 +127,18 @@ def test_two_ranks_serve_locked_down_and_drain(start: Callable[..., Host], model
     assert not alive(first) and not alive(second)
 
 
-def check_kill(host: Host, victim: int) -> float:
-    """Kill the keeper (0) or a rank (1, 2) of a serving engine; gives the seconds until nothing of it is left."""
-    assert isinstance(host.next(), EngineReady)
+def check_kill(host: Host, victim: int, *, serving: bool = True, after_s: float = 0.0) -> float:
+    """Kill the keeper (0) or a rank (1, 2, ...) of an engine, so many seconds after it has begun to give tokens, or to
+    load; gives the seconds until nothing of it is left."""
+    if serving:
+        assert isinstance(host.next(), EngineReady)
     everyone = [host.process.pid, *children(host.process.pid)]
-    assert len(everyone) == 3 and all(alive(pid) for pid in everyone)
-    host.channel.send(submit(7, range(1, 20), 200))
-    assert isinstance(host.next(), StepOutput)
+    assert len(everyone) > victim and all(alive(pid) for pid in everyone)
+    if serving:
+        for number in range(7, 11):
+            host.channel.send(submit(number, range(1, 20), 200))
+        assert isinstance(host.next(), StepOutput)
+    time.sleep(after_s)
     begun = time.monotonic()
     os.kill(everyone[victim], signal.SIGKILL)
     assert host.process.wait(GONE_S + 4) in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -148,27 +155,51 @@ def test_the_end_of_any_process_is_the_engines(start: Callable[..., Host], model
     assert check_kill(start(config_for(model_dir)), victim) <= GONE_S
 
 
+STAGED = {"tensor_parallel": 1, "pipeline_parallel": 2}
+
+
+@pytest.mark.clock
+def test_a_pipeline_serves_and_ends_with_a_stage(start: Callable[..., Host], model_dir: Path) -> None:
+    """Two stages give tokens, and kill -9 of the second while they serve leaves nothing within a second."""
+    assert check_kill(start(config_for(model_dir, **STAGED)), 2) <= GONE_S
+
+
+BOTH = {"tensor_parallel": 2, "pipeline_parallel": 2}
+KILLED = (({}, 2), (STAGED, 2), (BOTH, 4))
+"""Layouts, with their ranks."""
+
+
 @pytest.mark.full
 @pytest.mark.clock
 @pytest.mark.timeout(6000)
-def test_many_kills_leave_nothing(start: Callable[..., Host], model_dir: Path) -> None:
-    """The full count: 200 kills, each a second at most."""
-    took = []
-    for number in range(FULL_KILLS):
-        host = start(config_for(model_dir))
-        took.append(check_kill(host, number % 3))
+def test_many_kills_leave_nothing(
+    start: Callable[..., Host], model_dir: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The full count: 200 kills of a process and at a moment drawn at random, while engines load and while they serve
+    four requests, each a second at most."""
+    dice, took = random.Random(20261126), []
+    for _ in range(FULL_KILLS):
+        layout, ranks = dice.choice(KILLED)
+        host = start(config_for(model_dir, **layout), ranks)
+        serving = dice.random() < 0.75
+        took.append(
+            check_kill(host, dice.randint(0, ranks), serving=serving, after_s=dice.uniform(0, 0.05 if serving else 2))
+        )
         host.close()
+    record_property("kills", len(took))
+    record_property("seconds", f"median {median(took):.3f}, longest {max(took):.3f}")
     assert max(took) <= GONE_S, sorted(took)[-5:]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tensor_parallel": 3}, "tensor_parallel is 3 and the program was started with ranks: 2"),
-        ({"quantization": "int8"}, "tensor_parallel is 2 and ranks do not compute quantization int8 yet"),
-        ({"adapters": '{"00": "/a"}'}, "tensor_parallel is 2 and ranks do not compute adapters yet"),
-        ({"runner": "null"}, "tensor_parallel is 2 and ranks do not compute runner null yet"),
-        ({"backend": "device"}, "tensor_parallel is 2 and ranks do not compute a GPU yet"),
+        ({"tensor_parallel": 3}, "tensor_parallel 3 are 3 ranks and the program was started with 2"),
+        ({"pipeline_parallel": 2}, "tensor_parallel 2, pipeline_parallel 2 are 4 ranks and the program was started"),
+        ({"quantization": "int8"}, "tensor_parallel 2: ranks do not compute quantization int8 yet"),
+        ({"adapters": '{"00": "/a"}'}, "tensor_parallel 2: ranks do not compute adapters yet"),
+        ({"runner": "null"}, "tensor_parallel 2: ranks do not compute runner null yet"),
+        ({"backend": "device"}, "tensor_parallel 2: ranks do not compute a GPU yet"),
     ],
 )
 def test_what_ranks_do_not_compute_is_refused(model_dir: Path, change: dict[str, object], said: str) -> None:
@@ -182,21 +213,44 @@ def test_what_ranks_do_not_compute_is_refused(model_dir: Path, change: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "ranks", "said"),
     [
-        ({"num_heads": 3, "num_kv_heads": 1}, "3 attention heads cannot be dealt evenly to 2 ranks"),
-        ({"num_heads": 6, "num_kv_heads": 3}, "3 key-value heads cannot be dealt evenly to 2 ranks"),
-        ({"intermediate_size": 1}, "an MLP's inner width of 1 cannot be dealt to 2 ranks"),
+        ({"num_heads": 3, "num_kv_heads": 1}, {}, "3 attention heads cannot be dealt evenly to 2 ranks"),
+        ({"num_heads": 6, "num_kv_heads": 3}, {}, "3 key-value heads cannot be dealt evenly to 2 ranks"),
+        ({"intermediate_size": 1}, {}, "an MLP's inner width of 1 cannot be dealt to 2 ranks"),
+        ({"num_layers": 2}, {"pipeline_parallel": 3}, "2 layers cannot be cut into 3 stages"),
+        ({}, {"expert_parallel": 4}, "one of the two is 1, or both are alike"),
+        ({}, {"tensor_parallel": 1, "expert_parallel": 2}, "0 experts cannot be dealt to 2 ranks"),
     ],
 )
-def test_a_model_that_cannot_be_dealt_is_refused(fields: dict[str, int], said: str) -> None:
+def test_a_model_that_cannot_be_dealt_is_refused(fields: dict[str, int], ranks: dict[str, int], said: str) -> None:
     """The message has both numbers; control: the model as it is."""
     from engine.errors import ConfigurationError
     from engine.startup.ranks import check_shape
 
-    check_shape(model_config(), 2)
+    config = config_for(Path("/m"), **ranks)
+    check_shape(model_config(), config_for(Path("/m")))
     with pytest.raises(ConfigurationError, match=said):
-        check_shape(model_config(**fields), 2)
+        check_shape(model_config(**fields), config)
+
+
+@pytest.mark.parametrize(
+    ("costs", "stages", "head", "cuts"),
+    [
+        ([1, 1, 1, 1], 2, 0, ((0, 2), (2, 4))),
+        ([1, 1, 1, 1], 2, 2, ((0, 3), (3, 4))),
+        ([5, 1, 1, 1], 2, 0, ((0, 1), (1, 4))),
+        ([1, 2, 3, 4, 5], 3, 0, ((0, 3), (3, 4), (4, 5))),
+        ([1, 1, 1], 3, 100, ((0, 1), (1, 2), (2, 3))),
+    ],
+)
+def test_layers_are_cut_by_what_they_take(
+    costs: list[int], stages: int, head: int, cuts: tuple[tuple[int, int], ...]
+) -> None:
+    """The slowest stage is as fast as can be, with what follows the last layer; each stage has a layer at least."""
+    from engine.startup.stages import cut_layers
+
+    assert cut_layers(costs, stages, head) == cuts
 
 
 @pytest.mark.full
@@ -205,7 +259,7 @@ def test_a_refused_configuration_ends_all_ranks_with_one_line(start: Callable[..
     host = start(config_for(model_dir, tensor_parallel=3))
     _, errors = host.process.communicate(timeout=60)
     assert host.process.returncode == 3
-    assert errors == "engine cannot start: tensor_parallel is 3 and the program was started with ranks: 2\n"
+    assert errors == "engine cannot start: tensor_parallel 3 are 3 ranks and the program was started with 2\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["/s"], ["/s", "1"], ["/s", "9"], ["/s", "-2"], ["/s", "2", "x"]])
@@ -215,3 +269,12 @@ def test_wrong_arguments_are_status_2(root: Path, arguments: list[str]) -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m engine.ranks SOCKET RANKS")
+
+
+def test_stages_pass_on_what_is_longer_than_a_queue(root: Path) -> None:
+    """Four ranks in two stages: texts reach all, streams the next stage and results the first, in pieces; the last of
+    them is told that ranks are out of step."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.ranks.ring"], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

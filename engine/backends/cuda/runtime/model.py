@@ -124,6 +124,6 @@ def obstacle(config: EngineConfig, model: Decoder) -> str:
     blocks = [sublayer.block for layer in model.layers for sublayer in layer.sublayers]
     if model.scaled and not all(isinstance(block, GroupedAttention | GatedMlp) for block in blocks):
         return "it holds weights in fp8 of grouped attention and gated MLPs alone, not of experts or latent attention"
-    if model.parallel.size > 1 or len(model.layers) != model.config.num_layers:
+    if model.parallel.ranks > 1 or len(model.layers) != model.config.num_layers:
         return "it runs a whole model on one rank"
     return ""

@@ -236,6 +236,8 @@ def as_params(cases: list[Case], later: Collection[Case] = ()) -> list[object]:
 
 
 RANK_CASES = [(family, case) for family, row in FAMILIES.items() for case in row.ranks]
+MIXTURES = tuple(family for family, row in FAMILIES.items() if any("experts" in name for name in row.base))
+"""Families whose models have experts."""
 EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
 EVERY_PARAM = [pytest.param(*case, marks=_marks(case)) for case in EVERY_CASE]
 """Parameters of a test that takes a family and a variant."""
