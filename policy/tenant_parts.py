@@ -1,7 +1,7 @@
 """Tenants as values of ``policy.model``, from what is in effect for them. Pure.
 
 Most tenants of a large policy differ in few values. Equal parts of them become one object, made once: ten thousand
-tenants then take little memory, and whoever looks at all of them can remember what it found for a part.
+tenants then take little memory, and code that goes over all of them can remember a result by the part.
 """
 
 from __future__ import annotations

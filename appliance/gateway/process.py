@@ -323,8 +323,7 @@ class Gateway:
         return self._config_file.running.sandbox.step_timeout_s
 
     async def _follow_policy(self) -> None:
-        """Tell every part what the policy that has just come into force demands of it. The event loop has a turn
-        between any two parts: each looks at every tenant."""
+        """Tell every part what the policy in force demands of it, one in a turn: each looks at every tenant."""
         policy = self._service.ledger.policy
         parts: tuple[Callable[[], None], ...] = (
             lambda: self._service.end_withdrawn(self._credentials.holding()),
