@@ -222,6 +222,9 @@ class SandboxConfig(Section):
     checkpoints: Path | None = Field(default=None, strict=False)
     """Folder of the supervisor's user alone, for sandboxes that are saved before they have seen any tenant's data, so
     that the next start takes a fraction of the time. Left out: every start is a cold one."""
+    checkpoints_max_bytes: Annotated[int, Field(ge=0), BYTES] = 0
+    """Bytes that all checkpoints together may have; those used least recently go first, and one that alone is larger is
+    not kept. 0: 8 GiB, or half of the disk's room where that is more, up to 64 GiB."""
 
     @property
     def residents(self) -> ResidentLimits:

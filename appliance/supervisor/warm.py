@@ -34,7 +34,7 @@ from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
-from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
+from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, Stamp, contents, open_store
 from isolation.gvisor.runtime import Runtime
 from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
@@ -94,7 +94,7 @@ class WarmStarts:
         self._under_way: BootPlan | None = None
         """Sandbox of the template with a model that is being made."""
         self._readers = ThreadPoolExecutor(2, "checkpoint")
-        self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._sound: dict[str, Stamp] = {}
         """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
         self._listed = ListedFolders()
         self._ahead: dict[str, str] = {}
@@ -169,16 +169,20 @@ class WarmStarts:
         return SavedStart(checkpoint, self._readers.submit(self._verify, checkpoint))
 
     def _verify(self, checkpoint: Checkpoint) -> None:
-        """Read a checkpoint and compare its digests, once for each state of its files in this life.
+        """Read a checkpoint and compare its digests, once for each state of its files since the machine's start.
 
         Raises:
             CheckpointError: it is damaged or missing.
         """
-        stamp = _stamp(checkpoint)
-        if stamp is None or self._sound.get(checkpoint.key) != stamp:
+        stamp = checkpoint.stamp()
+        if stamp is not None and self._sound.get(checkpoint.key) == stamp:
+            return
+        if stamp is None or not checkpoint.known_whole(stamp):
             checkpoint.verify()
             if stamp is not None:
-                self._sound[checkpoint.key] = stamp
+                checkpoint.note_whole(stamp)
+        if stamp is not None:
+            self._sound[checkpoint.key] = stamp
 
     def key(self, spec: SandboxSpec, listed: ListedFolders | None = None) -> str:
         """Name of the checkpoint of such sandboxes; empty where none can be made. ``listed``: what is known of folders;
@@ -307,9 +311,10 @@ class WarmStarts:
             if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
             made = self.store.keep(draft, key, cold_s)
-            stamp = _stamp(made)
+            stamp = made.stamp()
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
                 self._sound[key] = stamp
+                made.note_whole(stamp)
         return made
 
     def _has_room(self, plan: BootPlan) -> bool:
@@ -370,7 +375,9 @@ def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | 
     if directory is None:
         return None
     try:
-        return WarmStarts(open_store(directory), runtime, config.run_dir)
+        store = open_store(directory, config.sandbox.checkpoints_max_bytes)
+        log.info("checkpoints are kept", directory=str(directory), at_most_mib=store.bound() >> 20)
+        return WarmStarts(store, runtime, config.run_dir)
     except (CheckpointError, OSError) as error:
         log.error("checkpoints are off", directory=str(directory), problem=str(error))
         return None
@@ -414,15 +421,6 @@ def _checked(plan: BootPlan) -> dict[Path, Identity]:
 def _identities(paths: Iterable[Path]) -> dict[Path, Identity]:
     """What tells files and folders from any others. Raises: OSError: one is gone."""
     return {path: identity_of(path.stat()) for path in paths}
-
-
-def _stamp(checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...] | None:
-    """What changes where a file of a checkpoint is written again; None where one is gone."""
-    try:
-        found = [(checkpoint.folder / name).stat() for name, _, _ in checkpoint.files]
-    except OSError:
-        return None
-    return tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found)
 
 
 def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:

@@ -4,12 +4,15 @@
 
     STORE/KEY/         checkpoint.img, pages.img, pages_meta.img as written by runsc
     STORE/KEY/account  sizes and SHA-256 of these files, and how long a cold start took
+    STORE/KEY/whole    which state of these files was compared with the account since the machine's start
     STORE/.draft-X     being written, locked by its writer
     STORE/.trash-X     being removed
 
 Several supervisors may share a store: keys identify contents, folders appear and disappear by rename, and a supervisor
 that finds a checkpoint gone starts cold. Only the owner can access the folder; digests detect damage, not tampering by
-the owner.
+the owner. So files that were read and found whole need not be read again while the kernel runs that has them: what is
+written to them changes their times of change, which nobody else can set. Damage comes with a disk or a crash, and after
+the machine's next start they are read again.
 """
 
 from __future__ import annotations
@@ -34,6 +37,15 @@ from isolation.host.atomic_file import sync_folder, write_whole
 ACCOUNT = "account"
 """Name of the account file (sizes and digests) in a checkpoint's folder."""
 
+WHOLE = "whole"
+"""Name of the note about files that were found whole."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Text that the kernel draws at each start of the machine."""
+
+Stamp = tuple[tuple[int, ...], ...]
+"""What tells one state of a checkpoint's files from the next: inode, size, times of content and of change of each."""
+
 MAX_KEPT = 192
 """Largest number of checkpoints in one store, three for each of 64 models: an engine's with its model and without, and
 a text worker's. The least recently used are removed first."""
@@ -45,6 +57,10 @@ worker's 15 MB."""
 FREE_SHARE = 0.5
 """Share of the disk's room, free or in checkpoints, that they may have where it is more than ``MAX_BYTES``: models that
 take turns in memory wake from theirs, and one that is gone costs a cold start."""
+
+MOST_BYTES = 64 << 30
+"""Bytes that they may have in no case without being told so: twenty models of the largest size that is saved with its
+weights."""
 
 STALE_S = 7 * 86_400.0
 """Seconds since its last use after which a checkpoint makes room beyond ``MAX_BYTES``: one of an earlier release or
@@ -97,12 +113,35 @@ class Checkpoint:
             if not whole:
                 raise CheckpointError(f"checkpoint {self.key[:12]} is damaged: {name} is not what was written")
 
+    def stamp(self) -> Stamp | None:
+        """Return the state of its files; None where one is gone."""
+        try:
+            found = [(self.folder / name).stat() for name, _, _ in self.files]
+        except OSError:
+            return None
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found)
+
+    def known_whole(self, stamp: Stamp) -> bool:
+        """Return whether files in this state were verified since the machine's start, by whatever process."""
+        try:
+            with (self.folder / WHOLE).open("rb") as file:
+                return file.read(MAX_ACCOUNT_BYTES) == _note(stamp)
+        except OSError:
+            return False
+
+    def note_whole(self, stamp: Stamp) -> None:
+        """Note that files in this state, taken before, were verified. Where it cannot be noted they are read again."""
+        with suppress(OSError):
+            write_whole(self.folder / WHOLE, _note(stamp))
+
 
 class CheckpointStore:
     """A directory of checkpoints, opened by ``open_store``. Thread-safe: all of its state is in file names."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, most: int = 0) -> None:
+        """``most``: bytes that all of them together may have; 0: by the disk's room (``FREE_SHARE``)."""
         self.root = root
+        self._most = most
 
     def find(self, key: str) -> Checkpoint | None:
         """Return the checkpoint for a key, not yet verified; None when there is none or its account is invalid."""
@@ -124,9 +163,10 @@ class CheckpointStore:
         after the block unless it was kept.
 
         Raises:
-            CheckpointError: the disk has too little room, also with what would be evicted.
+            CheckpointError: the disk has too little room, also with what would be evicted, or so much is not allowed.
             OSError: it cannot be created.
         """
+        self._check_size(need)
         free, least = shutil.disk_usage(self.root).free, LEAST_FREE_BYTES + need
         going = self._evicted_for(need) if need else {}
         if free + sum(going.values()) < least:
@@ -155,6 +195,7 @@ class CheckpointStore:
         """
         files = tuple(_seal(path) for path in sorted(draft.iterdir()))
         made = Checkpoint(self.root / key, files, cold_s)
+        self._check_size(made.size)
         if not 0 < made.size <= MAX_BYTES:  # One alone never needs more.
             raise CheckpointError(f"a checkpoint of {made.size} bytes is not kept")
         account = {"format": _FORMAT, "key": key, "cold_s": cold_s, "files": files}
@@ -183,6 +224,18 @@ class CheckpointStore:
             if path.name.startswith(_TRASH) or (path.name.startswith(_DRAFT) and not _is_held(path)):
                 shutil.rmtree(path, ignore_errors=True)
 
+    def _check_size(self, size: int) -> None:
+        if self._most and size > self._most:
+            raise CheckpointError(
+                f"a checkpoint of {-(-size >> 20)} MiB is not saved, since all in {self.root} together may have "
+                f"{self._most >> 20} MiB"
+            )
+
+    def bound(self, held: int = 0) -> int:
+        """Return the bytes that checkpoints may have now, of which they have ``held``."""
+        room = int(FREE_SHARE * (shutil.disk_usage(self.root).free + held))
+        return self._most or max(MAX_BYTES, min(room, MOST_BYTES))
+
     def _evicted_for(self, size: int) -> dict[str, int]:
         """Least recently used checkpoints, with their bytes, that have to go until one of this size fits; other folders
         are left alone."""
@@ -194,11 +247,11 @@ class CheckpointStore:
                     kept.append((used, path.name, sum(file.stat().st_size for file in path.iterdir())))
         kept.sort()
         total = sum(one for _, _, one in kept)
-        most = max(MAX_BYTES, int(FREE_SHARE * (shutil.disk_usage(self.root).free + total)))
+        most = self.bound(total)
         stale_ns = time.time_ns() - int(STALE_S * 1e9)
         going: dict[str, int] = {}
         for used, key, bytes_ in kept:
-            over = total + size > (MAX_BYTES if used < stale_ns else most)
+            over = total + size > (min(MAX_BYTES, most) if used < stale_ns else most)
             if not over and len(kept) - len(going) < MAX_KEPT:
                 break
             going[key] = bytes_
@@ -206,8 +259,9 @@ class CheckpointStore:
         return going
 
 
-def open_store(root: Path) -> CheckpointStore:
-    """Open the store in a directory, created if absent, and remove the drafts of killed writers.
+def open_store(root: Path, most: int = 0) -> CheckpointStore:
+    """Open the store in a directory, created if absent, and remove the drafts of killed writers. ``most``: bytes that
+    all checkpoints together may have; 0: by the disk's room.
 
     Raises:
         CheckpointError: another user owns it or may access it.
@@ -221,7 +275,7 @@ def open_store(root: Path) -> CheckpointStore:
             "sandboxes run",
             hint=f"chown it to that user and chmod 700 {root}",
         )
-    store = CheckpointStore(root)
+    store = CheckpointStore(root, most)
     store.clear()
     return store
 
@@ -299,6 +353,11 @@ def _is_as_before(stamp: str) -> bool:
 
 def _stamp(path: str, one: os.stat_result) -> str:
     return f"{path} {one.st_mode} {one.st_size} {one.st_mtime_ns} {one.st_ino}"
+
+
+def _note(stamp: Stamp) -> bytes:
+    """Return the note about files in a state. Raises: OSError: the kernel does not tell its start."""
+    return json.dumps([BOOT_ID.read_text().strip(), stamp]).encode()
 
 
 def _seal(path: Path) -> tuple[str, int, str]:

@@ -293,6 +293,36 @@ def test_where_nothing_can_be_saved_starts_are_cold(tmp_path: Path) -> None:
         runtime.close()
 
 
+def test_a_checkpoint_is_read_once_for_each_start_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that begins anew reads no checkpoint that the one before it has found whole, and reads one whose
+    file was written since (control): damage is found."""
+    runtime, read = UnsafeRuntime(tmp_path / "unsafe"), list[str]()
+    verify = Checkpoint.verify
+
+    def counted(checkpoint: Checkpoint) -> None:
+        read.append(checkpoint.key)
+        verify(checkpoint)
+
+    monkeypatch.setattr(Checkpoint, "verify", counted)
+    try:
+        warm, _ = make(tmp_path, runtime)
+        with warm.store.draft() as draft:
+            (draft / "pages.img").write_bytes(b"pages")
+            made = warm.store.keep(draft, "k" * 64, 1.0)
+        for _ in range(2):
+            warm._verify(made)
+        again = WarmStarts(warm.store, runtime, tmp_path)
+        again._verify(made)
+        assert read == [made.key]
+        (made.folder / "pages.img").write_bytes(b"pagez")
+        with pytest.raises(CheckpointError, match="damaged"):
+            WarmStarts(warm.store, runtime, tmp_path)._verify(made)
+    finally:
+        runtime.close()
+
+
 async def test_a_sandbox_that_starts_while_the_supervisor_stops_is_no_defect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
