@@ -278,20 +278,10 @@ class GrpcFrontEnd:
     async def _session(self, call: _Call, request_id: str) -> AsyncIterator[Cut]:
         """Begin a session, for which a drain waits, and which it may cut."""
         affinity = () if self._affinity is None else self._affinity.rows(principal_of(call).credential, call.sessions)
-        with self._living() as cut:
+        with _living(self._live) as cut:
             call.request_id = request_id
             await call.wire.send_initial_metadata((("x-request-id", request_id), *affinity))
             yield cut
-
-    @contextmanager
-    def _living(self) -> Iterator[Cut]:
-        """Count one more piece of work; yield what a drain ends it by."""
-        cut = Cut()
-        self._live.add(cut)
-        try:
-            yield cut
-        finally:
-            self._live.discard(cut)
 
     def _drained(self, behaviour: Behaviour) -> Behaviour:
         """Return a method that a drain cuts as it cuts sessions: it may last as long as a file takes."""
@@ -299,7 +289,7 @@ class GrpcFrontEnd:
         async def serve(call: _Call) -> Message | None:
             if self._over:
                 raise shutting_down()
-            with self._living() as cut:
+            with _living(self._live) as cut:
                 return await cut.run(_awaited(behaviour(call)))
 
         return serve
@@ -451,6 +441,17 @@ class GrpcFrontEnd:
                 for name in REFLECTION
             },
         }
+
+
+@contextmanager
+def _living(live: set[Cut]) -> Iterator[Cut]:
+    """Add one more piece of work to those that run; yield what a drain ends it by."""
+    cut = Cut()
+    live.add(cut)
+    try:
+        yield cut
+    finally:
+        live.discard(cut)
 
 
 async def _awaited(work: Awaitable[_R]) -> _R:

@@ -321,7 +321,7 @@ class StoredFiles:
             self.forget_opened()
 
     def forget_opened(self) -> None:
-        """Let go of the part that was opened last: nobody may go on reading it."""
+        """Drop the part that was opened last: its file may not be read any further."""
         self._cached = "", 0, b""
 
     def text(self, connection: sqlite3.Connection, tenant: str, file: str, start: int, size: int) -> bytes:

@@ -142,8 +142,8 @@ class BatchStore:
             self._files.drop_uploads()
 
     def tidy(self) -> bool:
-        """Remove some files, batches and responses whose time is over, and let go of what is open in clear; returns
-        whether there may be more to remove.
+        """Remove some files, batches and responses whose time is over, and drop what is open in clear; returns whether
+        there may be more to remove.
 
         Raises:
             StoreRefusedError: the disk fails.
