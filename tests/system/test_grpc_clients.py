@@ -21,7 +21,7 @@ from tests.appliance.gateway.front.pki import Authority, Pki
 from tests.grpc_clients import programs
 from tests.grpc_clients.call import CHECK, GENERATE, MODELS, REFLECT, WATCH, Answer, Call
 from tests.grpc_clients.python_clients import call_blocking, call_with_coroutines
-from tests.system.conftest import PLAIN
+from tests.system.conftest import PLAIN, Appliance
 from tests.system.grpc_server import SPIFFE_ID, serve_grpc
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
@@ -89,20 +89,21 @@ def certificate(authority: Authority, folder: Path, name: str, *names: x509.Gene
 
 @pytest.fixture(scope="module", params=["plain", "tls", "mtls"])
 def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, runsc_path: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, appliance: Appliance
 ) -> Iterator[Server]:
-    """`athanor serve` over one transport; with client certificates the tenant has no key."""
-    state, authority = tmp_path_factory.mktemp(request.param), None
-    tls = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
-    if request.param != "plain":
-        authority = Pki.create(state).authority
-    if request.param == "tls":
-        del tls["client_ca"]
-    with serve_grpc(state, None if authority is None else tls) as served:
-        call = Call(address=served.address, key=served.key)
-        if authority is not None:
-            call = call.but(ca=state / "ca.pem")
-        if authority is not None and "client_ca" in tls:
+    """The shared demo in plain text, or `athanor serve` with TLS; with client certificates the tenant has no key."""
+    state = tmp_path_factory.mktemp(request.param)
+    if request.param == "plain":
+        call = Call(address=appliance.ready["grpc"], key=appliance.key("alpha"))
+        yield Server(call, appliance.ready["admin"], state)
+        return
+    authority = Pki.create(state).authority
+    tls = {"certificate": "server.pem", "key": "server.key"}
+    if request.param == "mtls":
+        tls["client_ca"] = "ca.pem"
+    with serve_grpc(state, tls) as served:
+        call = Call(address=served.address, key=served.key, ca=state / "ca.pem")
+        if request.param == "mtls":
             own = certificate(authority, state, "alpha", x509.UniformResourceIdentifier(SPIFFE_ID))
             call = call.but(key=None, **own)
         yield Server(call, served.admin, state, authority)

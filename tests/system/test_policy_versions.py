@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,9 @@ import openai
 import pytest
 import yaml
 
-from tests.system.conftest import ATHANOR, PLAIN, Appliance
+from appliance.common.catalog import embedded_model
+from appliance.operator.demo import DemoOptions, choose_ports, prepare_keys, prepare_policy, write_config
+from tests.system.conftest import ATHANOR, PLAIN, Appliance, checkpoints
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(120)]
 
@@ -142,26 +143,28 @@ def test_a_shadow_decides_without_effect(battered: Appliance, root: Path, tmp_pa
 
 
 @pytest.fixture
-def signed(own_appliance: Appliance, root: Path) -> Iterator[tuple[Appliance, list[str]]]:
-    """An appliance whose configuration asks for signed policies, started again by `athanor serve`; and the
-    document's command, which signs its policy."""
-    state = own_appliance.state
+def signed(tmp_path: Path, root: Path, runsc_path: Path) -> Iterator[tuple[Appliance, list[str]]]:
+    """An appliance in a demo's state directory whose configuration asks for signed policies, started by
+    `athanor serve`; and the document's command, which signs its policy."""
+    state, log = tmp_path / "state", tmp_path / "log"
+    state.mkdir(mode=0o700)
+    prepare_keys(state)
+    prepare_policy(state)
     text = (root / "docs" / "policy.md").read_text().partition("## Signed policies")[2].partition("```sh\n")[2]
     program, *words = shlex.split(text.partition("\n")[0].partition("#")[0])
     places = {"athanor": ATHANOR, "policy.yaml": str(state / "policy.yaml"), "policy.key": str(state / "policy.key")}
     sign = [places.get(word, word) for word in (program, *words)]
     public = subprocess.run(sign, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    own_appliance.stop()
-    config = state / "athanor.yaml"
+    options = DemoOptions(*choose_ports((0, 0, 0)), state_dir=state, checkpoints=checkpoints())
+    config = write_config(state, options, {"athanor-mini": embedded_model()})
     config.write_text(json.dumps(yaml.safe_load(config.read_text()) | {"policy_keys": [public]}))
-    process = subprocess.Popen(
-        [ATHANOR, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=own_appliance.log.open("ab")
-    )
+    with log.open("wb") as stderr:
+        process = subprocess.Popen([ATHANOR, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=stderr)
     try:
         assert process.stdout is not None
         line = process.stdout.readline() if select.select([process.stdout], [], [], START_S)[0] else b""
-        assert line, own_appliance.tail()
-        yield replace(own_appliance, process=process, ready=json.loads(line)), sign
+        assert line, log.read_text()[-4_000:]
+        yield Appliance(process, json.loads(line), state, log), sign
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(START_S)

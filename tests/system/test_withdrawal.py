@@ -18,8 +18,8 @@ from tests.system.conftest import PLAIN, Appliance
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
-STREAMS = 16
-"""Of each API, at once: enough that the engine takes seconds for their answers."""
+STREAMS = {1: 8, 2: 16}
+"""Of each API, at once, by the number of rounds: enough that the engine takes seconds for their answers."""
 
 TOKENS = 3_500
 """Of each answer; the model's context has 4,096."""
@@ -157,6 +157,7 @@ async def test_running_answers_end_when_they_do_not_hold(governed: Appliance, ch
     if change in GROUPED:
         join_group(governed.state)
     files = {name: (governed.state / name).read_text() for name in ("policy.yaml", "credentials.json")}
+    streams = STREAMS[rounds]
     admin, url, key = governed.ready["admin"], governed.ready["http"] + "/v1/completions", governed.key("alpha")
     timeout, limits = httpx.Timeout(60), httpx.Limits(max_connections=None)
     async with (
@@ -166,10 +167,10 @@ async def test_running_answers_end_when_they_do_not_hold(governed: Appliance, ch
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await client.post(admin + "/reload")).status_code == 200
         for _ in range(rounds):
-            web, rpc, other = [Answer() for _ in range(STREAMS)], [Answer() for _ in range(STREAMS)], Answer()
+            web, rpc, other = [Answer() for _ in range(streams)], [Answer() for _ in range(streams)], Answer()
             tasks = [asyncio.create_task(over_http(client, url, key, one)) for one in web]
             tasks += [asyncio.create_task(over_grpc(stub, key, one)) for one in rpc]
-            tasks += [asyncio.create_task(over_http(client, url, governed.key("beta"), other, tokens=900))]
+            tasks += [asyncio.create_task(over_http(client, url, governed.key("beta"), other, tokens=400))]
             while not all(one.chunks > 2 for one in (*web, *rpc)):
                 assert not any(task.done() for task in tasks), "an answer ended before the change"
                 await asyncio.sleep(0.01)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 import transformers
 
@@ -65,6 +64,8 @@ def save_base(folder: Path, **fields: object) -> transformers.PreTrainedModel:
 
 def save_adapter(base: Path, folder: Path, seed: int = 1, **fields: Any) -> str:
     """An adapter with random numbers in both factors, as PEFT writes it; returns the digest that stands for it."""
+    import peft  # here, since it takes each worker of the tests seconds, and most run no test of adapters
+
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM.from_pretrained(base)
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **fields)
@@ -81,6 +82,8 @@ def reference(
     base: Path, folder: Path | None, prompts: Iterable[list[int]], *, merged: bool = False
 ) -> list[torch.Tensor]:
     """Log-probabilities of every id behind every token of each prompt, as PEFT computes them."""
+    import peft
+
     model = transformers.LlamaForCausalLM.from_pretrained(base).eval()
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
         if folder is not None:
