@@ -18,9 +18,9 @@ from appliance.gateway.console.usage_look import (
     MAX_DETAIL_ROWS,
     MAX_TENANT_ROWS,
     MachineCost,
-    ModelRow,
+    ModelUsageRow,
     TenantPage,
-    TenantRow,
+    TenantUsageRow,
     UnusualTenant,
     UsageAsked,
     UsageDetail,
@@ -155,7 +155,7 @@ def _tenants(table: UsageTable, offset: int, policy: PolicySet) -> TenantPage:
     for name, (requests, read, cached, output, cost, reasoning) in list(table.rows.items())[:MAX_TENANT_ROWS]:
         known = policy.tenants.get(name)
         shown = "" if known is None else known.isolation_class.value
-        rows.append(TenantRow(name, requests, read, cached, output, reasoning, cost, shown))
+        rows.append(TenantUsageRow(name, requests, read, cached, output, reasoning, cost, shown))
     return TenantPage(tuple(rows), offset, table.matching)
 
 
@@ -171,9 +171,9 @@ def _shown(machine: HostCost) -> MachineCost:
     return MachineCost(machine.hours, machine.price_per_hour, machine.currency, machine.cost)
 
 
-def _models(told: Overview, machine: HostCost | None) -> Iterator[ModelRow]:
+def _models(told: Overview, machine: HostCost | None) -> Iterator[ModelUsageRow]:
     costs = {} if machine is None else {one.model: one for one in machine.models}
     for name, (requests, read, cached, output, cost, reasoning) in told.models.items():
         one = costs.get(name)
         own = (None, None, None) if one is None else (one.share, one.cost, one.per_million)
-        yield ModelRow(name, requests, read, cached, output, reasoning, cost, *own)
+        yield ModelUsageRow(name, requests, read, cached, output, reasoning, cost, *own)

@@ -48,7 +48,7 @@ class UsageRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantRow(UsageRow):
+class TenantUsageRow(UsageRow):
     """Sums of one tenant."""
 
     isolation_class: str
@@ -56,7 +56,7 @@ class TenantRow(UsageRow):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRow(UsageRow):
+class ModelUsageRow(UsageRow):
     """Sums of one model, and its part of the machine's cost; None where the configuration has no price."""
 
     host_share: float | None
@@ -78,7 +78,7 @@ class UsageDetail:
 class TenantPage:
     """A page of tenants, the ones with the highest cost first."""
 
-    rows: tuple[TenantRow, ...]
+    rows: tuple[TenantUsageRow, ...]
     offset: int
     matching: int
 
@@ -139,12 +139,12 @@ class UsageLook:
     until: int
     step_s: int
     currency: str
-    """Of the policy's prices; may be empty."""
+    """Unit of the policy's prices; may be empty."""
     priced: bool
     """Whether the policy has prices, or something in the span had a cost."""
     total: UsageRow
     tenants: TenantPage
-    models: tuple[ModelRow, ...]
+    models: tuple[ModelUsageRow, ...]
     classes: tuple[UsageRow, ...]
     steps: dict[str, list[int]]
     """Requests, tokens and cost of each step, one after the other, by model."""

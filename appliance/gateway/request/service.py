@@ -95,7 +95,6 @@ class GatewayService:
         entries of the audit log; ``record_spend`` records what a request may cost; ``questions`` go to the
         supervisor."""
         self.questions = questions
-        """Those to the supervisor, or None where there is none."""
         self._uses = TenantUses(questions.usage) if questions is not None else None
         self.model_sandboxes = model_sandboxes
         self.tenant_sandboxes = tenant_sandboxes or TenantSandboxes()

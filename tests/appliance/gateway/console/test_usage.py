@@ -126,7 +126,7 @@ async def test_a_look_is_bounded(supervisor: Supervisor) -> None:
 
 
 def test_the_scarcer_limit_of_each_tenant_is_shown() -> None:
-    """Of two limits the one with less left, reservations counted; those without a limit are in no row; the list is
+    """The one of two limits with less left is shown, reservations counted; those without a limit are in no row; the list is
     bounded and searched."""
     found = budgets(POLICY, lambda tenant: SPENT[tenant], "")
     assert found.rows == (

@@ -14,9 +14,9 @@ from appliance.gateway.console.usage_look import (
     Budget,
     Budgets,
     MachineCost,
-    ModelRow,
+    ModelUsageRow,
     TenantPage,
-    TenantRow,
+    TenantUsageRow,
     UnusualTenant,
     UsageAsked,
     UsageDetail,
@@ -36,17 +36,19 @@ def row(name: str, share: float = 1.0) -> UsageRow:
     return UsageRow(name, *(int(number * share) for number in numbers))
 
 
-def tenant_row(name: str, share: float, isolation_class: str = "shared") -> TenantRow:
+def tenant_row(name: str, share: float, isolation_class: str = "shared") -> TenantUsageRow:
     """Sums of one tenant."""
     one = row(name, share)
-    return TenantRow(name, one.requests, one.input, one.cached, one.output, one.reasoning, one.cost, isolation_class)
+    return TenantUsageRow(
+        name, one.requests, one.input, one.cached, one.output, one.reasoning, one.cost, isolation_class
+    )
 
 
-def model_row(name: str, share: float, per_million: float | None = 2.31) -> ModelRow:
+def model_row(name: str, share: float, per_million: float | None = 2.31) -> ModelUsageRow:
     """Sums of one model, with its part of the machine's cost."""
     one = row(name, share)
     sums = (one.requests, one.input, one.cached, one.output, one.reasoning, one.cost)
-    return ModelRow(name, *sums, share, 420 * share, per_million)
+    return ModelUsageRow(name, *sums, share, 420 * share, per_million)
 
 
 def usage_look(span: str = "7d", **changes: Any) -> UsageLook:
