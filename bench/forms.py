@@ -37,6 +37,10 @@ STREAMS = (1, 4, 16, 64)
 BAR = 0.95
 """Least share of the best form's speed that the engine's own choice should have."""
 
+HOPELESS = 4.0
+"""Times the own choice's step from which on a form is left out of larger numbers of streams. It could not be the best
+there, and a step of 64 rows takes seconds where a large model has no compiled kernels."""
+
 OWN = "own choice"
 
 
@@ -73,8 +77,11 @@ class Verdict:
 
 
 def judge(seconds: dict[str, list[float]], streams: int) -> Verdict:
-    """Compare the own choice with the best of the others; ``seconds`` has a figure a round for each. Pure."""
-    best = min((name for name in seconds if name != OWN), key=lambda name: statistics.median(seconds[name]))
+    """Compare the own choice with the best of the others; ``seconds`` has a figure a round for each that
+    was measured. Pure."""
+    best = min(
+        (name for name in seconds if name != OWN and seconds[name]), key=lambda name: statistics.median(seconds[name])
+    )
     ratios = (one / own for one, own in zip(seconds[best], seconds[OWN], strict=True))
     return Verdict(streams, best, tuple(ratios))
 
@@ -134,15 +141,20 @@ def load_forms(case: Case, options: argparse.Namespace, all_variants: Path, alon
 def measure(case: Case, forms: list[Form], options: argparse.Namespace) -> list[Verdict]:
     """Measure all rounds of one model; fills the forms' times."""
     clock: Clock = time.process_time if options.cpu_time else time.perf_counter
+    hopeless: set[tuple[int, str]] = set()
     for form in forms:  # the first steps of an engine are slower
         form.engine.step_seconds(1, case.tokens, clock)
     works = [(streams, form) for streams in STREAMS for form in forms]
     for turn in range(options.rounds):
         for streams, form in works if turn % 2 == 0 else works[::-1]:
+            if (streams, form.name) in hopeless:
+                continue
             torch.set_num_threads(form.threads)
             took = form.engine.step_seconds(streams, case.tokens, clock)
             form.seconds[streams].append(took)
             print(f"  {form.name} x{streams}: {took * 1e3:.3f} ms", file=sys.stderr)
+            if turn == 0 and took > HOPELESS * forms[0].seconds[streams][0]:
+                hopeless |= {(more, form.name) for more in STREAMS if more > streams}
     return [judge({form.name: form.seconds[streams] for form in forms}, streams) for streams in STREAMS]
 
 
@@ -153,7 +165,9 @@ def show(case: Case, forms: list[Form], verdicts: list[Verdict]) -> None:
     for form in forms:
         print(
             f"  {form.name:<30}"
-            + "".join(f"{statistics.median(times) * 1e3:>10.3f}" for times in form.seconds.values())
+            + "".join(
+                f"{statistics.median(times) * 1e3:>10.3f}" if times else f"{'-':>10}" for times in form.seconds.values()
+            )
         )
     for one in verdicts:
         rounds = ", ".join(f"{ratio:.2f}" for ratio in one.ratios)

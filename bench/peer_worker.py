@@ -136,10 +136,10 @@ def openvino(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     import openvino as ov
     import openvino_genai as genai
 
-    # On a processor without bfloat16 it computes in float32 by itself; where the instructions are only kept from its
-    # library, it has to be told.
+    # Without bfloat16 products it has to be told to compute in float32: its KV cache refuses bfloat16 there.
     limited = os.environ.get("ONEDNN_MAX_CPU_ISA", "").startswith("AVX2")
-    precision = "bf16" if dtype == "bfloat16" and not limited else "f32"
+    products = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="ascii").split()
+    precision = "bf16" if dtype == "bfloat16" and products and not limited else "f32"
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
     scheduler.max_num_seqs = MAX_SEQUENCES

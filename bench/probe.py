@@ -43,7 +43,7 @@ class Probe:
         if compiler is None:
             sys.exit("the probe needs a C compiler on PATH")
         library = folder / "probe.so"
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        flags = ["-O3", "-march=native", "-shared", "-fPIC", "-Wno-psabi"]
         subprocess.run([compiler, *flags, str(folder / "probe.c"), "-o", str(library), "-lpthread"], check=True)
         self._read = ctypes.CDLL(str(library)).read_seconds
         self._read.restype = ctypes.c_double
