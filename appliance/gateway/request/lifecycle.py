@@ -400,7 +400,6 @@ class Lifecycle:
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
         else:
-            self.model.sleep_state.used_at = time.monotonic()
             note_use(self, served=error is None or bool(tokens.input or tokens.output))
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = charge_of(tokens, price, outcome.reasoning_tokens, reserved=reservation.reserved_cost > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ async def awaken(life: Lifecycle, until: float) -> None:
 
 def note_use(life: Lifecycle, *, served: bool) -> None:
     """Count the use of the model by a request that has ended. ``served``: it was answered, or an engine took it up and
-    it is charged; what was refused before costs its tenant nothing and counts nothing."""
+    it is charged; what was refused before costs its tenant nothing and counts nothing, but for a model's rest: that
+    begins anew with each request that was admitted."""
+    life.model.sleep_state.used_at = time.monotonic()
     sleep, came = life.dependencies.sleep, life.outcome.came
     if sleep is not None and came is not None and served:
         sleep.served(life.model, life.principal.tenant, came)
