@@ -126,8 +126,8 @@ async def test_a_look_is_bounded(supervisor: Supervisor) -> None:
 
 
 def test_the_scarcer_limit_of_each_tenant_is_shown() -> None:
-    """The one of two limits with less left is shown, reservations counted; those without a limit are in no row; the list is
-    bounded and searched."""
+    """The one of two limits with less left is shown, reservations counted; those without a limit are in no row; the
+    list is bounded and searched."""
     found = budgets(POLICY, lambda tenant: SPENT[tenant], "")
     assert found.rows == (
         Budget("alpha", "month", 100 * UNIT, 90 * UNIT, UNIT),
