@@ -19,7 +19,7 @@ from appliance.gateway.console.usage_look import (
     MAX_TENANT_ROWS,
     MachineCost,
     ModelUsageRow,
-    TenantPage,
+    TenantUsagePage,
     TenantUsageRow,
     UnusualTenant,
     UsageAsked,
@@ -150,13 +150,13 @@ def _row(name: str, numbers: Sequence[int]) -> UsageRow:
     return UsageRow(name, requests, read, cached, output, reasoning, cost)
 
 
-def _tenants(table: UsageTable, offset: int, policy: PolicySet) -> TenantPage:
+def _tenants(table: UsageTable, offset: int, policy: PolicySet) -> TenantUsagePage:
     rows = []
     for name, (requests, read, cached, output, cost, reasoning) in list(table.rows.items())[:MAX_TENANT_ROWS]:
         known = policy.tenants.get(name)
         shown = "" if known is None else known.isolation_class.value
         rows.append(TenantUsageRow(name, requests, read, cached, output, reasoning, cost, shown))
-    return TenantPage(tuple(rows), offset, table.matching)
+    return TenantUsagePage(tuple(rows), offset, table.matching)
 
 
 def _machine(told: Overview) -> HostCost | None:

@@ -75,7 +75,7 @@ class UsageDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantPage:
+class TenantUsagePage:
     """A page of tenants, the ones with the highest cost first."""
 
     rows: tuple[TenantUsageRow, ...]
@@ -143,7 +143,7 @@ class UsageLook:
     priced: bool
     """Whether the policy has prices, or something in the span had a cost."""
     total: UsageRow
-    tenants: TenantPage
+    tenants: TenantUsagePage
     models: tuple[ModelUsageRow, ...]
     classes: tuple[UsageRow, ...]
     steps: dict[str, list[int]]

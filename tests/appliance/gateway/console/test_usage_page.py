@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from appliance.gateway.console.usage_look import Budgets, TenantPage, UnusualTenant
+from appliance.gateway.console.usage_look import Budgets, TenantUsagePage, UnusualTenant
 from tests.appliance.gateway.console.browser import Page
 from tests.appliance.gateway.console.conftest import Console
 from tests.appliance.gateway.console.pictures import HOSTILE
@@ -94,7 +94,7 @@ def test_a_tenant_opens_into_models_and_end_users(open_page: OpenPage, console: 
 def test_ten_thousand_tenants_are_pages_and_a_search(open_page: OpenPage, console: Console) -> None:
     """The first page says of how many it is; Later and a word ask for others."""
     rows = tuple(tenant_row(f"t{number:05}", 0.01) for number in range(20))
-    console.gateway.usage.changes = {"tenants": TenantPage(rows, 0, 10_000)}
+    console.gateway.usage.changes = {"tenants": TenantUsagePage(rows, 0, 10_000)}
     page = opened(open_page)
     page.wait_text("1 to 20 of 10,000 tenants")
     page.run("document.getElementById('later').click()")
@@ -111,7 +111,7 @@ def test_names_are_text(open_page: OpenPage, console: Console) -> None:
     (limit, *_) = shown.budgets.rows
     console.gateway.usage.users = (row(HOSTILE, 0.1),)
     console.gateway.usage.changes = {
-        "tenants": TenantPage((replace(tenant_row(HOSTILE, 0.5), isolation_class=HOSTILE),), 0, 1),
+        "tenants": TenantUsagePage((replace(tenant_row(HOSTILE, 0.5), isolation_class=HOSTILE),), 0, 1),
         "models": (model_row(HOSTILE, 1.0),),
         "classes": (row(HOSTILE),),
         "steps": {HOSTILE: shown.steps["mistral-small"]},

@@ -15,7 +15,7 @@ from appliance.gateway.console.usage_look import (
     Budgets,
     MachineCost,
     ModelUsageRow,
-    TenantPage,
+    TenantUsagePage,
     TenantUsageRow,
     UnusualTenant,
     UsageAsked,
@@ -80,7 +80,7 @@ def usage_look(span: str = "7d", **changes: Any) -> UsageLook:
         currency="EUR",
         priced=True,
         total=row(""),
-        tenants=TenantPage(tenants, 0, len(tenants)),
+        tenants=TenantUsagePage(tenants, 0, len(tenants)),
         models=tuple(
             model_row(name, share, 2.31 if name != "embed-large" else None)
             for name, share in zip(MODELS, (0.5, 0.3, 0.15, 0.05), strict=True)
