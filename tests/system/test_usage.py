@@ -23,6 +23,7 @@ from openai.types import CompletionUsage
 from ruamel.yaml import YAML
 
 from appliance.common.usage.book import FOLDER, NAME
+from appliance.common.usage.periods import period_of
 from tests.system.audit_files import written
 from tests.system.conftest import ATHANOR, PLAIN, Appliance, Batterable
 from tests.system.test_deaths import host_pid
@@ -205,9 +206,11 @@ def test_kills_charge_nothing_twice_and_no_limit_is_exceeded(billed: Appliance, 
     ]
     for asker in askers:
         asker.start()
-    draw = random.Random(kills)
+    draw, began, forgotten = random.Random(kills), period_of(time.time()).day, 0
     try:
         for number in range(kills):
+            if period_of(time.time()).day == began:
+                forgotten = booked(billed.state / "audit")[1]
             before = answered.count(200)
             deadline = time.monotonic() + 60
             while answered.count(200) < before + 3:
@@ -236,7 +239,8 @@ def test_kills_charge_nothing_twice_and_no_limit_is_exceeded(billed: Appliance, 
     spent, reserved = booked(billed.state / "audit")
     spent -= int(earlier * BILLIONTHS)
     assert 0 < spent <= limit * BILLIONTHS
-    assert sum(costs) <= limit * BILLIONTHS
+    # A day's end forgets what is reserved for requests whose entries went with a killed supervisor (docs/usage.md).
+    assert sum(costs) <= limit * BILLIONTHS + (0 if period_of(time.time()).day == began else forgotten)
     assert spent + reserved >= 0.8 * limit * BILLIONTHS
 
 
