@@ -1,4 +1,4 @@
-"""G9, provable forgetting: nothing of a request persists in clear. Deleted data is ``g9_sealed`` and ``g9_deleted``.
+"""G9, provable forgetting: nothing of a request persists in clear. Deleted data is ``g9_sealed`` and ``deleted_text``.
 
 Canaries are in prompts, grammars and outputs of a running appliance, of a tenant with ``retention: none``. Five seconds
 after the last answer everything that the appliance still has is searched: memory of all its processes, unnamed files
@@ -19,7 +19,7 @@ from pathlib import Path
 from appliance.common.catalog import embedded_model
 from appliance.common.figures import counted
 from appliance.selftest.canary import Hits, Wanted, descendants, draw, scan_folder, scan_memory, scan_nameless_files
-from appliance.selftest.g9_deleted import deleted_rows
+from appliance.selftest.deleted_text import deleted_rows
 from appliance.selftest.result import Result, judged
 from appliance.selftest.spilling_appliance import SpillingAppliance, spilling_appliance
 
