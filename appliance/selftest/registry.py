@@ -90,7 +90,7 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "g1_timing": ("G1.timing", "G1.cached"),
         "g8_hostile": ("G8.greed", "G8.wire"),
         "g8_service": ("G8.fuzz", "G8.deaths"),
-        "g9_forgetting": ("G9.canaries", "G9.ids", "G9.cores"),
+        "g9_forgetting": ("G9.canaries", "G9.ids", "G9.cores", "G9.deleted"),
     }
 )
 """Modules that the short form leaves out, and the claims that they show."""

@@ -98,7 +98,7 @@ def test_a_span_is_whole_days_up_to_the_hour_that_runs(
 def test_an_overview_has_models_classes_and_the_machine(book: UsageBook, tmp_path: Path) -> None:
     """Models by cost, tenants' classes of now, and two hours in which the appliance ran."""
     told = overview(tables(tmp_path), "30d")
-    assert told.models == {"m": [5, 50, 20, 25, 500, 0], "n": [1, 10, 4, 5, 100, 0]}
+    assert told.models == {"m": [5, 50, 20, 25, 500, 15], "n": [1, 10, 4, 5, 100, 3]}
     assert {name: one[0] for name, one in told.classes.items()} == {"strict": 3, "shared": 2, "": 1}
     assert (told.hours, told.price_per_hour, told.currency) == (2.0, 2.5, "EUR")
 
@@ -107,12 +107,12 @@ def test_tables_are_searched_and_paged(book: UsageBook, tmp_path: Path, monkeypa
     """Tenants by cost, a part of a name in any case, the rest from an offset; one tenant's models and end users."""
     found = tables(tmp_path)
     assert list(table(found).rows) == ["alpha", "beta"]
-    assert (table(found, find="BET").rows, table(found, find="x").matching) == ({"beta": [1, 10, 4, 5, 100, 0]}, 0)
+    assert (table(found, find="BET").rows, table(found, find="x").matching) == ({"beta": [1, 10, 4, 5, 100, 3]}, 0)
     monkeypatch.setattr(module, "MAX_ROWS", 1)
     assert (list(table(found).rows), table(found).matching) == (["alpha"], 2)
     assert list(table(found, offset=1).rows) == ["beta"]
     monkeypatch.setattr(module, "MAX_ROWS", MAX_ROWS)
-    assert table(found, "model", "alpha").rows == {"m": [2, 20, 8, 10, 200, 0], "n": [1, 10, 4, 5, 100, 0]}
+    assert table(found, "model", "alpha").rows == {"m": [2, 20, 8, 10, 200, 6], "n": [1, 10, 4, 5, 100, 3]}
     assert {name: one[0] for name, one in table(found, "user", "alpha").rows.items()} == {"u1": 2, "u2": 1}
     assert table(found, "user", "beta").rows == {}
 
