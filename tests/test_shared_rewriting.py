@@ -30,3 +30,12 @@ def test_each_worker_rewrites_its_part(pytestconfig: pytest.Config, tmp_path: Pa
     rewrite_part(pytestconfig, tmp_path, 0, 1)
     assert _read_pyc(paths[0], kept[0]) is not None
     assert [place.stat().st_ino == inode for place, inode in zip(kept, before, strict=True)] == [False, True, True]
+
+
+def test_a_module_that_does_not_parse_is_left_to_its_import(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """A module with an error of syntax is passed over, and those behind it are rewritten."""
+    broken, sound = tmp_path / "test_a.py", tmp_path / "test_b.py"
+    broken.write_text("def test(:\n")
+    sound.write_text("def test():\n    assert 1 + 1 == 2\n")
+    rewrite_part(pytestconfig, tmp_path, 0, 1)
+    assert [(get_cache_dir(path) / f"{path.stem}{PYC_TAIL}").exists() for path in (broken, sound)] == [False, True]

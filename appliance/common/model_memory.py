@@ -98,7 +98,9 @@ def again_bytes(model: ModelConfig, stored: int) -> int:
         experts = shape.layers * shape.expert_count * 3 * shape.hidden * shape.expert_width * item
         again = (model.expert_parallel - 1) * max(0, stored - experts)
     if model.pipeline_parallel > 1 and shape.tied:
-        again += shape.vocabulary * shape.hidden * item
+        # Ranks that share layers share the head; each of those that deal experts alone has all of it.
+        heads = model.expert_parallel if model.tensor_parallel == 1 else 1
+        again += heads * shape.vocabulary * shape.hidden * item
     return again
 
 

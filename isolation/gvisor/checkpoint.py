@@ -224,6 +224,11 @@ class CheckpointStore:
             if path.name.startswith(_TRASH) or (path.name.startswith(_DRAFT) and not _is_held(path)):
                 shutil.rmtree(path, ignore_errors=True)
 
+    def evict(self) -> None:
+        """Remove the least recently used checkpoints until the others are within the bound."""
+        for key in self._evicted_for(0):
+            self.drop(key)
+
     def _check_size(self, size: int) -> None:
         if self._most and size > self._most:
             raise CheckpointError(
@@ -252,7 +257,7 @@ class CheckpointStore:
         going: dict[str, int] = {}
         for used, key, bytes_ in kept:
             over = total + size > (min(MAX_BYTES, most) if used < stale_ns else most)
-            if not over and len(kept) - len(going) < MAX_KEPT:
+            if not over and len(kept) - len(going) + bool(size) <= MAX_KEPT:
                 break
             going[key] = bytes_
             total -= bytes_
@@ -277,6 +282,9 @@ def open_store(root: Path, most: int = 0) -> CheckpointStore:
         )
     store = CheckpointStore(root, most)
     store.clear()
+    if most:
+        # What was saved under a larger bound; without a new checkpoint nothing else would look.
+        store.evict()
     return store
 
 

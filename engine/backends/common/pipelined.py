@@ -120,6 +120,7 @@ class PipelinedRunner:
         self._leave(rows)
         self._tell(RankCall.FORGET, array("q", rows))
         self.own.forget(rows)
+        self._pass_over()
 
     def adopt(self, blocks: list[int], stamps: list[int]) -> None:
         """Refuse: blocks leave and come back where one rank holds all of them."""
@@ -152,6 +153,13 @@ class PipelinedRunner:
             self._chosen.pop(row, None)
             for part in self._parts:
                 part.rows = [GONE if one == row else one for one in part.rows]
+
+    def _pass_over(self) -> None:
+        """Take the oldest parts whose rows have all ended. There may be no further step that takes them, and a last
+        stage that waits for room for its results would neither forget nor do anything else that it is told."""
+        while self._parts and all(row == GONE for row in self._parts[0].rows):
+            self._receive(1)
+            self._parts.pop(0)
 
     def _next(self, plan: StepPlan) -> tuple[StepPlan, int]:
         """What of a plan is sent now, and the number of rows that are left for the next step."""

@@ -163,6 +163,10 @@ def test_memory_counts_what_further_ranks_hold_again(tmp_path: Path) -> None:
     assert again_bytes(model(expert_parallel=2), experts + 1000) == 1000
     assert again_bytes(model(expert_parallel=4), experts + 1000) == 3000
     assert again_bytes(model(pipeline_parallel=2), experts + 1000) == 100 * 64 * 4
+    mixed = model(expert_parallel=2, pipeline_parallel=2)  # Each rank of the last stage has all of the head.
+    assert again_bytes(mixed, experts + 1000) == 1000 + 2 * 100 * 64 * 4
+    both = model(tensor_parallel=2, expert_parallel=2, pipeline_parallel=2)
+    assert again_bytes(both, experts + 1000) == 100 * 64 * 4
     assert again_bytes(ModelConfig(name="m", path=tmp_path / "none", expert_parallel=2), 1000) == 0
 
 

@@ -196,6 +196,17 @@ def test_a_bound_that_was_told_holds_whatever_the_room(tmp_path: Path, monkeypat
         assert store.bound() == (most or checkpoint_module.MOST_BYTES)
 
 
+def test_a_bound_that_was_lowered_holds_from_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that opens with less than it has removes what was used longest ago, without a new checkpoint. Control:
+    opened with the bound of before, or with none, it keeps all."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
+    store = open_store(tmp_path / "store", 3 << 20)
+    for number in "123":
+        save(store, number * 64, bytes(900 << 10))
+    for most, kept in ((3 << 20, "123"), (0, "123"), (2 << 20, "23")):
+        assert names(open_store(store.root, most)) == [number * 64 for number in kept]
+
+
 def test_what_was_found_whole_is_known_until_it_changes_or_the_machine_starts(
     store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
