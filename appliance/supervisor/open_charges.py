@@ -153,8 +153,8 @@ class ChargeKeeper:
     def _settle(self, memory: _Memory) -> None:
         if not (memory.left and memory.ended):
             return
-        memfd = os.dup(memory.memfd)
-        self._close(memory)
+        memfd = memory.memfd  # Taken over: a further descriptor might not be had.
+        self._leave(memory)
         if len(self._settling) >= MAX_SETTLING:
             os.close(memfd)
             log.error("gateways end faster than what they leave can be charged; one was left out", waiting=MAX_SETTLING)
@@ -196,7 +196,11 @@ class ChargeKeeper:
         return request in one.reported or request in self._reported
 
     def _close(self, memory: _Memory) -> None:
+        self._leave(memory)
+        os.close(memory.memfd)
+
+    def _leave(self, memory: _Memory) -> None:
+        """Forget memory whose descriptor the caller has from now on."""
         self._memories.remove(memory)
         asyncio.get_running_loop().remove_reader(memory.pipe)
-        os.close(memory.memfd)
         os.close(memory.pipe)

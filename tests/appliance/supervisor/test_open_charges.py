@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import resource
 import signal
 import socket
 import time
@@ -195,6 +196,24 @@ async def test_what_is_left_is_charged_before_the_supervisor_ends(house: House) 
     house.keeper.close()
     await asyncio.sleep(0.01)
     assert sorted(str(one.fields["request"]) for one in house.recorded) == sorted(f"r{number}" for number in range(100))
+
+
+async def test_a_gateway_s_end_needs_no_further_descriptor(house: House) -> None:
+    """A supervisor that can open nothing more charges what the gateway left; control: it can open nothing."""
+    charges = OpenCharges()
+    house.hand(charges)
+    opened(charges, "cut")
+    kill(charges)
+    await asyncio.sleep(0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        house.keeper.gateway_left()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert await house.outcomes(1) == [("cut", GATEWAY_LOST)]
 
 
 async def test_memory_that_cannot_be_had_or_read_is_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
