@@ -309,7 +309,9 @@ async def test_a_killed_process_is_charged_once_for_what_left_it(kills: int, tmp
     server.open()
     path = tmp_path / "out"
     out = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    for number in range(kills):
+    for number in range(10 * kills):
+        if number >= kills and left:  # few kills may all find nothing open, on a busy machine
+            break
         child = os.fork()
         if not child:
             try:
@@ -333,7 +335,7 @@ async def test_a_killed_process_is_charged_once_for_what_left_it(kills: int, tmp
     charged = {str(one.fields["request"]): int(one.fields["output_tokens"]) for one in recorded}
     for name, tokens in served.items():
         assert tokens <= charged[name] <= tokens + 1, name
-    assert sum(charged[name] for name in charged.keys() - served.keys()) <= kills
+    assert sum(charged[name] for name in charged.keys() - served.keys()) <= number + 1
     assert left
     os.close(out)
     log.close()
