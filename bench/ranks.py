@@ -4,9 +4,9 @@
 threads, and two ranks with one thread each that share every layer (tp2), have some of the layers each (pp2) or deal
 experts (ep2, for a mixture), run the same decode steps in turn, in processes that live through the run. ``native`` is
 one rank with two threads of compiled kernels, where ATHANOR_KERNELS names their folder: what an engine of one rank
-takes by itself. SHAPE is ``dense``, ``mixture``, ``mini`` (that of athanor-mini) or ``half`` (that of a 0.5B model). The
-collectives, for ``dense``, are those of ``bench.rank_collectives``. On a processor a second rank is a proof and no speed-up (two
-cores are two cores): what is shown is what it costs.
+takes by itself. SHAPE is ``dense``, ``mixture``, ``mini`` (that of athanor-mini) or ``half``
+(that of a 0.5B model). The collectives, for ``dense``, are those of ``bench.rank_collectives``. On a processor a second
+rank is a proof and no speed-up (two cores are two cores): what is shown is what it costs.
 """
 
 from __future__ import annotations
