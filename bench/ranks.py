@@ -261,10 +261,11 @@ def main(arguments: list[str]) -> None:
             save(folder, SHAPES[shape])
             os._exit(0)
         assert os.waitpid(maker, 0)[1] == 0
-        arms = {name: Arm.start(folder, name) for name in names}
+        arms: dict[str, Arm] = {}
         try:
-            for name, arm in arms.items():
-                print(json.dumps({name: arm.answers().strip()}), flush=True)
+            for name in names:  # one after the other: a pipeline times its layers at the start
+                arms[name] = Arm.start(folder, name)
+                print(json.dumps({name: arms[name].answers().strip()}), flush=True)
             for rows in tuple(map(int, arguments[2:])) or ROWS:
                 rates: dict[str, list[float]] = {}
                 for _ in range(rounds):
