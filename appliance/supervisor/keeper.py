@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
 from appliance.common.errors import StartError
@@ -109,6 +110,8 @@ class Keeper:
         """Why the last life ended, for the gateway's count."""
         self._busy = False
         """Whether the sandbox computed when its load was read last."""
+        self._frozen = False
+        """Whether the sandbox is frozen, and so takes no processor time."""
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -318,7 +321,7 @@ class Keeper:
         booted = self._booted
         if booted is None or generation != self.life.generation:
             return
-        done = frozen and not self._busy and booted.sandbox.freeze()
+        done = self._frozen = frozen and not self._busy and booted.sandbox.freeze()
         if not frozen:
             booted.sandbox.thaw()
         name, plan = self.plan.role_name, self.plan
@@ -356,13 +359,15 @@ class Keeper:
                 limit = self.plan.spec.limits.memory_bytes
                 message = SandboxUse(self.plan.model, self.plan.role_name, held, limit, self.plan.tenant)
                 self._publish(message, ())
-            await asyncio.sleep(MEMORY_PERIOD_S)
+            await aligned_sleep(MEMORY_PERIOD_S)
 
     async def _watch_load(self, sandbox: Sandbox) -> None:
         """Tell the sandbox whether it is busy, whenever that changes."""
-        watch, self._busy = LoadWatch(time.monotonic(), sandbox.processor_s()), False
+        watch, self._busy, self._frozen = LoadWatch(time.monotonic(), sandbox.processor_s()), False, False
         while True:
-            await asyncio.sleep(LOOK_S)
+            await aligned_sleep(LOOK_S)
+            if self._frozen:
+                continue
             busy = watch.look(time.monotonic(), sandbox.processor_s())
             if busy is not None:
                 self._busy = busy

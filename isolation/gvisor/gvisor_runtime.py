@@ -30,7 +30,7 @@ from isolation.host.process import run, spawn
 from isolation.host.reaper import Claim, Reaper, command_line, descendants
 from isolation.host.rundir import RunDirectory
 from isolation.host.stdio import LineCallback, LogPipe
-from isolation.host.usage import processor_seconds, proportional_bytes
+from isolation.host.usage import processor_seconds, proportional_bytes, spent_seconds
 from isolation.host.userns import current_profile
 
 _VERB_TIMEOUT_S = 30.0
@@ -290,9 +290,13 @@ class GvisorSandbox:
                 let_timers_ring_late(self.pid, BUSY_SLACK_NS if busy else SENTRY_SLACK_NS)
 
     def processor_s(self) -> float:
-        """Return the processor seconds of sentry and stubs."""
+        """Return the processor seconds of sentry and stubs, and of the gofer where a cgroup lists them all."""
         with self._lock:
-            return processor_seconds(self.pid) if self.pidfd >= 0 and self.poll() is None else 0.0
+            if self.pidfd < 0 or self.poll() is not None:
+                return 0.0
+            # The tree is found by some hundred small files, the group by one.
+            listed = self._parts.cgroup.listed()
+            return spent_seconds(listed) if self.pid in listed else processor_seconds(self.pid)
 
     def memory_bytes(self) -> int:
         """Return the memory of its cgroup, or of sentry and stubs without one."""

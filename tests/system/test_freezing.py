@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -24,6 +25,12 @@ MODEL = 'gen_ai_request_model="athanor-mini"'
 
 AFTER_S = 5
 """The least that can be configured."""
+
+WINDOW_S = 2.0
+
+MOST_WAKES = 8.0
+"""Of gateway and supervisor together, in a second: five are to be expected, and there were some 29 when each loop slept
+for its own period."""
 
 THAW_MS = 500
 """Bound for a busy machine; a thaw takes 1 to 5 (``bench/sandbox.py idle``), a start thousands."""
@@ -130,6 +137,42 @@ def test_idle_sandboxes_rest_and_answer_at_once(idle: Appliance) -> None:
     time.sleep(2)  # The log is written once a second.
     shown = athanor("audit", "show", "--from", str(idle.state / "audit"), "--kind", "sandbox", "-o", "json")
     assert {(one["state"], one["role"]) for one in json.loads(shown)} >= {("frozen", "engine"), ("thawed", "engine")}
+
+
+def switches(pid: int) -> int:
+    """How often the threads of a process have gone to sleep so far."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += int((task / "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return found
+
+
+def child(appliance: Appliance, role: str) -> int:
+    """The gateway's or the supervisor's process."""
+    for pid in family(appliance.process.pid):
+        if f"appliance.operator.child\0{role}\0" in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
+    raise LookupError(role)
+
+
+def test_an_idle_appliance_seldom_wakes_up(idle: Appliance) -> None:
+    """The host processes of a frozen appliance go to sleep a few times a second, in the quietest of some windows: what
+    looks now and then does so together. Somebody who asks for the state ten times a second is seen (control)."""
+    pids = child(idle, "gateway"), child(idle, "supervisor")
+    allow(idle, freeze=True)
+    until(lambda: all_frozen(idle))
+
+    def woken(each: Callable[[], object] = lambda: None) -> float:
+        began, before = time.monotonic(), sum(map(switches, pids))
+        while time.monotonic() < began + WINDOW_S:
+            time.sleep(0.1)
+            each()
+        return (sum(map(switches, pids)) - before) / (time.monotonic() - began)
+
+    seen: list[float] = []
+    until(lambda: seen.append(woken()) or seen[-1] <= MOST_WAKES, 40)
+    assert woken(lambda: idle.status()) > MOST_WAKES, "control"
 
 
 @pytest.mark.full

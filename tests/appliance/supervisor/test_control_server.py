@@ -22,6 +22,8 @@ from appliance.common.control import (
     NamespaceQuery,
     Namespaces,
     Retention,
+    SandboxUse,
+    SpillState,
     Welcome,
 )
 from appliance.supervisor import control_server, namespaces
@@ -105,6 +107,33 @@ async def test_nothing_is_told_before_the_version_is_agreed(watched: Watched) ->
         assert isinstance(await hear(sock), Welcome)
         assert watched.server.publish(Namespaces({}), ())
     assert watched.attached == 1
+
+
+async def test_a_level_that_is_known_is_not_sent_again(watched: Watched) -> None:
+    """An idle appliance tells nothing: the same memory, disks and spill are sent once, a change is sent, and all of it
+    goes again after any other message and to the next gateway."""
+    memory, spill = SandboxUse("m", "engine", 5, 8), SpillState({"kept": 1})
+    text = SandboxUse("m", "text", 5, 8)
+
+    async def heard(sock: socket.socket, *told: Control) -> list[Control | None]:
+        for one in (*told, Namespaces({})):
+            assert watched.server.publish(one, ())
+        found = []
+        while not isinstance(last := await hear(sock), Namespaces):
+            found.append(last)
+        return found
+
+    for _ in range(2):
+        with watched.connect() as sock:
+            control.send(sock, Attach(CONTROL_VERSION))
+            assert isinstance(await hear(sock), Welcome)
+            told = memory, spill, text, memory, SpillState({"kept": 1}), text
+            assert await heard(sock, *told) == [memory, spill, text]
+            assert await heard(sock, memory, memory) == [memory]
+            more = SandboxUse("m", "engine", 6, 8)
+            assert await heard(sock, memory, more, text, more, memory) == [memory, more, text, memory]
+        while watched.server.publish(Namespaces({}), ()):
+            await asyncio.sleep(0.005)
 
 
 async def test_descriptors_beside_rubbish_are_closed(watched: Watched) -> None:
