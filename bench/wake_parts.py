@@ -42,16 +42,19 @@ from isolation.ipc.messages import Role
 KV_BYTES = 256 << 20
 CONTEXT = 2_048
 
-PARTS: tuple[tuple[type, str, str], ...] = (
+PARTS: tuple[tuple[Any, str, str], ...] = (
     (WarmStarts, "_find", "find"),
+    (boots, "check_files", "check files"),
     (GvisorRuntime, "_create", "create"),
+    (GvisorRuntime, "_begin", "restore"),
     (GvisorRuntime, "boot", "create and restore"),
     (boots._Booting, "connect", "connect"),
     (boots.SavedStart, "verified", "verify"),
+    (boots._Booting, "configure", "greet"),
     (boots._Booting, "await_ready", "load"),
     (boots._Booting, "probe", "probe"),
 )
-"""Methods that are timed, with the names that their times have."""
+"""Methods and functions that are timed, with the names that their times have."""
 
 
 class Parts:
@@ -120,10 +123,12 @@ def measure(model: Path, rounds: int, folder: Path, saved: Path, kinds: tuple[st
                 took = time.monotonic() - began
                 busy = [round(one.sandbox.processor_s(), 2) for one in (first, second)]
                 row = {"wake": name, "wake_s": round(took, 2), "engine": spent, "text": beside, "processor_s": busy}
-                found.append(row | {"load": round(os.getloadavg()[0], 1)})
-                print(json.dumps(found[-1]), flush=True)
-                end(first)
-                end(second)
+                began = time.monotonic()
+                with ThreadPoolExecutor(2) as both:
+                    list(both.map(end, (first, second)))
+                row |= {"end_s": round(time.monotonic() - began, 2), "load": round(os.getloadavg()[0], 1)}
+                found.append(row)
+                print(json.dumps(row), flush=True)
     return found
 
 

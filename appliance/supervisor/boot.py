@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -26,6 +27,7 @@ from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.model_memory import model_need
 from appliance.common.sleep_rules import ALWAYS
+from appliance.supervisor.gate import Gate
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
@@ -307,7 +309,9 @@ def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
     return "-".join(part for part in (role.name.lower(), plain[:MAX_NAME_CHARS].strip("-"), tag) if part)
 
 
-def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None) -> Booted:
+def boot(
+    plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None, gate: Gate | None = None
+) -> Booted:
     """Boot, connect, configure, load, and get one real token; ``stop`` ends it within ``SLICE_S`` and a kill.
 
     Args:
@@ -315,6 +319,7 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
         runtime: where.
         stop: asks to give it up.
         saved: begin with what was saved of a program that had come so far that it waited for its host.
+        gate: holds the program back; None: nothing does.
 
     Raises:
         IsolationError, ProtocolError: it did not come up, or its model's files are not those that were pinned or there
@@ -325,8 +330,8 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
             check_files(plan.files, plan.pinned)
         except ConfigError as error:
             raise SandboxStartError(error.message) from error
-    began = time.monotonic()
-    until = None if saved is None else began + saved.patience_s
+    began, gate = time.monotonic(), Gate() if gate is None else gate
+    waited_s = gate.waited_s
     channels: list[Channel] = []
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
@@ -336,8 +341,11 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
         plan.socket_dir.chmod(0o755)
         with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
             image = None if saved is None else saved.folder
-            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image)
+            hold = partial(gate.wait, plan.name, stop)
+            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
+            began += gate.waited_s - waited_s  # For memory of others; no part of a boot.
+            until = None if saved is None else began + saved.patience_s
             booting = _Booting(plan, sandbox, stop, until)
             expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
             channels.append(booting.connect(listener, expected, plan.role))

@@ -4,7 +4,7 @@ runs."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -229,9 +229,16 @@ class ModelKeepers:
             one.planned = replace(one.planned, plans=plans)
         one.keepers, one.sleep_state = self._keepers(one.planned), ASLEEP
 
-    async def wake(self, name: str, waking: Callable[[], None]) -> bool:
+    async def wake(self, name: str, waking: Callable[[], None], ends: Collection[asyncio.Task[None]] = ()) -> bool:
         """Boot the sandboxes of a sleeping model; returns whether that was to be done, once both are ready or it sleeps
-        again because one is not. ``waking`` is called when it begins."""
+        again because one is not.
+
+        Args:
+            name: of the model.
+            waking: called when it begins.
+            ends: models that fall asleep. Their memory is there when they have: no program starts before, but its
+                sandbox is made meanwhile. Cards are chosen by what is free, so nothing of a model on one is.
+        """
         one = self._models.get(name)
         if one is None:
             return False
@@ -241,7 +248,16 @@ class ModelKeepers:
             one.sleep_state, one.cause = WAKING, ""
             self.on_wake()
             waking()
+            if any(keeper.plan.card is not None for keeper in one.keepers):
+                await asyncio.gather(*ends, return_exceptions=True)
+            for keeper in one.keepers:
+                keeper.gate.shut()
             self.start(name)
+            try:
+                await asyncio.gather(*ends, return_exceptions=True)
+            finally:
+                for keeper in one.keepers:
+                    keeper.gate.open()
             one.cause = await _came_up(one.keepers, one.tasks)
             if one.cause:
                 await self._end_for_sleep(one)
