@@ -48,7 +48,7 @@ CONTEXT = 2_048
 
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (WarmStarts, "_find", "find"),
-    (boots, "check_files", "check files"),
+    (boots, "check_model", "check files"),
     (GvisorRuntime, "_create", "create"),
     (GvisorRuntime, "_begin", "restore"),
     (GvisorRuntime, "boot", "create and restore"),

@@ -14,20 +14,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import structlog
 
 from appliance.common.adapter_files import CONFIG_FILE
 from appliance.common.card_table import CardUse
-from appliance.common.catalog import ModelFiles, check_files
+from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
-from appliance.common.errors import ConfigError, StartError
+from appliance.common.errors import StartError
 from appliance.common.model_memory import model_need
 from appliance.common.sleep_rules import ALWAYS
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Gate, check_model
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
@@ -325,13 +324,14 @@ def boot(
         IsolationError, ProtocolError: it did not come up, or its model's files are not those that were pinned or there
             at the start; nothing of it is left.
     """
-    if plan.files is not None:
-        try:
-            check_files(plan.files, plan.pinned)
-        except ConfigError as error:
-            raise SandboxStartError(error.message) from error
-    began, gate = time.monotonic(), Gate() if gate is None else gate
-    waited_s = gate.waited_s
+    gate = Gate() if gate is None else gate
+
+    def hold() -> None:
+        gate.wait(plan.name, stop)
+        check_model(plan.files, plan.pinned)  # Meanwhile its files may have changed.
+
+    check_model(plan.files, plan.pinned)
+    began, waited_s = time.monotonic(), gate.waited_s
     channels: list[Channel] = []
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
@@ -341,7 +341,6 @@ def boot(
         plan.socket_dir.chmod(0o755)
         with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
             image = None if saved is None else saved.folder
-            hold = partial(gate.wait, plan.name, stop)
             sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
             began += gate.waited_s - waited_s  # For memory of others; no part of a boot.

@@ -1,6 +1,7 @@
 """Gate of a boot: what takes little memory is made at once, the program waits until the memory that it needs is there.
 
-A model that wakes in the place of another has its sandboxes created while those of the other end.
+A model that wakes in the place of another has its sandboxes created while those of the other end. Its files are
+checked before, and once more when the wait is over.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from appliance.common.catalog import ModelFiles, check_files
+from appliance.common.errors import ConfigError
 from isolation.errors import SandboxStartError
 
 SLICE_S = 0.25
@@ -47,3 +50,21 @@ class Gate:
             if stop.is_set():
                 raise SandboxStartError(f"sandbox {name} was not wanted any more while it waited for memory")
         self.waited_s += time.monotonic() - began
+
+
+def check_model(files: ModelFiles | None, pinned: str) -> None:
+    """Check that a model's files are those that were pinned, signed or there at the start, before they are used.
+
+    Args:
+        files: of the model; None: it has none.
+        pinned: digest that they must have; empty: any.
+
+    Raises:
+        SandboxStartError: they are others.
+    """
+    if files is None:
+        return
+    try:
+        check_files(files, pinned)
+    except ConfigError as error:
+        raise SandboxStartError(error.message) from error

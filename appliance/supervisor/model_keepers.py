@@ -243,21 +243,20 @@ class ModelKeepers:
         if one is None:
             return False
         async with one.turn:
+            if any(keeper.plan.card is not None for keeper in one.keepers):
+                await asyncio.gather(*ends, return_exceptions=True)
             if one.state != SERVED or one.sleep_state != ASLEEP:
                 return False
             one.sleep_state, one.cause = WAKING, ""
             self.on_wake()
             waking()
-            if any(keeper.plan.card is not None for keeper in one.keepers):
-                await asyncio.gather(*ends, return_exceptions=True)
             for keeper in one.keepers:
                 keeper.gate.shut()
             self.start(name)
-            try:
-                await asyncio.gather(*ends, return_exceptions=True)
-            finally:
-                for keeper in one.keepers:
-                    keeper.gate.open()
+            # Where this is given up, the gates stay shut: what waits at them ends with its keeper.
+            await asyncio.gather(*ends, return_exceptions=True)
+            for keeper in one.keepers:
+                keeper.gate.open()
             one.cause = await _came_up(one.keepers, one.tasks)
             if one.cause:
                 await self._end_for_sleep(one)

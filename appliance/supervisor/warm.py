@@ -170,16 +170,15 @@ class WarmStarts:
         return SavedStart(checkpoint, self._readers.submit(self._verify, checkpoint))
 
     def _verify(self, checkpoint: Checkpoint) -> None:
-        """Read a checkpoint and compare its digests, once for each state of its files since the machine's start; a later
-        time it is only brought into memory.
+        """Read a checkpoint and compare its digests, once for each state of its files since the machine's start.
 
         Raises:
             CheckpointError: it is damaged or missing.
         """
         stamp = checkpoint.stamp()
-        if stamp is not None and (self._sound.get(checkpoint.key) == stamp or checkpoint.known_whole(stamp)):
-            checkpoint.read_ahead()
-        else:
+        if stamp is not None and self._sound.get(checkpoint.key) == stamp:
+            return
+        if stamp is None or not checkpoint.known_whole(stamp):
             checkpoint.verify()
             if stamp is not None:
                 checkpoint.note_whole(stamp)

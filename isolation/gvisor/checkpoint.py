@@ -113,18 +113,6 @@ class Checkpoint:
             if not whole:
                 raise CheckpointError(f"checkpoint {self.key[:12]} is damaged: {name} is not what was written")
 
-    def read_ahead(self) -> None:
-        """Have the kernel read into memory what is not there of the files, in large pieces, while a sandbox is made: a
-        restore reads in small ones, one after the other. Quick where all is in memory; a file that is gone is left to
-        the restore."""
-        for name, _, _ in self.files:
-            with suppress(OSError):
-                file = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
-                finally:
-                    os.close(file)
-
     def stamp(self) -> Stamp | None:
         """Return the state of its files; None where one is gone."""
         try:

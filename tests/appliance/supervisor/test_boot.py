@@ -155,6 +155,22 @@ def test_a_boot_at_a_gate_starts_no_program_and_counts_no_wait(tmp_path: Path) -
     timer.join()
 
 
+def test_files_that_change_while_a_boot_waits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's files are checked before its sandbox is made and again when its program may start: what has changed
+    between, while it waited for memory, starts no program."""
+    looks = list[int]()
+
+    def change(_files: object, _pinned: str) -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            raise SandboxStartError("a file is not what it was at the start")
+
+    monkeypatch.setattr(boot_module, "check_model", change)
+    outcome, runtime, _ = attempt(tmp_path, answer)
+    assert isinstance(outcome, SandboxStartError) and "not what it was" in str(outcome)
+    assert runtime.guest is None and list(tmp_path.iterdir()) == []
+
+
 def test_a_stop_ends_a_boot_at_a_gate(tmp_path: Path) -> None:
     """A boot that waits for memory is given up as one that loads; no program was started."""
     gate, stop = Gate(), threading.Event()

@@ -228,7 +228,7 @@ async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch:
 
     sandbox.used_s = used_s
     monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
     keeper = make([])
     running = asyncio.create_task(keeper.run())
@@ -252,7 +252,7 @@ async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pyte
     """Frozen and thawed at the gateway's word, which hears what became of it; a sandbox that computes stays as it is;
     a word about an earlier one means nothing."""
     sandbox = Sandbox()
-    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
     monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
     published: list[Control] = []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,38 +233,6 @@ def test_what_was_found_whole_is_known_until_it_changes_or_the_machine_starts(
     monkeypatch.setattr(checkpoint_module, "BOOT_ID", tmp_path / "boot_id")
     (tmp_path / "boot_id").write_text("another start\n")
     assert not found.known_whole(stamp)
-
-
-def resident(path: Path) -> float:
-    """Share of a file's pages that are in memory, by mincore(2), which changes none of it."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as view:
-        pages = -(-size // mmap.PAGESIZE)
-        found = (ctypes.c_ubyte * pages)()
-        first = ctypes.c_char.from_buffer(view)
-        assert ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(size), found) == 0
-        del first
-        return sum(one & 1 for one in found) / pages
-
-
-def test_a_checkpoint_is_read_ahead(store: CheckpointStore) -> None:
-    """What the kernel has put out of memory of a checkpoint is read again at a word, which asks for no file that is
-    gone."""
-    save(store, content=os.urandom(8 << 20))
-    found = store.find(KEY)
-    assert found is not None
-    pages = found.folder / "pages.img"
-    with pages.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if resident(pages) == 1.0:
-        pytest.skip("this file system is in memory")
-    before = resident(pages)
-    (found.folder / "checkpoint.img").unlink()
-    found.read_ahead()
-    deadline = time.monotonic() + 20.0
-    while resident(pages) < 1.0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert before < 0.5 and resident(pages) == 1.0
 
 
 def test_two_that_keep_the_same_keep_one(store: CheckpointStore) -> None:
