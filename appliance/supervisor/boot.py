@@ -324,14 +324,14 @@ def boot(
         IsolationError, ProtocolError: it did not come up, or its model's files are not those that were pinned or there
             at the start; nothing of it is left.
     """
-    gate = Gate() if gate is None else gate
+    held = Gate() if gate is None else gate
 
     def hold() -> None:
-        gate.wait(plan.name, stop)
+        held.wait(plan.name, stop)
         check_model(plan.files, plan.pinned)  # Meanwhile its files may have changed.
 
     check_model(plan.files, plan.pinned)
-    began, waited_s = time.monotonic(), gate.waited_s
+    began, waited_s = time.monotonic(), held.waited_s
     channels: list[Channel] = []
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
@@ -343,7 +343,7 @@ def boot(
             image = None if saved is None else saved.folder
             sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
-            began += gate.waited_s - waited_s  # For memory of others; no part of a boot.
+            began += held.waited_s - waited_s  # For memory of others; no part of a boot.
             until = None if saved is None else began + saved.patience_s
             booting = _Booting(plan, sandbox, stop, until)
             expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
