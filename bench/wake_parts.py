@@ -38,7 +38,7 @@ from appliance.supervisor import boot as boots
 from appliance.supervisor import warm as warmth
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.forms import Forms
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.warm import WarmStarts, open_warm_starts, starts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.ipc.messages import Role
@@ -128,12 +128,12 @@ class _Bench:
         self._parts = Parts()
         self.found: list[dict[str, Any]] = []
 
-    def _wake(self, plan: BootPlan, gate: Gate) -> tuple[Booted, dict[str, float]]:
+    def _wake(self, plan: BootPlan, gate: Latch) -> tuple[Booted, dict[str, float]]:
         self._parts.take()
         booted = self._warm.boot(plan, threading.Event(), gate)
         return booted, self._parts.take()
 
-    def _begin(self, plans: list[BootPlan], gate: Gate) -> list[Future[tuple[Booted, dict[str, float]]]]:
+    def _begin(self, plans: list[BootPlan], gate: Latch) -> list[Future[tuple[Booted, dict[str, float]]]]:
         return [self._pool.submit(self._wake, plan, gate) for plan in plans]
 
     def _note(self, name: str, took: float, woken: list[tuple[Booted, dict[str, float]]], **more: float) -> None:
@@ -149,16 +149,16 @@ class _Bench:
         plans = {"engine ahead": engine, "engine imports": replace(engine, ahead_bytes=0)}
         for name in kinds * rounds:
             began = time.monotonic()
-            woken = [one.result() for one in self._begin([plans[name], text], Gate())]
+            woken = [one.result() for one in self._begin([plans[name], text], Latch())]
             self._note(name, time.monotonic() - began, woken)
             list(self._pool.map(end, (booted for booted, _ in woken)))
         return self.found
 
     def take_turns(self, rounds: int) -> list[dict[str, Any]]:
         """Wake each model in the place of the other: when that has ended, or with sandboxes that are made meanwhile."""
-        awake = [one.result()[0] for one in self._begin(self._pairs[0], Gate())]
+        awake = [one.result()[0] for one in self._begin(self._pairs[0], Latch())]
         for number in range(2 * rounds):
-            name, gate = ("behind the other", "beside the other")[number % 2], Gate()
+            name, gate = ("behind the other", "beside the other")[number % 2], Latch()
             began = time.monotonic()
             ends = [self._pool.submit(end, booted) for booted in awake]
             gate.shut()

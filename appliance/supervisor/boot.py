@@ -26,7 +26,7 @@ from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import StartError
 from appliance.common.model_memory import model_need
 from appliance.common.sleep_rules import ALWAYS
-from appliance.supervisor.gate import Gate, check_model
+from appliance.supervisor.gate import Latch, check_model
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
@@ -309,7 +309,7 @@ def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
 
 
 def boot(
-    plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None, gate: Gate | None = None
+    plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None, gate: Latch | None = None
 ) -> Booted:
     """Boot, connect, configure, load, and get one real token; ``stop`` ends it within ``SLICE_S`` and a kill.
 
@@ -324,7 +324,7 @@ def boot(
         IsolationError, ProtocolError: it did not come up, or its model's files are not those that were pinned or there
             at the start; nothing of it is left.
     """
-    held = Gate() if gate is None else gate
+    held = Latch() if gate is None else gate
 
     def hold() -> None:
         held.wait(plan.name, stop)

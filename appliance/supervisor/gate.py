@@ -19,7 +19,7 @@ SLICE_S = 0.25
 
 
 @dataclass(slots=True)
-class Gate:
+class Latch:
     """Open unless it was shut. ``shut`` and ``open`` are called in the event loop, ``wait`` in the thread of a boot."""
 
     waited_s: float = 0.0

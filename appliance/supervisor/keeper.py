@@ -26,7 +26,7 @@ from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
 from appliance.supervisor.spill_port import SpillPort
@@ -97,7 +97,7 @@ class Keeper:
         self._told = plan
         """Plan with the form in which the engine computes, once it has tried some."""
         self.life = Life()
-        self.gate = Gate()
+        self.gate = Latch()
         """Holds a boot back until the memory for it is there."""
         self._runtime = runtime
         self._publish = publish

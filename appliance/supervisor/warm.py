@@ -32,7 +32,7 @@ from appliance.common.errors import ConfigError
 from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
 from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, Stamp, contents, open_store
@@ -105,7 +105,7 @@ class WarmStarts:
         self._names = threading.Lock()
         """Held while ``_ahead``, ``_left_keys`` and ``_left_of`` change together."""
 
-    def boot(self, plan: BootPlan, stop: threading.Event, gate: Gate | None = None) -> Booted:
+    def boot(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
         """Boot from a checkpoint where there is one, of those with the model first; without one where there is none or
         that fails. ``gate``: as ``boot``.
 
@@ -141,7 +141,7 @@ class WarmStarts:
             booted.start = FALLEN_BACK
         return booted
 
-    def boot_cold(self, plan: BootPlan, stop: threading.Event, gate: Gate | None = None) -> Booted:
+    def boot_cold(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
         """Boot without a checkpoint, and drop the one there is: it may be why sandboxes of this plan die again and
         again.
 

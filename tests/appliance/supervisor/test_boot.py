@@ -15,7 +15,7 @@ import pytest
 
 from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, boot
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import MAX_CLAIM_CHARS, claimed
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
@@ -99,7 +99,7 @@ def attempt(
     tmp_path: Path,
     program: Callable[[Channel, threading.Event], None],
     stop: threading.Event | None = None,
-    gate: Gate | None = None,
+    gate: Latch | None = None,
 ) -> tuple[Booted | SandboxStartError, OneGuest, float]:
     """Boot this guest; gives the outcome, the runtime and the seconds it took."""
     directory = tmp_path / "ipc"
@@ -143,7 +143,7 @@ def test_a_guest_that_answers_is_ready_also_over_a_dead_supervisors_socket(tmp_p
 
 def test_a_boot_at_a_gate_starts_no_program_and_counts_no_wait(tmp_path: Path) -> None:
     """A program starts when the gate is opened, and what it waited for others' memory is no part of its boot."""
-    gate = Gate()
+    gate = Latch()
     gate.shut()
     timer = threading.Timer(0.5, gate.open)
     timer.start()
@@ -173,7 +173,7 @@ def test_files_that_change_while_a_boot_waits_are_refused(tmp_path: Path, monkey
 
 def test_a_stop_ends_a_boot_at_a_gate(tmp_path: Path) -> None:
     """A boot that waits for memory is given up as one that loads; no program was started."""
-    gate, stop = Gate(), threading.Event()
+    gate, stop = Latch(), threading.Event()
     gate.shut()
     stop.set()
     outcome, runtime, _ = attempt(tmp_path, answer, stop, gate)

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Latch
 from isolation.errors import SandboxStartError
 
 
 def test_an_open_gate_holds_nothing_back() -> None:
     """A boot that waits for nobody passes at once, again and again."""
-    gate = Gate()
+    gate = Latch()
     gate.wait("engine-m", threading.Event())
     gate.open()
     gate.wait("engine-m", threading.Event())
@@ -22,7 +22,7 @@ def test_an_open_gate_holds_nothing_back() -> None:
 
 def test_a_shut_gate_lets_go_when_it_is_opened() -> None:
     """What waits goes on when the gate is opened, not at the end of a slice, and the wait is counted."""
-    gate = Gate()
+    gate = Latch()
     gate.shut()
     timer = threading.Timer(0.05, gate.open)
     timer.start()
@@ -34,7 +34,7 @@ def test_a_shut_gate_lets_go_when_it_is_opened() -> None:
 
 def test_a_boot_that_is_not_wanted_waits_no_longer() -> None:
     """A boot that was given up ends at a gate that nobody opens, and says whose it was."""
-    gate, stop = Gate(), threading.Event()
+    gate, stop = Latch(), threading.Event()
     gate.shut()
     stop.set()
     began = time.monotonic()

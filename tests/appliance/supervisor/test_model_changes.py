@@ -21,7 +21,7 @@ from appliance.common.model_memory import Memory, ModelNeed
 from appliance.common.served_models import ModelDifference
 from appliance.supervisor import model_changes
 from appliance.supervisor.adapters import leave_out, with_adapters
-from appliance.supervisor.gate import Gate
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.lifecycle import Life, State
 from appliance.supervisor.model_changes import ModelChanges, ServedNow, lacking
 from appliance.supervisor.model_keepers import ModelKeepers
@@ -103,7 +103,7 @@ class Kept:
 
     def __init__(self, plan: object) -> None:
         self.plan, self.life, self._stopped = plan, Life(), asyncio.Event()
-        self.boot_s, self.gate = 0.0, Gate()
+        self.boot_s, self.gate = 0.0, Latch()
         self.first_boot: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
