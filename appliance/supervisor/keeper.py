@@ -27,6 +27,7 @@ from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
 from appliance.supervisor.spill_port import SpillPort
@@ -97,6 +98,8 @@ class Keeper:
         self._told = plan
         """Plan with the form in which the engine computes, once it has tried some."""
         self.life = Life()
+        self.gate = Latch()
+        """Holds a boot back until the memory for it is there."""
         self._runtime = runtime
         self._publish = publish
         self._booted: Booted | None = None
@@ -199,9 +202,9 @@ class Keeper:
         deadly = self.life.failures >= MOST_RESTORED_DEATHS
         plan = self.plan if self._forms is None or deadly else self._forms.told(self.plan)
         if self._warm is None:
-            booted = boot(plan, self._runtime, abandon)
+            booted = boot(plan, self._runtime, abandon, gate=self.gate)
         else:
-            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, abandon)
+            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, abandon, self.gate)
         if self._forms is not None:
             self._forms.note(self.plan, booted)
             self._told = self._forms.told(self.plan)
