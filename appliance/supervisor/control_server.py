@@ -36,7 +36,7 @@ from appliance.common.control import (
 from appliance.common.control_charges import KeepCharges
 from appliance.common.control_models import ModelWishes
 from appliance.common.control_usage import UsageQuestion
-from appliance.common.errors import ControlError
+from appliance.common.errors import ControlError, MessageTooLargeError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
 
@@ -141,11 +141,15 @@ class ControlServer:
             self._path.unlink(missing_ok=True)
 
     def publish(self, message: Control, fds: tuple[int, ...]) -> bool:
-        """Send to the attached gateway; False when there is none or it does not take messages."""
+        """Send to the attached gateway; False when there is none, it does not take messages, or the message is too
+        large. The last is no fault of the gateway, which stays attached without that message."""
         if self._peer is None or not self._attached:
             return False
         try:
             send(self._peer, message, fds)
+        except MessageTooLargeError as error:
+            log.error("a message for the gateway is left out; please report this", problem=error.message)
+            return False
         except ControlError as error:
             self._drop(error.message)
             return False

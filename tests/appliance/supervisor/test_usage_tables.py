@@ -195,3 +195,30 @@ def test_the_largest_answers_fit_a_datagram(tmp_path: Path, monkeypatch: pytest.
     users = found.answer(UsageTableQuery("r", "7d", "user", "alpha", "", 0))
     assert 0 < len(users.rows) < MAX_ROWS  # type: ignore[union-attr]
     assert len(encode(users)) <= MAX_DATAGRAM_BYTES
+
+
+@pytest.mark.parametrize("amount", [pytest.param(1 << 53, id="usual"), pytest.param((1 << 63) - 1, id="largest")])
+def test_an_overview_of_invented_names_is_cut_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amount: int
+) -> None:
+    """Names that are all escaped, of full length, with sums of 19 digits: an overview has fewer models, plots fewer,
+    and what is left out is in the row of all others, with every request; control: usual names are all told."""
+    hours = [datetime.fromtimestamp(NOW - 3_600 * ago, UTC).strftime("%Y-%m-%dT%H:00Z") for ago in range(156)]
+    number = MAX_MODELS + 60
+    for name, whole in (("\\", False), ("m", True)):
+        names = [f"{index:03}" + name * (253 if not whole else 100) for index in range(number)]
+        rows = {
+            1: [Sum((f"{index:063}",), *[amount] * 6) for index in range(1_000)],
+            2: [Sum((hour, one), *[amount] * 6) for hour in hours for one in names],
+        }
+        odd = [module.Unusual(one, *[amount] * 4) for one in names[:20]]
+        monkeypatch.setattr(module, "sums", lambda _folder, by, *_, rows=rows: rows[len(by)])
+        monkeypatch.setattr(module, "unusual", lambda *_, odd=odd: odd)
+        monkeypatch.setattr(module, "hours_awake", lambda *_: 168.123456789)
+        open_book(tmp_path)
+        told = overview(tables(tmp_path), "7d")
+        assert len(encode(told)) <= MAX_DATAGRAM_BYTES
+        assert sum(one[0] for one in told.models.values()) == amount * number * len(hours)
+        assert sum(sum(one[0::3]) for one in told.steps.values()) == amount * number * len(hours)
+        assert (len(told.models) == MAX_MODELS + 1, len(told.unusual) == 20) == (whole, whole)
+        assert list(told.models)[-1] == ""
