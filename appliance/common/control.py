@@ -22,7 +22,7 @@ import os
 import socket
 import sys
 import termios
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -382,11 +382,13 @@ def encode(message: Control) -> bytes:
     """
     # UTF-8 and no escapes: a character outside of ASCII takes up to four bytes in place of twelve. Paths may hold
     # single surrogates, which json.loads takes as well.
-    text = json.dumps({"type": type(message).__name__, **asdict(message)}, ensure_ascii=False)
+    kind = type(message)
+    values = {name: getattr(message, name) for name in _names(kind)}
+    text = json.dumps({"type": kind.__name__, **values}, ensure_ascii=False)
     data = text.encode("utf-8", "surrogatepass")
     if len(data) > MAX_DATAGRAM_BYTES:
         raise MessageTooLargeError(
-            f"control message {type(message).__name__} of {len(data)} bytes is larger than {MAX_DATAGRAM_BYTES}"
+            f"control message {kind.__name__} of {len(data)} bytes is larger than {MAX_DATAGRAM_BYTES}"
         )
     return data
 
@@ -415,10 +417,17 @@ def decode(data: bytes) -> Control:
 
 
 @functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    """Names of a message's fields. What they hold is JSON already: ``dataclasses.asdict`` would copy it all, which
+    takes ten times as long as to write it."""
+    return tuple(field.name for field in fields(kind))
+
+
+@functools.cache
 def _shape(kind: type) -> type[BaseModel]:
     """Exact keys and types of a message."""
-    fields: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(kind).items()}
-    return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    shape: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(kind).items()}
+    return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **shape)
 
 
 def send(sock: socket.socket, message: Control, fds: tuple[int, ...] = ()) -> None:
