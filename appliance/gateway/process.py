@@ -265,7 +265,13 @@ class Gateway:
         observers = Observers(self._audit, self._telemetry, self._fail)
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
-            serve_admin(listen.admin, routes, self._config_file.remote_operators, observers) as admin,
+            serve_admin(
+                listen.admin,
+                routes,
+                self._config_file.remote_operators,
+                observers,
+                lambda: self._config_file.running.operator_api,
+            ) as admin,
             serve_metrics(listen, render, gauges.refresh, self._state.readiness, picker_page(self._service)) as metrics,
         ):
             door = front.places, front.handshakes, front.starts, front.stranger_time
