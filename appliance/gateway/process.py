@@ -336,6 +336,7 @@ class Gateway:
             lambda: self._namespaces.set_retention(retention_of(policy)),
             lambda: self._service.tenant_sandboxes.reconsider(policy),
             lambda: self._freezer.apply(policy, self._models),
+            lambda: self._sleep.uses.forget_others(policy.tenants),
             self._service.share_out,
             lambda: self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models),
         )

@@ -94,6 +94,8 @@ class UsageTables:
         self._folder, self._classes, self._host = folder, classes, host
         self._clock, self._monotonic = clock, monotonic
         self._read: dict[Span, _Read | _Failed] = {}
+        self._epoch = 0
+        """Times that what is kept was forgotten."""
 
     def check(self, message: OverviewQuery | UsageTableQuery) -> None:
         """Refuse what no gateway asks.
@@ -111,6 +113,12 @@ class UsageTables:
             raise ControlError("a question about usage begins at no row")
         if message.by not in ((By.MODEL, By.USER) if message.tenant else (By.TENANT,)):
             raise ControlError("a question about usage is not summed so")
+
+    def forget(self) -> None:
+        """Forget what was read and what is being read, since the book has another name for a tenant now. May be called
+        from any thread."""
+        self._epoch += 1
+        self._read = {}
 
     def answer(self, message: OverviewQuery | UsageTableQuery) -> Overview | UsageTable:
         """Return the sums, or why there are none. Blocks."""
@@ -166,14 +174,17 @@ class UsageTables:
         Raises:
             ConfigError: it cannot be read, now or lately.
         """
-        began, known = self._monotonic(), self._read.get(span)
+        began, kept, epoch = self._monotonic(), self._read, self._epoch
+        known = kept.get(span)
         if known is None or began >= known.stale_at:
             try:
-                found = self._now(span, folder)
+                known = self._now(span, folder)
             except ConfigError as error:
-                self._read[span] = _Failed(error, self._stale_at(began))
-                raise
-            known = self._read[span] = replace(found, stale_at=self._stale_at(began))
+                known = _Failed(error, 0.0)
+            # In a table that is dropped, where all was forgotten meanwhile.
+            kept[span] = known = replace(known, stale_at=self._stale_at(began))
+            if epoch != self._epoch:
+                return self._known(span, folder)
         if isinstance(known, _Failed):
             raise known.error
         return known

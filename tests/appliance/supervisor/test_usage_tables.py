@@ -15,6 +15,7 @@ from appliance.common.errors import ControlError
 from appliance.common.usage.book import UsageBook, open_book
 from appliance.common.usage.report import Sum
 from appliance.supervisor import usage_tables as module
+from appliance.supervisor.metering import Metering
 from appliance.supervisor.usage_tables import MAX_MODELS, MAX_ROWS, UsageTables
 from tests.appliance.common.usage.test_tenant_sums import ms, request
 
@@ -127,6 +128,33 @@ def test_the_book_is_read_once_for_all_pages(book: UsageBook, tmp_path: Path) ->
     assert (overview(found, "today").total[0], table(found).rows["beta"][0]) == (4, 1)
     clock.now = module.FRESH_S
     assert (overview(found, "today").total[0], table(found).rows["beta"][0]) == (5, 2)
+
+
+def test_a_tenant_that_was_unlinked_is_named_no_more(
+    book: UsageBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before a shred is not told after it, nor what was being read meanwhile; the tenant's sums stay,
+    under its pseudonym. Control: without a shred what was read is told again."""
+    metering = Metering(book, tmp_path, lambda *_: True, lambda: NOW)
+    found = tables(tmp_path)
+    metering.renamed = found.forget
+    assert list(table(found).rows) == ["alpha", "beta"]
+    book.rename(NOW, "alpha", "t-1")
+    assert list(table(found).rows) == ["alpha", "beta"], "read again: the control shows nothing"
+    metering.rename("beta", "t-2")
+    assert list(table(found).rows) == ["t-1", "t-2"]
+    now = found._now
+
+    def shredded_meanwhile(span: module.Span, folder: Path) -> module._Read:
+        read = now(span, folder)
+        monkeypatch.setattr(found, "_now", now)
+        metering.rename("t-1", "t-3")
+        return read
+
+    monkeypatch.setattr(found, "_now", shredded_meanwhile)
+    found.forget()
+    assert list(table(found).rows) == ["t-3", "t-2"]
+    assert "t-1" not in repr(found._read)
 
 
 def test_reasons_why_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
