@@ -382,7 +382,7 @@ def encode(message: Control) -> bytes:
     """
     # UTF-8 and no escapes: a character outside of ASCII takes up to four bytes in place of twelve. Paths may hold
     # single surrogates, which json.loads takes as well.
-    kind = type(message)
+    kind: type = type(message)
     values = {name: getattr(message, name) for name in _names(kind)}
     text = json.dumps({"type": kind.__name__, **values}, ensure_ascii=False)
     data = text.encode("utf-8", "surrogatepass")

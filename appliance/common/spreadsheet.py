@@ -17,7 +17,7 @@ def plain(text: str) -> str:
     return f"'{shown}" if shown.startswith(FORMULA_SIGNS) else shown
 
 
-def csv_text(titles: Sequence[str], rows: Iterable[Sequence[str | int | float]], names: int) -> str:
+def csv_text(titles: Sequence[str], rows: Iterable[Sequence[object]], names: int) -> str:
     """Return rows with a line of titles. The first ``names`` cells of a row are texts that others chose, and are
     written as ``plain`` has them; all further ones are written as they are."""
     text = io.StringIO()

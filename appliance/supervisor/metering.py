@@ -68,8 +68,6 @@ class Metering:
         self._more = asyncio.Event()
         self.written: Callable[[], Awaitable[None]] = _at_once
         """Returns once the entries that the gateway has reported are in the log; set by the owner."""
-        self.renamed: Callable[[], None] = lambda: None
-        """Called, from any thread, once the book has another name for a tenant; set by the owner."""
         self._problems: dict[str, str] = {}
         """What fails now, by what it is done for."""
 
@@ -135,7 +133,6 @@ class Metering:
             UsageAccessError: the book does not take it.
         """
         self._book.rename(self._clock(), tenant, pseudonym)
-        self.renamed()
 
     def gateway_left(self) -> None:
         """Forget what a gateway that is gone waited for."""

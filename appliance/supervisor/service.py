@@ -105,8 +105,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
-    facts = ServedFacts(models.digests, models.signers, image)
-    answering = _answering(config, server, recorder, metering, runtime, facts)
+    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     residents, planner = _residents(config, models, runtime, publish, forms, placement)
@@ -316,12 +315,7 @@ async def _keep_account(
 
 
 def _answering(
-    config: ApplianceConfig,
-    server: ControlServer,
-    recorder: Recorder,
-    metering: Metering | None,
-    runtime: Runtime,
-    facts: ServedFacts,
+    config: ApplianceConfig, server: ControlServer, recorder: Recorder, runtime: Runtime, facts: ServedFacts
 ) -> Lanes:
     """Answer what the gateway asks for its tenants, and what it asks for the operator's page."""
     declared = DeclaredTenants(config.policy, config.policy_keys)
@@ -331,8 +325,7 @@ def _answering(
     # A reader of the policy of its own: each lane has a thread.
     classes = DeclaredTenants(config.policy, config.policy_keys)
     tables = UsageTables(folder, lambda: classes_of(classes.read()), config.host)
-    if metering is not None:
-        metering.renamed = tables.forget
+    recorder.on_renamed = tables.forget
     of_all = Answering(server.publish, {OverviewQuery: tables, UsageTableQuery: tables})
     found = Lanes(of_tenants, of_all)
     server.on_question = found.take

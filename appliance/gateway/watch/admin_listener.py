@@ -59,9 +59,9 @@ def routes_of(
 async def serve_admin(
     address: str,
     routes: Sequence[Route],
-    remote: Callable[[], RemoteOperatorsConfig | None],
     observers: Observers,
     local: Callable[[], OperatorApiConfig | None],
+    remote: Callable[[], RemoteOperatorsConfig | None],
 ) -> AsyncIterator[dict[str, str]]:
     """Serve the admin routes while the block runs, also for operators on other machines where ``remote`` gives them an
     address; ``local`` gives roles to users of this machine. Gives the addresses as URLs, or ``unix:PATH``, by ``admin``

@@ -95,8 +95,8 @@ class StoredBatches:
             raise ControlError("a batch that no gateway makes")
         book, tenant = self._book, call.tenant
         with book.change() as connection:
-            if (made := self._made_with_key(connection, call)) is not None:
-                return BatchFound(made)
+            if call.key and (made := _made_with_key(connection, call)) is not None:
+                return BatchFound(_same(self._told(made), call))
             row = connection.execute(
                 "SELECT 1 FROM files WHERE id = ? AND tenant = ? AND whole = 1 AND purpose = ?",
                 (call.file, tenant, PURPOSE),
@@ -118,21 +118,6 @@ class StoredBatches:
                 connection.execute("INSERT INTO batch_keys VALUES (?, ?)", (_key_of(call), batch))
             self._audit(connection, "created", batch, tenant, call.principal)
             return BatchFound(self._told(_row(connection, batch)))
-
-    def _made_with_key(self, connection: sqlite3.Connection, call: BeginBatch) -> StoredBatch | None:
-        """Return the batch that a call made before, by its key; None where it has none or made none.
-
-        Raises:
-            StoreRefusedError: the key was given with another file, endpoint, window or metadata.
-        """
-        row = connection.execute("SELECT batch FROM batch_keys WHERE key = ?", (_key_of(call),)).fetchone()
-        if not call.key or row is None:
-            return None
-        one = self._told(_row(connection, row[0]))
-        asked = (call.file, call.endpoint, call.window_s, call.metadata)
-        if asked != (one.input_file, one.endpoint, one.expires - one.created, one.metadata):
-            raise StoreRefusedError("other_batch")
-        return one
 
     def find(self, call: BatchQuery) -> BatchFound:
         """Return a batch.
@@ -385,6 +370,24 @@ class StoredBatches:
 def _key_of(call: BeginBatch) -> bytes:
     """Digest of a tenant and its key: the book has neither in the clear beside the other's."""
     return hashlib.blake2b(f"{call.tenant}\0{call.key}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def _made_with_key(connection: sqlite3.Connection, call: BeginBatch) -> Sequence[Any] | None:
+    """Return the batch that the tenant has made with the key of a call; None where it has made none."""
+    row = connection.execute("SELECT batch FROM batch_keys WHERE key = ?", (_key_of(call),)).fetchone()
+    return None if row is None else _row(connection, row[0])
+
+
+def _same(one: StoredBatch, call: BeginBatch) -> StoredBatch:
+    """Return a batch that is the one that is asked for.
+
+    Raises:
+        StoreRefusedError: its file, endpoint, window or metadata are others.
+    """
+    asked = (call.file, call.endpoint, call.window_s, call.metadata)
+    if asked != (one.input_file, one.endpoint, one.expires - one.created, one.metadata):
+        raise StoreRefusedError("other_batch")
+    return one
 
 
 def _plain(row: Sequence[Any]) -> StoredBatch:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit.entry import Entry, entry
+from appliance.common.audit.log import open_log
 from appliance.common.config_places import HostConfig
 from appliance.common.control import MAX_DATAGRAM_BYTES, encode
 from appliance.common.control_usage import Overview, OverviewQuery, UsageTable, UsageTableQuery
@@ -15,6 +16,7 @@ from appliance.common.errors import ControlError
 from appliance.common.usage.book import UsageBook, open_book
 from appliance.common.usage.report import Sum
 from appliance.supervisor import usage_tables as module
+from appliance.supervisor.audit import Recorder
 from appliance.supervisor.metering import Metering
 from appliance.supervisor.usage_tables import MAX_MODELS, MAX_ROWS, UsageTables
 from tests.appliance.common.usage.test_tenant_sums import ms, request
@@ -135,25 +137,29 @@ def test_a_tenant_that_was_unlinked_is_named_no_more(
 ) -> None:
     """What was read before a shred is not told after it, nor what was being read meanwhile; the tenant's sums stay,
     under its pseudonym. Control: without a shred what was read is told again."""
+    found, log = tables(tmp_path), open_log(tmp_path)
     metering = Metering(book, tmp_path, lambda *_: True, lambda: NOW)
-    found = tables(tmp_path)
-    metering.renamed = found.forget
+    recorder = Recorder(log, lambda _state: None, metering=metering)
+    recorder.on_renamed = found.forget
     assert list(table(found).rows) == ["alpha", "beta"]
     book.rename(NOW, "alpha", "t-1")
     assert list(table(found).rows) == ["alpha", "beta"], "read again: the control shows nothing"
-    metering.rename("beta", "t-2")
-    assert list(table(found).rows) == ["t-1", "t-2"]
+    log.names.hidden(request("beta", "m"))
+    pseudonym = log.names.pseudonym("beta")
+    assert recorder._unlink(log, "beta") == pseudonym
+    assert set(table(found).rows) == {"t-1", pseudonym}
     now = found._now
 
     def shredded_meanwhile(span: module.Span, folder: Path) -> module._Read:
         read = now(span, folder)
         monkeypatch.setattr(found, "_now", now)
-        metering.rename("t-1", "t-3")
+        book.rename(NOW, "t-1", "t-3")
+        found.forget()
         return read
 
     monkeypatch.setattr(found, "_now", shredded_meanwhile)
     found.forget()
-    assert list(table(found).rows) == ["t-3", "t-2"]
+    assert set(table(found).rows) == {"t-3", pseudonym}
     assert "t-1" not in repr(found._read)
 
 
