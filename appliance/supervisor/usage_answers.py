@@ -56,8 +56,10 @@ class UsageAnswers:
             message.request,
             found.day,
             found.month,
-            *(told(bounded(rows, MAX_MODELS, MODELS_BYTES)) for rows in (found.in_day, found.in_month)),
-            *(told(bounded(rows, MAX_USERS, USERS_BYTES)) for rows in (found.users_in_day, found.users_in_month)),
+            told(bounded(found.in_day, MAX_MODELS, MODELS_BYTES)),
+            told(bounded(found.in_month, MAX_MODELS, MODELS_BYTES)),
+            told(bounded(found.users_in_day, MAX_USERS, USERS_BYTES)),
+            told(bounded(found.users_in_month, MAX_USERS, USERS_BYTES)),
             "",
         )
 
