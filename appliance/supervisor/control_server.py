@@ -40,7 +40,7 @@ from appliance.common.control import (
 from appliance.common.control_charges import KeepCharges
 from appliance.common.control_models import ModelWishes
 from appliance.common.control_usage import UsageQuestion
-from appliance.common.errors import ControlError
+from appliance.common.errors import ControlError, MessageTooLargeError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
 
@@ -150,8 +150,9 @@ class ControlServer:
             self._path.unlink(missing_ok=True)
 
     def publish(self, message: Control, fds: tuple[int, ...]) -> bool:
-        """Send to the attached gateway; False when there is none or it does not take messages. A level that it knows is
-        not sent again, so that an idle appliance stays idle; after any other message all are."""
+        """Send to the attached gateway; False when there is none, it does not take messages, or the message is too
+        large: that is no fault of the gateway, which stays attached without that message. A level that it knows is not
+        sent again, so that an idle appliance stays idle; after any other message all are."""
         if self._peer is None or not self._attached:
             return False
         if not isinstance(message, Level):
@@ -162,6 +163,9 @@ class ControlServer:
             self._levels[subject] = message
         try:
             send(self._peer, message, fds)
+        except MessageTooLargeError as error:
+            log.error("a message for the gateway is left out; please report this", problem=error.message)
+            return False
         except ControlError as error:
             self._drop(error.message)
             return False

@@ -326,6 +326,7 @@ def _answering(
     # A reader of the policy of its own: each lane has a thread.
     classes = DeclaredTenants(config.policy, config.policy_keys)
     tables = UsageTables(folder, lambda: classes_of(classes.read()), config.host)
+    recorder.on_renamed = tables.forget
     of_all = Answering(server.publish, {OverviewQuery: tables, UsageTableQuery: tables})
     found = Lanes(of_tenants, of_all)
     server.on_question = found.take

@@ -194,6 +194,18 @@ async def test_a_gateway_that_reads_nothing_is_let_go(watched: Watched) -> None:
         assert isinstance(await hear(sock), Welcome)
 
 
+async def test_a_message_that_is_too_large_costs_no_attachment(watched: Watched) -> None:
+    """What the supervisor cannot say in one datagram is left out: the gateway stays attached, and the next message
+    comes (control)."""
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        assert not watched.server.publish(Namespaces({"t": "f" * control.MAX_DATAGRAM_BYTES}), ())
+        assert watched.server.publish(Namespaces({"t": "00"}), ())
+        assert await hear(sock) == Namespaces({"t": "00"})
+    assert watched.left == 0
+
+
 async def test_a_second_gateway_is_refused_and_attaching_twice_is_harmless(watched: Watched) -> None:
     """One gateway at a time."""
     with watched.connect() as sock, watched.connect() as other:
