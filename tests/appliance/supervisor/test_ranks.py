@@ -274,8 +274,8 @@ LAYOUTS = {
 }
 """Keys of an entry, and what the engine says of itself."""
 
-ALWAYS = ("experts",)
-"""Those that no run of the tests leaves out; ``tests/engine/ranks`` has every layout in plain processes."""
+ALWAYS = ("tensor and stages", "experts")
+"""Those that no run of the tests leaves out."""
 
 
 @pytest.mark.runsc
