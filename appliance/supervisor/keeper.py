@@ -111,10 +111,8 @@ class Keeper:
         """Seconds that the last boot took; 0: there was none."""
         self._reason = "ended"
         """Why the last life ended, for the gateway's count."""
-        self._busy = False
-        """Whether the sandbox computed when its load was read last."""
-        self._frozen = False
-        """Whether the sandbox is frozen, and so takes no processor time."""
+        self._busy = self._frozen = False
+        """Whether the sandbox computed when its load was read last; and whether it is frozen, so that it takes none."""
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
