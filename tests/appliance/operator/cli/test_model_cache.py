@@ -22,6 +22,7 @@ credentials: credentials.json
 pepper: pepper
 run_dir: run
 model_cache: {directory: cache}
+listen: {admin: "127.0.0.1:1"}  # nobody listens: an appliance that runs on this machine is none of the test's
 """
 
 
