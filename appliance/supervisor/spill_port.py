@@ -104,10 +104,14 @@ class SpillPort:
             if tenant is not None:
                 self._store.put(self._binding(tenant, message.block), message.content)
             return
-        for index, block in enumerate(message.blocks):
-            content = None if tenant is None else self._store.get(self._binding(tenant, block))
-            if not self._send(Fetched(message.request, index, content or b"")) or content is None:
-                return
+        count = 0
+        if tenant is not None:
+            for content in self._store.get_many([self._binding(tenant, block) for block in message.blocks]):
+                if not self._send(Fetched(message.request, count, content)):
+                    return
+                count += 1
+        if count < len(message.blocks):
+            self._send(Fetched(message.request, count, b""))
 
     def _binding(self, tenant: str, block: bytes) -> Binding:
         return Binding(tenant, self._model_digest, block, self.epoch)
