@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from appliance.common.carrier_wire import Status, left
+from appliance.common.carrier_wire import ObjectStatus, left
 from appliance.common.kv_store_config import KvStoreConfig
 
 CONNECT_S = 1.0
@@ -36,7 +36,7 @@ KEY_PREFIX = b"athanor:kv:"
 """Beginning of every key, for the store's access list."""
 
 
-class StoreError(Exception):
+class ObjectStoreError(Exception):
     """The store is away, or says what no such store says."""
 
 
@@ -52,7 +52,7 @@ class ObjectStore:
         self.problem = ""
         """What was wrong when the store was last away; empty while it serves."""
 
-    def put(self, objects: Iterable[tuple[bytes, bytearray]], count: int, seconds: int) -> list[Status]:
+    def put(self, objects: Iterable[tuple[bytes, bytearray]], count: int, seconds: int) -> list[ObjectStatus]:
         """Keep objects, by name, for so many seconds; gives what became of each. All of ``objects`` is consumed, also
         where the store is away."""
         self._until = time.monotonic() + EXCHANGE_S
@@ -64,12 +64,12 @@ class ObjectStore:
                 head = b"*5\r\n$3\r\nSET\r\n%b$%d\r\n" % (_word(_key(name)), len(body))
                 self._send(head, body, b"\r\n$2\r\nEX\r\n" + _word(b"%d" % seconds))
                 sent += 1
-            except (OSError, ValueError, StoreError) as error:
+            except (OSError, ValueError, ObjectStoreError) as error:
                 self._fail(error)
                 sent = -1
         return self._statuses(max(sent, 0), count)
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> Iterator[tuple[Status, bytes | bytearray]]:
+    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> Iterator[tuple[ObjectStatus, bytes | bytearray]]:
         """Yield each object, in order, as it comes."""
         self._until = time.monotonic() + EXCHANGE_S
         given = 0
@@ -79,21 +79,21 @@ class ObjectStore:
                 found = self._value(size)
                 given += 1
                 yield found
-                if found[0] is Status.OTHER_LENGTH:
-                    raise StoreError("a value has another length than what was written")
-        except (OSError, ValueError, StoreError) as error:
+                if found[0] is ObjectStatus.OTHER_LENGTH:
+                    raise ObjectStoreError("a value has another length than what was written")
+        except (OSError, ValueError, ObjectStoreError) as error:
             self._fail(error)
         for _ in range(given, len(names)):
-            yield Status.AWAY, b""
+            yield ObjectStatus.AWAY, b""
 
-    def drop(self, names: Sequence[bytes]) -> list[Status]:
+    def drop(self, names: Sequence[bytes]) -> list[ObjectStatus]:
         """Have the store forget objects; gives what became of each."""
         self._until = time.monotonic() + EXCHANGE_S
         try:
             self._send(b"".join(b"*2\r\n$6\r\nUNLINK\r\n" + _word(_key(name)) for name in names))
-        except (OSError, ValueError, StoreError) as error:
+        except (OSError, ValueError, ObjectStoreError) as error:
             self._fail(error)
-            return [Status.AWAY] * len(names)
+            return [ObjectStatus.AWAY] * len(names)
         return self._statuses(len(names), len(names))
 
     def close(self) -> None:
@@ -103,38 +103,38 @@ class ObjectStore:
         if peer is not None:
             peer.close()
 
-    def _statuses(self, sent: int, count: int) -> list[Status]:
+    def _statuses(self, sent: int, count: int) -> list[ObjectStatus]:
         """Read a reply for each command that was sent."""
-        found: list[Status] = []
+        found: list[ObjectStatus] = []
         try:
             while len(found) < sent and self._peer is not None:
                 line = self._line()
                 if line == b"+OK" or (line[:1] == b":" and line[1:].isdigit()):
-                    found.append(Status.OK)
+                    found.append(ObjectStatus.OK)
                 elif line[:1] == b"-":
-                    found.append(Status.REFUSED)
+                    found.append(ObjectStatus.REFUSED)
                     self.problem = _told(line)
                 else:
-                    raise StoreError("a reply is none that a store gives here")
-        except (OSError, ValueError, StoreError) as error:
+                    raise ObjectStoreError("a reply is none that a store gives here")
+        except (OSError, ValueError, ObjectStoreError) as error:
             self._fail(error)
-        return found + [Status.AWAY] * (count - len(found))
+        return found + [ObjectStatus.AWAY] * (count - len(found))
 
-    def _value(self, size: int) -> tuple[Status, bytes | bytearray]:
+    def _value(self, size: int) -> tuple[ObjectStatus, bytes | bytearray]:
         line = self._line()
         if line == b"$-1":
-            return Status.ABSENT, b""
+            return ObjectStatus.ABSENT, b""
         if line[:1] == b"-":
             self.problem = _told(line)
-            return Status.REFUSED, b""
+            return ObjectStatus.REFUSED, b""
         if line[:1] != b"$" or not line[1:].isdigit():
-            raise StoreError("a reply is none that a store gives here")
+            raise ObjectStoreError("a reply is none that a store gives here")
         if int(line[1:]) != size:
-            return Status.OTHER_LENGTH, b""
+            return ObjectStatus.OTHER_LENGTH, b""
         body = self._exactly(size)
         if self._exactly(2) != b"\r\n":
-            raise StoreError("a value does not end where its length says")
-        return Status.OK, body
+            raise ObjectStoreError("a value does not end where its length says")
+        return ObjectStatus.OK, body
 
     def _send(self, *parts: bytes | bytearray) -> None:
         peer = self._connected()
@@ -145,7 +145,7 @@ class ObjectStore:
     def _line(self) -> bytes:
         while (end := self._buffer.find(b"\r\n", 0, MAX_LINE_BYTES)) < 0:
             if len(self._buffer) >= MAX_LINE_BYTES:
-                raise StoreError("a line of a reply is longer than any")
+                raise ObjectStoreError("a line of a reply is longer than any")
             self._fill()
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
@@ -163,7 +163,7 @@ class ObjectStore:
             peer.settimeout(left(self._until))
             read = peer.recv_into(view[at:])
             if read == 0:
-                raise StoreError("it closed the connection")
+                raise ObjectStoreError("it closed the connection")
             at += read
         return body
 
@@ -172,14 +172,14 @@ class ObjectStore:
         peer.settimeout(left(self._until))
         data = peer.recv(READ_BYTES)
         if not data:
-            raise StoreError("it closed the connection")
+            raise ObjectStoreError("it closed the connection")
         self._buffer += data
 
     def _connected(self) -> socket.socket:
         if self._peer is not None:
             return self._peer
         if time.monotonic() < self._not_before:
-            raise StoreError(self.problem or "it was away a moment ago")
+            raise ObjectStoreError(self.problem or "it was away a moment ago")
         config = self._config
         if config.socket_path:
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -215,7 +215,7 @@ class ObjectStore:
         peer.sendall(b"*%d\r\n" % len(words) + b"".join(map(_word, words)))
         line = self._line()
         if line != b"+OK":
-            raise StoreError(_told(line))
+            raise ObjectStoreError(_told(line))
         self.problem = ""
 
     def _fail(self, error: Exception) -> None:

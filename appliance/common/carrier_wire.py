@@ -46,7 +46,7 @@ class Order(IntEnum):
     DROP = 3
 
 
-class Status(IntEnum):
+class ObjectStatus(IntEnum):
     """What became of one object."""
 
     OK = 0

@@ -16,7 +16,15 @@ from pathlib import Path
 
 import structlog
 
-from appliance.common.carrier_wire import ANSWER, MAX_OBJECTS, CarrierRequest, Order, Status, read_exactly, send_all
+from appliance.common.carrier_wire import (
+    ANSWER,
+    MAX_OBJECTS,
+    CarrierRequest,
+    ObjectStatus,
+    Order,
+    read_exactly,
+    send_all,
+)
 from appliance.common.errors import CarrierError
 
 log = structlog.get_logger()
@@ -48,7 +56,7 @@ LINGER_S = 1.0
 class _Put:
     name: bytes
     body: memoryview
-    done: Callable[[Status], None]
+    done: Callable[[ObjectStatus], None]
 
 
 class KvCarrier:
@@ -70,10 +78,10 @@ class KvCarrier:
         self._thread = threading.Thread(target=self._write, name="kv carrier", daemon=True)
         self._thread.start()
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[Status, bytes | bytearray]]:
+    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``."""
         until = time.monotonic() + PATIENCE_S
-        found: list[tuple[Status, bytes | bytearray]] = []
+        found: list[tuple[ObjectStatus, bytes | bytearray]] = []
         if time.monotonic() >= self._away_until and self._asking.acquire(timeout=PATIENCE_S):
             try:
                 peer = self._peer = self._peer or self._connect(PATIENCE_S)
@@ -84,9 +92,9 @@ class KvCarrier:
                 self._fail(error)
             finally:
                 self._asking.release()
-        return found + [(Status.AWAY, b"")] * (len(names) - len(found))
+        return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[Status], None]) -> bool:
+    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
         """Queue an object; False where there is no room or the carrier is away. ``done`` is called from the thread."""
         with self._changed:
             fits = self._queued + len(body) <= QUEUE_BYTES
@@ -114,11 +122,11 @@ class KvCarrier:
         with self._asking:
             self._disconnect()
 
-    def _answer(self, peer: socket.socket, size: int, until: float) -> tuple[Status, bytes | bytearray]:
+    def _answer(self, peer: socket.socket, size: int, until: float) -> tuple[ObjectStatus, bytes | bytearray]:
         status, length = ANSWER.unpack(read_exactly(peer, ANSWER.size, until))
-        if length != (size if status == Status.OK else 0) or status not in list(Status):
+        if length != (size if status == ObjectStatus.OK else 0) or status not in list(ObjectStatus):
             raise CarrierError("the carrier answers what none of this release does")
-        return Status(status), read_exactly(peer, length, until) if length else b""
+        return ObjectStatus(status), read_exactly(peer, length, until) if length else b""
 
     def _connect(self, patience_s: float) -> socket.socket:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -152,7 +160,7 @@ class KvCarrier:
                 if self._closing:
                     break
                 puts, drops = self._batch()
-            statuses = [Status.AWAY] * len(puts)
+            statuses = [ObjectStatus.AWAY] * len(puts)
             try:
                 peer = peer or self._connect(WRITE_S)
                 if drops:
@@ -192,10 +200,10 @@ class KvCarrier:
             self._queue.popleft()
         return puts, tuple(drops)
 
-    def _send(self, peer: socket.socket, request: CarrierRequest, bodies: tuple[memoryview, ...]) -> list[Status]:
+    def _send(self, peer: socket.socket, request: CarrierRequest, bodies: tuple[memoryview, ...]) -> list[ObjectStatus]:
         until = time.monotonic() + WRITE_S
         send_all(peer, (request.encode(), *bodies), until)
         answers = read_exactly(peer, len(request.names), until)
-        if not all(status in list(Status) for status in answers):
+        if not all(status in list(ObjectStatus) for status in answers):
             raise CarrierError("the carrier answers what none of this release does")
-        return [Status(status) for status in answers]
+        return [ObjectStatus(status) for status in answers]

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, Tier
+from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
 from appliance.supervisor.store_tier import FoundObject, ObjectCarrier, StoreTier
 from isolation.keys.errors import KeyringError, KeysError, SealBrokenError
 from isolation.keys.files import destroy
@@ -56,8 +56,8 @@ class SpillStore:
         self._keyring = keyring
         self._sealer = Sealer(keyring)
         self._lock = threading.Lock()
-        self._memory = Tier(limits.memory)
-        self._disk = Tier(limits.disk if limits.folder is not None else 0)
+        self._memory = TierBooks(limits.memory)
+        self._disk = TierBooks(limits.disk if limits.folder is not None else 0)
         self._store = None
         if carrier is not None:
             self._store = StoreTier(limits, carrier, self.figures, self._lock, may_leave)
@@ -173,11 +173,11 @@ class SpillStore:
             with suppress(OSError):
                 self._folder.rmdir()
 
-    def _tiers(self) -> tuple[Tier, ...]:
+    def _tiers(self) -> tuple[TierBooks, ...]:
         return (self._memory, self._disk, *(() if self._store is None else (self._store.tier,)))
 
     def _drop(
-        self, chosen: Callable[[str, Key], bool], tiers: tuple[Tier, ...] = (), *, thoroughly: bool = False
+        self, chosen: Callable[[str, Key], bool], tiers: tuple[TierBooks, ...] = (), *, thoroughly: bool = False
     ) -> int:
         count = 0
         with self._lock:

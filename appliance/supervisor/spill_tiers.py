@@ -78,7 +78,7 @@ class SpilledObject:
 
 
 @dataclass(slots=True)
-class Tier:
+class TierBooks:
     """Objects of one tier, by tenant, the longest unused first."""
 
     limit: int

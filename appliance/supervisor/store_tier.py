@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from appliance.common.carrier_wire import MAX_OBJECT_BYTES, Status
-from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, Tier
+from appliance.common.carrier_wire import MAX_OBJECT_BYTES, ObjectStatus
+from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
 from isolation.keys.seal import HEADER_BYTES
 
 MAX_STORE_OBJECTS = 1 << 18
@@ -51,11 +51,11 @@ class FoundObject:
 class ObjectCarrier(Protocol):
     """Way to the store (``appliance.supervisor.kv_carrier``)."""
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[Status, bytes | bytearray]]:
+    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Ask for objects of these names and sizes; gives what became of each. Blocks for a bounded time."""
         ...
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[Status], None]) -> bool:
+    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
         """Queue an object to be written; False where it will not be. ``done`` is called from another thread."""
         ...
 
@@ -80,7 +80,7 @@ class StoreTier:
         may_leave: Callable[[str], bool],
     ) -> None:
         """``may_leave``: whether the policy lets a tenant's objects leave this machine."""
-        self.tier = Tier(limits.store)
+        self.tier = TierBooks(limits.store)
         self._seconds = limits.store_seconds
         self._carrier = carrier
         self._figures = figures
@@ -150,34 +150,34 @@ class StoreTier:
         """Release the way to the store; what it has is unreadable and ends with its time."""
         self._carrier.close()
 
-    def _count(self, status: Status) -> None:
-        if status in (Status.ABSENT, Status.REFUSED):
+    def _count(self, status: ObjectStatus) -> None:
+        if status in (ObjectStatus.ABSENT, ObjectStatus.REFUSED):
             self._figures.store_lost += 1
-        elif status is Status.AWAY:
+        elif status is ObjectStatus.AWAY:
             self._figures.store_away += 1
 
-    def _written(self, tenant: str, key: Key, item: SpilledObject, status: Status) -> None:
+    def _written(self, tenant: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
         """Release the bytes of an object that the store has; take one that it has not out of the books."""
         with self._lock:
             held = self.tier.objects.get(tenant)
             if held is None or held.get(key) is not item:
                 return
-            if status is Status.OK:
+            if status is ObjectStatus.OK:
                 item.sealed = None
                 self._figures.stored += 1
                 return
             self.tier.pop(tenant, key)
             item.id = item.header = item.name = b""
             item.sealed = None
-            if status is Status.AWAY:
+            if status is ObjectStatus.AWAY:
                 self._figures.store_away += 1
             else:
                 self._figures.store_lost += 1
 
 
-def _sealed(status: Status, header: bytes, body: bytes | bytearray) -> bytes | None:
-    if status is Status.OK:
+def _sealed(status: ObjectStatus, header: bytes, body: bytes | bytearray) -> bytes | None:
+    if status is ObjectStatus.OK:
         return header + body
-    if status is Status.AWAY:
+    if status is ObjectStatus.AWAY:
         return None
-    return header if status is Status.OTHER_LENGTH else b""
+    return header if status is ObjectStatus.OTHER_LENGTH else b""

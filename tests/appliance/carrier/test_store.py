@@ -19,8 +19,8 @@ from appliance.common.carrier_wire import (
     MAX_OBJECTS,
     REQUEST,
     CarrierRequest,
+    ObjectStatus,
     Order,
-    Status,
     decode_request,
 )
 from appliance.common.errors import CarrierError
@@ -57,18 +57,18 @@ def test_objects_are_kept_found_and_dropped(running: RunningStore) -> None:
     """Under a user that may do three commands alone: what was put is found, whatever bytes it is, and is gone after
     a drop or its time; of another length nothing is read. A wrong password is told in the store's words."""
     one = ObjectStore(with_user(running))
-    assert one.put([(name, bytearray(BODY)) for name in NAMES[:3]], 3, 60) == [Status.OK] * 3
-    assert one.put([(NAMES[3], bytearray(b"short"))], 1, 1) == [Status.OK]
+    assert one.put([(name, bytearray(BODY)) for name in NAMES[:3]], 3, 60) == [ObjectStatus.OK] * 3
+    assert one.put([(NAMES[3], bytearray(b"short"))], 1, 1) == [ObjectStatus.OK]
     sizes = [len(BODY)] * 3 + [5]
-    assert list(one.get(NAMES, sizes)) == [(Status.OK, BODY)] * 3 + [(Status.OK, b"short")]
-    assert list(one.get(NAMES[:2], [len(BODY), 7])) == [(Status.OK, BODY), (Status.OTHER_LENGTH, b"")]
+    assert list(one.get(NAMES, sizes)) == [(ObjectStatus.OK, BODY)] * 3 + [(ObjectStatus.OK, b"short")]
+    assert list(one.get(NAMES[:2], [len(BODY), 7])) == [(ObjectStatus.OK, BODY), (ObjectStatus.OTHER_LENGTH, b"")]
     time.sleep(module.RETRY_S)
-    assert one.drop(NAMES[:2]) == [Status.OK] * 2
+    assert one.drop(NAMES[:2]) == [ObjectStatus.OK] * 2
     time.sleep(0.2)
     found = [status for status, _ in one.get(NAMES, sizes)]
-    assert found == [Status.ABSENT, Status.ABSENT, Status.OK, Status.ABSENT]
+    assert found == [ObjectStatus.ABSENT, ObjectStatus.ABSENT, ObjectStatus.OK, ObjectStatus.ABSENT]
     stranger = ObjectStore(config(running.address, store_user="nobody", store_password=Path("/dev/null")))
-    assert [status for status, _ in stranger.get(NAMES[:1], [5])] == [Status.AWAY]
+    assert [status for status, _ in stranger.get(NAMES[:1], [5])] == [ObjectStatus.AWAY]
     assert "WRONGPASS" in stranger.problem
 
 
@@ -107,8 +107,8 @@ def test_what_is_no_reply_ends_the_connection(lie: str, monkeypatch: pytest.Monk
         asked = ObjectStore(config(f"unix:{folder}/s"))
         began = time.monotonic()
         ((status, body),) = asked.get(NAMES[:1], [3])
-        assert status is not Status.OK and not body and time.monotonic() - began < 1.0
-        assert list(asked.get(NAMES[:1], [3])) == [(Status.OK, b"abc")]
+        assert status is not ObjectStatus.OK and not body and time.monotonic() - began < 1.0
+        assert list(asked.get(NAMES[:1], [3])) == [(ObjectStatus.OK, b"abc")]
         asked.close()
         thread.join()
         listening.close()
@@ -125,9 +125,9 @@ def test_a_store_that_is_not_there_costs_nothing_but_the_answer() -> None:
             yield name, bytearray(BODY)
 
     began = time.monotonic()
-    assert asked.put(objects(), len(NAMES), 60) == [Status.AWAY] * 4
-    assert [status for status, _ in asked.get(NAMES, [3] * 4)] == [Status.AWAY] * 4
-    assert asked.drop(NAMES) == [Status.AWAY] * 4
+    assert asked.put(objects(), len(NAMES), 60) == [ObjectStatus.AWAY] * 4
+    assert [status for status, _ in asked.get(NAMES, [3] * 4)] == [ObjectStatus.AWAY] * 4
+    assert asked.drop(NAMES) == [ObjectStatus.AWAY] * 4
     assert taken == list(NAMES) and time.monotonic() - began < 0.5 and asked.problem
 
 
@@ -159,7 +159,7 @@ def test_a_request_out_of_bounds_ends_its_connection(wrong: str) -> None:
             bad.sendall(WRONG[wrong])
             assert bad.recv(1) == b""
             good.sendall(CarrierRequest(Order.GET, NAMES[:1], (3,)).encode())
-            assert good.recv(5) == bytes([Status.AWAY, 0, 0, 0, 0])
+            assert good.recv(5) == bytes([ObjectStatus.AWAY, 0, 0, 0, 0])
             more = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CONNECTIONS)]
             for peer in more:
                 peer.settimeout(5)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.carrier_wire import Status
+from appliance.common.carrier_wire import ObjectStatus
 from appliance.supervisor.kv_carrier import PATIENCE_S, KvCarrier
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
@@ -47,16 +47,16 @@ class HostileStore:
         self.dropped: set[bytes] = set()
         self.lie: Callable[[bytes, bytes], bytes] = lambda _name, body: body
         self.away = False
-        self._done: list[Callable[[Status], None]] = []
+        self._done: list[Callable[[ObjectStatus], None]] = []
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[Status, bytes | bytearray]]:
+    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Give what the lie makes of each."""
         if self.away:
-            return [(Status.AWAY, b"")] * len(names)
+            return [(ObjectStatus.AWAY, b"")] * len(names)
         told = [self.lie(name, self.objects[name]) for name in names]
-        return [(Status.OK, body) if body else (Status.ABSENT, b"") for body in told]
+        return [(ObjectStatus.OK, body) if body else (ObjectStatus.ABSENT, b"") for body in told]
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[Status], None]) -> bool:
+    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
         """Keep an object; it is written when ``settle`` is called."""
         if self.away:
             return False
@@ -68,7 +68,7 @@ class HostileStore:
     def settle(self) -> None:
         """Tell that all is written."""
         for done in self._done:
-            done(Status.OK)
+            done(ObjectStatus.OK)
         self._done.clear()
 
     def drop(self, name: bytes) -> None:
@@ -263,9 +263,9 @@ def test_a_real_store_has_the_blocks_and_nothing_in_clear(keyring: Keyring, tmp_
             wait_until(lambda: kept.figures.stored == 40)
             assert list(kept.get_many([binding(number) for number in range(41)])) == blocks
             assert (kept.figures.restored, kept.figures.store_restored) == (41, 40)
-            control: list[Status] = []
+            control: list[ObjectStatus] = []
             assert way.offer(bytes(32), memoryview((plain * 40)[:SIZE]), control.append)
-            wait_until(lambda: control == [Status.OK])
+            wait_until(lambda: control == [ObjectStatus.OK])
             pids = (running.process.pid, process.pid)
             assert [count_in_memory(pid, canary) for pid in pids] == [0, 0]
             assert count_in_memory(pids[0], plain) > 0 and count_in_memory(pids[1], plain) > 0
