@@ -11,15 +11,16 @@ run: setup kernels ## serve the embedded model in a sandbox
 
 # One worker begins with all tests that boot sandboxes or compare times, which never run beside each other and wait for
 # much; the others take the remaining files, at a lower priority (tests/conftest.py). `pytest` alone runs all in order.
+# With compiled kernels, since the appliances and engines of the tests decode several times slower without.
 WORKERS := --dist loadgroup --no-loadscope-reorder
-test: setup-dev ## the whole test suite at small counts, on three workers
+test: setup-dev kernels ## the whole test suite at small counts, on three workers
 	$(BIN)/python -m pytest -q -n 3 $(WORKERS) -m "not full" --durations=25 --durations-min=2
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
 # In parts where the machine is not free for that long: make verify PART=1/4, and so on.
 PART ?= 1/1
-verify: setup-dev emulator grpc-clients clients azurite model-signing traceql triton ## every test at its full count, on two workers, then the suite on every other Python
+verify: setup-dev kernels emulator grpc-clients clients azurite model-signing traceql triton ## every test at its full count, on two workers, then the suite on every other Python
 	$(BIN)/python -m pytest -q -n 2 $(WORKERS) --part $(PART) --durations=25 --durations-min=10
 	$(if $(filter 1/1,$(PART)),$(MAKE) pythons)
 

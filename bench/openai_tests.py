@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.system.test_embeddings import serving
+from tests.system.many_models import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = ROOT / ".clients/agents/bin/python"
@@ -96,7 +96,7 @@ def address(url: str | None, key: str | None) -> Iterator[tuple[str, str]]:
         yield url, key
         return
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder), RUNSC) as served:
-        yield served.http, served.key
+        yield served.ready["http"], served.keys["epsilon"]
 
 
 def main() -> int:

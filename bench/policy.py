@@ -43,6 +43,7 @@ from appliance.operator.demo import DemoOptions, choose_models, claim, prepare_k
 from policy.evaluate import evaluate
 from policy.limits import Rate, full
 from policy.loader import Source, load_policy
+from policy.model import PolicySet
 from policy.request import AccessRequest, Usage
 
 MODEL = "athanor-mini"
@@ -50,6 +51,10 @@ GROUPS = 20
 """Tenant groups from which tenants inherit, in the second row of each size."""
 DECISIONS = 20_000
 DECISION_TENANTS = 1_000
+TAKES = 3
+"""Passes over all decisions. The middle take of each leaves out what the host of a virtual machine takes of one: that
+is counted as processor time of the process, and it is no part of the decision. Between two takes of one tenant are
+those of all others, so none finds its tenant in the processor's cache because of the one before."""
 REGION = "eu-central"
 RULES = (
     'networks: ["192.0.2.0/24", "10.0.0.0/8"]',
@@ -90,12 +95,13 @@ def main() -> int:
     )
     texts = policy_text(DECISION_TENANTS), ruled_text(DECISION_TENANTS)
     for text, rules in zip(texts, (0, len(RULES) * DECISION_TENANTS), strict=True):
-        one, request = decisions(text)
+        one, first, request = decisions(text)
         print(f"\nwith {DECISION_TENANTS:,} tenants and {rules:,} rules, processor time, p50 and p99 of {DECISIONS:,}:")
         print(
-            f"one decision {one[0]:.1f} and {one[1]:.1f} us; a request's admission, reservation and settlement "
-            f"{request[0]:.1f} and {request[1]:.1f} us"
+            f"one decision {one[0]:.1f} and {one[1]:.1f} us, in the first pass alone {first[0]:.1f} and "
+            f"{first[1]:.1f} us"
         )
+        print(f"a request's admission, reservation and settlement {request[0]:.1f} and {request[1]:.1f} us")
     return 0
 
 
@@ -260,36 +266,40 @@ def resident() -> float:
     return pages * resource.getpagesize() / (1 << 20)
 
 
-def decisions(text: str) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return p50 and p99 of a decision, and of a request's two decisions with their accounts, in microseconds."""
+def decisions(text: str) -> tuple[tuple[float, float], ...]:
+    """Return p50 and p99 in microseconds: of a decision, as the middle of its ``TAKES``; of the first takes alone; and
+    of a request's two decisions with their accounts."""
     policy = load_policy([Source("policy.yaml", text)])
     ledger = Ledger(policy, dict.fromkeys(policy.tenants, bytes(32)), region=REGION)
     drawn = random.Random(1).choices(list(policy.tenants), k=DECISIONS)
     rate, now = Rate(600), time.monotonic()
     usage = Usage(concurrency=0, request_bucket=full(rate, now), token_bucket=full(rate, now))
-    ones: list[int] = []
+    takes = [[taken(policy, ask(name), usage, now) for name in drawn] for _ in range(TAKES)]
+    ones = [sorted(times)[TAKES // 2] for times in zip(*takes, strict=True)]
     requests: list[int] = []
-    clock = time.thread_time_ns
     for name in drawn:
-        access = AccessRequest(
-            tenant=name,
-            model=MODEL,
-            input_tokens=10,
-            max_output_tokens=20,
-            address="10.1.2.3",
-            unix_s=0.0,
-            region=REGION,
-        )
-        began = clock()
-        decision = evaluate(policy, access, usage, now)
-        ones.append(clock() - began)
-        assert decision.allowed
-        began = clock()
+        began = time.thread_time_ns()
         reservation = ledger.admit(name, MODEL, 20)
         reservation.reserve(10, 20, 100)
         reservation.settle(10, 20)
-        requests.append(clock() - began)
-    return middle_and_worst(ones), middle_and_worst(requests)
+        requests.append(time.thread_time_ns() - began)
+    return middle_and_worst(ones), middle_and_worst(takes[0]), middle_and_worst(requests)
+
+
+def ask(tenant: str) -> AccessRequest:
+    """Return a counted request of a tenant, within all of its rules."""
+    return AccessRequest(
+        tenant=tenant, model=MODEL, input_tokens=10, max_output_tokens=20, address="10.1.2.3", unix_s=0.0, region=REGION
+    )
+
+
+def taken(policy: PolicySet, access: AccessRequest, usage: Usage, now: float) -> int:
+    """Return the nanoseconds of processor time of one decision."""
+    began = time.thread_time_ns()
+    decision = evaluate(policy, access, usage, now)
+    spent = time.thread_time_ns() - began
+    assert decision.allowed
+    return spent
 
 
 def middle_and_worst(times_ns: list[int]) -> tuple[float, float]:

@@ -1,12 +1,12 @@
 """One rank against two: tokens per second of a step at several numbers of rows, and collectives against raw gloo.
 
-``python -m bench.ranks [ROUNDS [SHAPE]]`` prints a JSON line for each number of rows: one rank with two threads, and
-two ranks with one thread each that share every layer (tp2), have some of the layers each (pp2) or deal experts (ep2,
-for a mixture), run the same decode steps in turn, in processes that live through the run. ``native`` is one rank with
-two threads of compiled kernels, where ATHANOR_KERNELS names their folder: what an engine of one rank takes by itself.
-SHAPE is ``dense``, ``mixture``, ``mini`` (that of athanor-mini) or ``half`` (that of a 0.5B model). The collectives,
-for ``dense``, are those of ``bench.rank_collectives``. On a processor a second rank is a proof and no speed-up (two
-cores are two cores): what is shown is what it costs.
+``python -m bench.ranks [ROUNDS [SHAPE [ROWS...]]]`` prints a JSON line for each number of rows: one rank with two
+threads, and two ranks with one thread each that share every layer (tp2), have some of the layers each (pp2) or deal
+experts (ep2, for a mixture), run the same decode steps in turn, in processes that live through the run. ``native`` is
+one rank with two threads of compiled kernels, where ATHANOR_KERNELS names their folder: what an engine of one rank
+takes by itself. SHAPE is ``dense``, ``mixture``, ``mini`` (that of athanor-mini) or ``half``
+(that of a 0.5B model). The collectives, for ``dense``, are those of ``bench.rank_collectives``. On a processor a second
+rank is a proof and no speed-up (two cores are two cores): what is shown is what it costs.
 """
 
 from __future__ import annotations
@@ -261,11 +261,12 @@ def main(arguments: list[str]) -> None:
             save(folder, SHAPES[shape])
             os._exit(0)
         assert os.waitpid(maker, 0)[1] == 0
-        arms = {name: Arm.start(folder, name) for name in names}
+        arms: dict[str, Arm] = {}
         try:
-            for name, arm in arms.items():
-                print(json.dumps({name: arm.answers().strip()}), flush=True)
-            for rows in ROWS:
+            for name in names:  # one after the other: a pipeline times its layers at the start
+                arms[name] = Arm.start(folder, name)
+                print(json.dumps({name: arms[name].answers().strip()}), flush=True)
+            for rows in tuple(map(int, arguments[2:])) or ROWS:
                 rates: dict[str, list[float]] = {}
                 for _ in range(rounds):
                     for name, arm in arms.items():

@@ -83,7 +83,7 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
         _lock_down(engine, channel, spill, config, link)
         channel.send(engine.ready())
         gc.disable()
-        serve(engine, channel)
+        serve(engine, channel, spill if engine.spill is not None else None)
     except PeerGoneError:
         return 0
     except RankGoneError:

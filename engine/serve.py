@@ -13,11 +13,12 @@ import time
 from typing import Protocol
 
 from engine.core.engine import Engine
+from engine.core.kv.spill import LOOK_S
 from engine.errors import EngineError
 from isolation.ipc.codec import Message
 from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
-from isolation.ipc.errors import RingFull
+from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import FailureCode
@@ -72,8 +73,22 @@ class Channel(Protocol):
     def receive(self, limit: int) -> list[Message]:
         """Take up to ``limit`` messages that are there, without waiting."""
 
-    def wait(self, timeout_s: float) -> bool:
-        """Sleep until something may be there or, after ``RingFull``, room has come; False when the time is over."""
+    def wait(self, timeout_s: float, also: int | None = None) -> bool:
+        """Sleep until something may be there or, after ``RingFull``, room has come, or the descriptor ``also`` became
+        readable; False when the time is over."""
+
+
+class Bell(Protocol):
+    """What the loop needs of the channel to the supervisor, which the engine reads."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the bell rings."""
+
+    def arm(self) -> bool:
+        """Ask for the bell; True when something is there already."""
+
+    def disarm(self) -> None:
+        """Withdraw the wish for the bell, or raise ``PeerGoneError`` where nobody can ring it any more."""
 
 
 class HostStuckError(EngineError):
@@ -84,8 +99,35 @@ class UnexpectedMessageError(EngineError):
     """The host sent a message that an engine does not take."""
 
 
-def serve(engine: Engine, channel: Channel) -> None:
-    """Serve until the host drains the engine.
+class Sleep:
+    """Sleep of an engine without work: the gateway wakes it, and the supervisor where there is a channel to it."""
+
+    def __init__(self, channel: Channel, bell: Bell | None) -> None:
+        self._channel = channel
+        self._bell = bell
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until either has sent something, at most this long.
+
+        Raises:
+            PeerGoneError: the gateway closed its end.
+        """
+        bell = self._bell
+        if bell is None:
+            self._channel.wait(timeout_s)
+        elif bell.arm():
+            # It came a moment ago, or there is no room for it yet.
+            self._channel.wait(min(timeout_s, LOOK_S))
+        else:
+            self._channel.wait(timeout_s, bell.fileno())
+            try:
+                bell.disarm()
+            except PeerGoneError:
+                self._bell = None
+
+
+def serve(engine: Engine, channel: Channel, bell: Bell | None = None) -> None:
+    """Serve until the host drains the engine. ``bell``: the channel to the supervisor, where the engine uses one.
 
     Raises:
         PeerGoneError: the host closed its end.
@@ -93,7 +135,7 @@ def serve(engine: Engine, channel: Channel) -> None:
         UnexpectedMessageError: the host spoke out of turn.
     """
     draining = False
-    collector = Collector()
+    collector, sleep = Collector(), Sleep(channel, bell)
     backlog: list[Message] = []
     while True:
         backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
@@ -125,7 +167,7 @@ def serve(engine: Engine, channel: Channel) -> None:
             engine.look()
             _tell_usage(engine, channel, backlog)
             if not engine.has_work:
-                channel.wait(0.0 if backlog else engine.idle_wait_s(IDLE_WAIT_S))
+                sleep.wait(0.0 if backlog else engine.idle_wait_s(IDLE_WAIT_S))
 
 
 def _tell_usage(engine: Engine, channel: Channel, backlog: list[Message]) -> None:

@@ -57,12 +57,12 @@ def read_span(text: str) -> Span:
 
 def open_at(spans: Sequence[str], unix_s: float) -> bool:
     """Return whether a time is within the spans, as ``read_span`` takes them; without spans every one is."""
-    return not spans or _wait_minutes(spans, unix_s) == 0
+    return not spans or _wait_minutes(tuple(spans), _minute_of_week(unix_s)) == 0
 
 
 def opens_in(spans: Sequence[str], unix_s: float) -> float:
     """Return the seconds until the spans hold a time again; 0 where they hold this one."""
-    minutes = _wait_minutes(spans, unix_s) if spans else 0
+    minutes = _wait_minutes(tuple(spans), _minute_of_week(unix_s)) if spans else 0
     return max(0.0, minutes * 60 - unix_s % 60) if minutes else 0.0
 
 
@@ -75,9 +75,13 @@ def span_text(seconds: float) -> str:
     return " ".join(counted(number, noun) for number, noun in parts if number)
 
 
-def _wait_minutes(spans: Sequence[str], unix_s: float) -> int:
-    """Return the minutes until one of the spans, counted from the begin of this one."""
-    now = (int(unix_s // 60) + EPOCH_DAY * DAY_MINUTES) % WEEK_MINUTES
+def _minute_of_week(unix_s: float) -> int:
+    return (int(unix_s // 60) + EPOCH_DAY * DAY_MINUTES) % WEEK_MINUTES
+
+
+@lru_cache(maxsize=4_096)
+def _wait_minutes(spans: tuple[str, ...], now: int) -> int:
+    """Return the minutes from a minute of the week until one of the spans. All requests of a minute ask for one."""
     best = WEEK_MINUTES
     for span in map(_span, spans):
         for day in span.days:

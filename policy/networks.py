@@ -32,8 +32,13 @@ def read_network(text: str) -> Network:
 def admits(networks: Sequence[str], address: str) -> bool:
     """Return whether a call from this address is within the networks, as ``read_network`` takes them; without networks
     every one is. A caller without an address, on a local socket, is within none: what cannot be evaluated denies."""
-    if not networks:
-        return True
+    return not networks or _within(tuple(networks), address)
+
+
+@lru_cache(maxsize=4_096)
+def _within(networks: tuple[str, ...], address: str) -> bool:
+    """Return whether an address is within networks. A connection's requests ask for one pair again and again, and each
+    look into a network takes a microsecond or two."""
     place = _place(address)
     if place is None:
         return False

@@ -84,6 +84,10 @@ class ControlError(StartError):
     """The other host process broke the protocol between the two, or is gone."""
 
 
+class MessageTooLargeError(ControlError):
+    """A message for the other host process is larger than one may be, which is a defect of the sender's bounds."""
+
+
 class HandOverError(ControlError):
     """The gateway may open no more descriptors and cannot take a sandbox; the message has the limit and the remedy."""
 

@@ -15,7 +15,7 @@ Source: aging counters of admission policies for caches (Einziger, Friedman and 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field
 
 HALF_LIFE = 160.0
@@ -104,6 +104,13 @@ class ModelUses:
             bound = max(self.always * self._unit, self._all - mine)
             found += (own + more) * min(1.0, bound / (mine + more)) - own
         return found / self._unit
+
+    def forget_others(self, tenants: Container[str]) -> None:
+        """Forget all but these tenants: no name of one that the policy has no more stays here. What they used counts no
+        more."""
+        for known in self._models.values():
+            known.tenants = {tenant: one for tenant, one in known.tenants.items() if tenant in tenants}
+        self.keep(tuple(self._models))
 
     def keep(self, models: Collection[str]) -> None:
         """Forget all but these models, and what has faded away."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_changes import Changes, changes
-from appliance.common.operator_config import RemoteOperatorsConfig
+from appliance.common.operator_config import OperatorApiConfig, RemoteOperatorsConfig
 
 Reread = Callable[[], ApplianceConfig]
 """Reads file, variables and options as at the start; raises ``ConfigError``."""
@@ -33,6 +33,10 @@ class ConfigFile:
     def remote_operators(self) -> RemoteOperatorsConfig | None:
         """The section about operators on other machines in force."""
         return self.running.remote_operators
+
+    def operator_api(self) -> OperatorApiConfig | None:
+        """The section about users of this machine in force."""
+        return self.running.operator_api
 
     def adopt(self, found: Changes) -> None:
         """Put the live keys of ``found`` in force."""

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable
 
+from appliance.common.aligned_sleep import aligned_sleep
 from isolation.ipc.errors import SweepError
 from isolation.ipc.sweeping import check_overwriting, overwrite_cached
 from policy.model import PolicySet, Retention
@@ -135,6 +136,6 @@ async def keep_forgetting(wanted: Callable[[], bool]) -> None:
                 collector.collect()
                 washer.wash()
                 overwrite_cached()
-            await asyncio.sleep(PERIOD_S)
+            await aligned_sleep(PERIOD_S)
     finally:
         washer.close()

@@ -8,13 +8,14 @@ took is free only when the flood ends, and the process does not grow any more th
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+
+from appliance.common.aligned_sleep import aligned_sleep
 
 PERIOD_S = 10.0
 """Between two looks; a flood's memory is to be back within a minute."""
@@ -75,5 +76,5 @@ async def keep_giving_back() -> None:
     with opened_statm() as statm:
         memory = FreeMemory(partial(resident_bytes, statm), lambda: trim(0))
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await aligned_sleep(PERIOD_S)
             memory.look()

@@ -262,10 +262,10 @@ class Gateway:
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
         self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain, self._sharing.store_problem)
         routes = routes_of(self._telemetry, self._state, gauges, self.reload, keys, self._sleep)
-        observers = Observers(self._audit, self._telemetry, self._fail)
+        access = self._config_file.operator_api, self._config_file.remote_operators
         async with (
             serve_front_ends(self._service, resolver, settings, self._state.ready, self._batches.work) as front,
-            serve_admin(listen.admin, routes, self._config_file.remote_operators, observers) as admin,
+            serve_admin(listen.admin, routes, Observers(self._audit, self._telemetry, self._fail), *access) as admin,
             serve_metrics(listen, render, gauges.refresh, self._state.readiness, picker_page(self._service)) as metrics,
         ):
             door = front.places, front.handshakes, front.starts, front.stranger_time
@@ -330,6 +330,7 @@ class Gateway:
             lambda: self._namespaces.set_retention(retention_of(policy)),
             lambda: self._service.tenant_sandboxes.reconsider(policy),
             lambda: self._freezer.apply(policy, self._models),
+            lambda: self._sleep.uses.forget_others(policy.tenants),
             self._service.share_out,
             lambda: self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models),
         )

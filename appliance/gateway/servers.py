@@ -21,6 +21,7 @@ import structlog
 from grpc_health.v1 import health_pb2
 
 from appliance.common.addresses import split_address
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.errors import StartError
 from appliance.common.held_sockets import HeldSockets
 from appliance.common.listen_config import ListenConfig, TlsConfig
@@ -333,7 +334,7 @@ class FrontEnds:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await aligned_sleep(TICK_S)
             self.refresh()
             await self._renew()
 

@@ -128,9 +128,9 @@ class StoredWork(Protocol):
         ...
 
     async def begin(
-        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str]
+        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str], key: str = ""
     ) -> StoredBatch:
-        """Make a batch of a file."""
+        """Make a batch of a file, or return the one that was made with the same ``key``, where that is not empty."""
         ...
 
     async def batch(self, principal: Principal, batch: str) -> StoredBatch:

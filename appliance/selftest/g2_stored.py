@@ -89,7 +89,7 @@ class NotingStore:
         raise self._none(principal)
 
     async def begin(
-        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str]
+        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str], key: str = ""
     ) -> StoredBatch:
         """Note the question."""
         raise self._none(principal)

@@ -72,6 +72,8 @@ class Recorder:
         self._announced = time.monotonic()
         self.on_report: Callable[[Entry], None] = lambda _one: None
         """Takes each entry that the gateway reports; set by the owner."""
+        self.on_renamed: Callable[[], None] = lambda: None
+        """Called in a thread once the usage book has a tenant's pseudonym in place of its name."""
         self.on_taken: Callable[[Entry], None] = lambda _one: None
         """Likewise, for what must know of requests before their gateway ends."""
         self.problem = ""
@@ -199,6 +201,7 @@ class Recorder:
         if pseudonym and self._metering is not None:
             # First the book: while the key lives, a second attempt finds the same pseudonym.
             self._metering.rename(tenant, pseudonym)
+            self.on_renamed()
         audit.names.forget(tenant)
         return pseudonym
 

@@ -20,12 +20,13 @@ import structlog
 
 from appliance.common.adapter_files import CONFIG_FILE
 from appliance.common.card_table import CardUse
-from appliance.common.catalog import ModelFiles, check_files
+from appliance.common.catalog import ModelFiles
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
-from appliance.common.errors import ConfigError, StartError
+from appliance.common.errors import StartError
 from appliance.common.model_memory import model_need
 from appliance.common.sleep_rules import ALWAYS
+from appliance.supervisor.gate import Latch, check_model
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
@@ -307,7 +308,9 @@ def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
     return "-".join(part for part in (role.name.lower(), plain[:MAX_NAME_CHARS].strip("-"), tag) if part)
 
 
-def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None) -> Booted:
+def boot(
+    plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None, gate: Latch | None = None
+) -> Booted:
     """Boot, connect, configure, load, and get one real token; ``stop`` ends it within ``SLICE_S`` and a kill.
 
     Args:
@@ -315,18 +318,20 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
         runtime: where.
         stop: asks to give it up.
         saved: begin with what was saved of a program that had come so far that it waited for its host.
+        gate: holds the program back; None: nothing does.
 
     Raises:
         IsolationError, ProtocolError: it did not come up, or its model's files are not those that were pinned or there
             at the start; nothing of it is left.
     """
-    if plan.files is not None:
-        try:
-            check_files(plan.files, plan.pinned)
-        except ConfigError as error:
-            raise SandboxStartError(error.message) from error
-    began = time.monotonic()
-    until = None if saved is None else began + saved.patience_s
+    held = Latch() if gate is None else gate
+
+    def hold() -> None:
+        held.wait(plan.name, stop)
+        check_model(plan.files, plan.pinned)  # Meanwhile its files may have changed.
+
+    check_model(plan.files, plan.pinned)
+    began, waited_s = time.monotonic(), held.waited_s
     channels: list[Channel] = []
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
@@ -336,8 +341,10 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
         plan.socket_dir.chmod(0o755)
         with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
             image = None if saved is None else saved.folder
-            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image)
+            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
+            began += held.waited_s - waited_s  # For memory of others; no part of a boot.
+            until = None if saved is None else began + saved.patience_s
             booting = _Booting(plan, sandbox, stop, until)
             expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
             channels.append(booting.connect(listener, expected, plan.role))

@@ -17,6 +17,7 @@ from appliance.common.control import (
     Attest,
     Audited,
     Control,
+    DiskState,
     Fault,
     Freeze,
     HandedOver,
@@ -27,7 +28,10 @@ from appliance.common.control import (
     Release,
     ReserveSpend,
     Retention,
+    SandboxUse,
     SpendQuery,
+    SpillState,
+    StoreState,
     Want,
     Welcome,
     receive,
@@ -36,7 +40,7 @@ from appliance.common.control import (
 from appliance.common.control_charges import KeepCharges
 from appliance.common.control_models import ModelWishes
 from appliance.common.control_usage import UsageQuestion
-from appliance.common.errors import ControlError
+from appliance.common.errors import ControlError, MessageTooLargeError
 from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
 
@@ -47,6 +51,9 @@ READ_BATCH = 16
 
 LAST_MESSAGES = 1_000
 """Most messages taken of a gateway that has left: more than a socket holds of those with an entry."""
+
+Level = SandboxUse | SpillState | DiskState | StoreState
+"""Message that says, every few seconds, how much there is of something: the last one of its subject holds."""
 
 SOCKET_MODE = 0o660
 """Mode of the socket: the gateway's user reaches it through its group; the folder excludes all others."""
@@ -92,6 +99,8 @@ class ControlServer:
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
+        self._levels: dict[tuple[str, ...], Level] = {}
+        """What the peer knows, by subject, since anything else was told: at most one for each sandbox, and three."""
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
         """Device and inode of the socket's file."""
@@ -141,11 +150,22 @@ class ControlServer:
             self._path.unlink(missing_ok=True)
 
     def publish(self, message: Control, fds: tuple[int, ...]) -> bool:
-        """Send to the attached gateway; False when there is none or it does not take messages."""
+        """Send to the attached gateway; False when there is none, it does not take messages, or the message is too
+        large: that is no fault of the gateway, which stays attached without that message. A level that it knows is not
+        sent again, so that an idle appliance stays idle; after any other message all are."""
         if self._peer is None or not self._attached:
             return False
+        if not isinstance(message, Level):
+            self._levels.clear()
+        elif self._levels.get(subject := _subject(message)) == message:
+            return True
+        else:
+            self._levels[subject] = message
         try:
             send(self._peer, message, fds)
+        except MessageTooLargeError as error:
+            log.error("a message for the gateway is left out; please report this", problem=error.message)
+            return False
         except ControlError as error:
             self._drop(error.message)
             return False
@@ -230,6 +250,7 @@ class ControlServer:
             return
         asyncio.get_running_loop().remove_reader(self._peer.fileno())
         peer, self._peer, self._attached = self._peer, None, False
+        self._levels.clear()
         self._take_last(peer)
         peer.close()
         log.info("gateway detached", reason=reason)
@@ -248,3 +269,10 @@ class ControlServer:
                     self._on_audited(item[0])
             except (BlockingIOError, ControlError):
                 return
+
+
+def _subject(level: Level) -> tuple[str, ...]:
+    """Return what a level is of."""
+    if isinstance(level, SandboxUse):
+        return type(level).__name__, level.model, level.role, level.tenant
+    return (type(level).__name__,)

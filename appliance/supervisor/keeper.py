@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
 from appliance.common.errors import StartError
@@ -26,6 +27,7 @@ from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
 from appliance.supervisor.spill_port import SpillPort
@@ -96,6 +98,8 @@ class Keeper:
         self._told = plan
         """Plan with the form in which the engine computes, once it has tried some."""
         self.life = Life()
+        self.gate = Latch()
+        """Holds a boot back until the memory for it is there."""
         self._runtime = runtime
         self._publish = publish
         self._booted: Booted | None = None
@@ -109,6 +113,8 @@ class Keeper:
         """Why the last life ended, for the gateway's count."""
         self._busy = False
         """Whether the sandbox computed when its load was read last."""
+        self._frozen = False
+        """Whether the sandbox is frozen, and so takes no processor time."""
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -196,9 +202,9 @@ class Keeper:
         deadly = self.life.failures >= MOST_RESTORED_DEATHS
         plan = self.plan if self._forms is None or deadly else self._forms.told(self.plan)
         if self._warm is None:
-            booted = boot(plan, self._runtime, abandon)
+            booted = boot(plan, self._runtime, abandon, gate=self.gate)
         else:
-            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, abandon)
+            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, abandon, self.gate)
         if self._forms is not None:
             self._forms.note(self.plan, booted)
             self._told = self._forms.told(self.plan)
@@ -318,7 +324,7 @@ class Keeper:
         booted = self._booted
         if booted is None or generation != self.life.generation:
             return
-        done = frozen and not self._busy and booted.sandbox.freeze()
+        done = self._frozen = frozen and not self._busy and booted.sandbox.freeze()
         if not frozen:
             booted.sandbox.thaw()
         name, plan = self.plan.role_name, self.plan
@@ -356,13 +362,15 @@ class Keeper:
                 limit = self.plan.spec.limits.memory_bytes
                 message = SandboxUse(self.plan.model, self.plan.role_name, held, limit, self.plan.tenant)
                 self._publish(message, ())
-            await asyncio.sleep(MEMORY_PERIOD_S)
+            await aligned_sleep(MEMORY_PERIOD_S)
 
     async def _watch_load(self, sandbox: Sandbox) -> None:
         """Tell the sandbox whether it is busy, whenever that changes."""
-        watch, self._busy = LoadWatch(time.monotonic(), sandbox.processor_s()), False
+        watch, self._busy, self._frozen = LoadWatch(time.monotonic(), sandbox.processor_s()), False, False
         while True:
-            await asyncio.sleep(LOOK_S)
+            await aligned_sleep(LOOK_S)
+            if self._frozen:
+                continue
             busy = watch.look(time.monotonic(), sandbox.processor_s())
             if busy is not None:
                 self._busy = busy

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import KeysUsed
 from appliance.common.errors import ConfigError, ControlError
 from appliance.common.key_uses import MAX_USES, is_secret_name, read_uses, write_uses
@@ -68,7 +69,7 @@ class KeyUseKeeper:
         """Write what has changed every ``WRITE_S`` until cancelled."""
         await asyncio.to_thread(self.load)
         while True:
-            await asyncio.sleep(WRITE_S)
+            await aligned_sleep(WRITE_S)
             if self._changed:
                 self._changed = False
                 await asyncio.to_thread(self._write, dict(self._used))

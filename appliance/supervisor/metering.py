@@ -174,7 +174,7 @@ class Metering:
             self._become("answering", str(error))  # the gateway asks again
             return
         self._become("answering", "")
-        told = {tenant: [one.day, one.month, one.reserved] for tenant, one in spent.items()}
+        told = {tenant: [one.day, one.month, one.reserved, one.reserved_before] for tenant, one in spent.items()}
         self._publish(Spent(period.day, period.month, query.tenants, told), ())
 
     def close(self) -> None:

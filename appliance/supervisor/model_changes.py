@@ -9,7 +9,8 @@ memory, GPUs. What shall go is drained by the gateway, for a bounded time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from appliance.common.control_models import (
     WakeModel,
 )
 from appliance.common.errors import ApplianceError, ConfigError, ModelDigestError, ModelSignatureError, os_errors_as
+from appliance.common.figures import counted
 from appliance.common.model_digests import DigestCache
 from appliance.common.model_memory import machine_memory, no_room
 from appliance.common.model_signature import with_signer
@@ -52,7 +54,10 @@ log = structlog.get_logger()
 
 MAX_PROBLEMS = 64
 MAX_PROBLEM_CHARS = 1_000
-"""Most lines of one answer, and characters of each: together half of a datagram."""
+"""Most lines of one answer, and characters of each: in ASCII half of a datagram."""
+
+MAX_PROBLEMS_BYTES = 100_000
+"""Most bytes of the lines of one answer, so that it fits a datagram whatever characters file names have."""
 
 MAX_ID_CHARS = 64
 """Longest id of a question; a gateway's have 28 characters."""
@@ -184,8 +189,7 @@ class ModelChanges:
     def _answer(self, request: str, problems: list[str]) -> None:
         if problems:
             log.warning("models are not changed", problems=problems)
-        lines = [line[:MAX_PROBLEM_CHARS] for line in problems[:MAX_PROBLEMS]]
-        self._publish(ModelsReviewed(request[:MAX_ID_CHARS], lines), ())
+        self._publish(ModelsReviewed(request[:MAX_ID_CHARS], told_problems(problems)), ())
 
     def _plan(
         self, digest: str, entries: dict[str, str], leaving: frozenset[str], served: ServedNow
@@ -392,3 +396,17 @@ def _entry(what: str, planned: PlannedModel) -> Entry:
         reason="",
         tenant="",
     )
+
+
+def told_problems(problems: Sequence[str]) -> list[str]:
+    """Return the first problems, as many as one answer holds, and in their last line how many more there are."""
+    told, left = [], MAX_PROBLEMS_BYTES
+    for line in problems[:MAX_PROBLEMS]:
+        cut = line[:MAX_PROBLEM_CHARS]
+        left -= len(json.dumps(cut))
+        if left < 0:
+            break
+        told.append(cut)
+    if more := len(problems) - len(told):
+        told.append(f"{counted(more, 'problem', 'problems')} more; the supervisor's log has all")
+    return told

@@ -4,7 +4,7 @@ runs."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -229,19 +229,34 @@ class ModelKeepers:
             one.planned = replace(one.planned, plans=plans)
         one.keepers, one.sleep_state = self._keepers(one.planned), ASLEEP
 
-    async def wake(self, name: str, waking: Callable[[], None]) -> bool:
+    async def wake(self, name: str, waking: Callable[[], None], ends: Collection[asyncio.Task[None]] = ()) -> bool:
         """Boot the sandboxes of a sleeping model; returns whether that was to be done, once both are ready or it sleeps
-        again because one is not. ``waking`` is called when it begins."""
+        again because one is not.
+
+        Args:
+            name: of the model.
+            waking: called when it begins.
+            ends: models that fall asleep. Their memory is there when they have: no program starts before, but its
+                sandbox is made meanwhile. Cards are chosen by what is free, so nothing of a model on one is.
+        """
         one = self._models.get(name)
         if one is None:
             return False
         async with one.turn:
+            if any(keeper.plan.card is not None for keeper in one.keepers):
+                await asyncio.gather(*ends, return_exceptions=True)
             if one.state != SERVED or one.sleep_state != ASLEEP:
                 return False
             one.sleep_state, one.cause = WAKING, ""
             self.on_wake()
             waking()
+            for keeper in one.keepers:
+                keeper.gate.shut()
             self.start(name)
+            # Where this is given up, the gates stay shut: what waits at them ends with its keeper.
+            await asyncio.gather(*ends, return_exceptions=True)
+            for keeper in one.keepers:
+                keeper.gate.open()
             one.cause = await _came_up(one.keepers, one.tasks)
             if one.cause:
                 await self._end_for_sleep(one)

@@ -12,8 +12,8 @@ MAX_TENANTS = 21_000
 """Most accounts with a namespace key, twice as many as a policy may have. Beyond it the account that has been unused
 longest gets a new key at its next request, and loses its cached prefixes."""
 
-MAX_QUERY = 1_000
-"""Most tenants of one query: what one datagram carries."""
+MAX_QUERY = 500
+"""Most tenants of one query, as many as a gateway asks for: names of full length and keys take half of a datagram."""
 
 
 class Namespace:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -131,13 +132,18 @@ class ChargeKeeper:
             self._settle(memory)
 
     def close(self) -> None:
-        """Charge what is left to charge of gateways that have ended, and forget all memory."""
+        """Charge what is left to charge of gateways that have ended, also where the loop has not noticed the end yet,
+        and forget all memory. A gateway that has left and lives tells its entries to the next supervisor."""
         if self._work is not None:
             self._work.cancel()
+        for memory in self._memories[:]:
+            if memory.left and _ended(memory.pipe):
+                self._leave(memory)
+                self._settling.append(self._settlement(memory.memfd))
+            else:
+                self._close(memory)
         while self._settling:
             self._step(self._settling[0], math.inf)
-        for memory in self._memories[:]:
-            self._close(memory)
 
     def _least_needed(self) -> _Memory:
         """Return memory that never arrived, whose pages nobody has used; the oldest where there is none: a gateway that
@@ -159,10 +165,13 @@ class ChargeKeeper:
             os.close(memfd)
             log.error("gateways end faster than what they leave can be charged; one was left out", waiting=MAX_SETTLING)
             return
-        self._settling.append(_Settlement(memfd, lost_requests(memfd), frozenset(self._reported)))
+        self._settling.append(self._settlement(memfd))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._charge(), name="charges of gateways that ended")
             self._work.add_done_callback(log_failure)
+
+    def _settlement(self, memfd: int) -> _Settlement:
+        return _Settlement(memfd, lost_requests(memfd), frozenset(self._reported))
 
     async def _charge(self) -> None:
         while self._settling:
@@ -204,3 +213,10 @@ class ChargeKeeper:
         self._memories.remove(memory)
         asyncio.get_running_loop().remove_reader(memory.pipe)
         os.close(memory.pipe)
+
+
+def _ended(pipe: int) -> bool:
+    """Return whether every process that had the other end of a pipe has closed it; does not block."""
+    look = select.poll()
+    look.register(pipe, 0)
+    return bool(look.poll(0))

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from appliance.common import notify
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.audit.entry import entry
 from appliance.common.audit.log import open_log
 from appliance.common.config import ApplianceConfig
@@ -283,7 +284,7 @@ async def _tell_spill(
     while True:
         if vault is not None and config.sandbox.spill is not None:
             publish(SpillState(vault.figures.told()), ())
-        await asyncio.sleep(SPILL_PERIOD_S)
+        await aligned_sleep(SPILL_PERIOD_S)
 
 
 async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tuple[int, ...]], bool]) -> None:
@@ -291,7 +292,7 @@ async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tup
     folders = watched(config)
     while True:
         publish(DiskState(await asyncio.to_thread(space, folders)), ())
-        await asyncio.sleep(DISK_PERIOD_S)
+        await aligned_sleep(DISK_PERIOD_S)
 
 
 async def _keep_account(
@@ -325,6 +326,7 @@ def _answering(
     # A reader of the policy of its own: each lane has a thread.
     classes = DeclaredTenants(config.policy, config.policy_keys)
     tables = UsageTables(folder, lambda: classes_of(classes.read()), config.host)
+    recorder.on_renamed = tables.forget
     of_all = Answering(server.publish, {OverviewQuery: tables, UsageTableQuery: tables})
     found = Lanes(of_tenants, of_all)
     server.on_question = found.take
@@ -339,7 +341,7 @@ async def _keep_store(port: StorePort | None) -> None:
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:
     """Make a removed socket file again, every ``MEND_S`` until cancelled."""
     while True:
-        await asyncio.sleep(MEND_S)
+        await aligned_sleep(MEND_S)
         server.mend()
         await operator.mend()
 

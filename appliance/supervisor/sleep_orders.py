@@ -55,7 +55,7 @@ class SleepOrders:
         if isinstance(message, SleepModel):
             self._begin(self._sleeps, self._sleep(message))
         else:
-            # What was put to sleep before gives its memory back first.
+            # What was put to sleep before gives its memory back before a program starts.
             self._begin(self._wakes, self._wake(message, tuple(self._sleeps)))
 
     def _begin(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
@@ -82,8 +82,7 @@ class SleepOrders:
         self._tell(order.model)
 
     async def _wake(self, order: WakeModel, before: tuple[asyncio.Task[None], ...]) -> None:
-        await asyncio.gather(*before, return_exceptions=True)
-        if await self._models.wake(order.model, lambda: self._tell(order.model)):
+        if await self._models.wake(order.model, lambda: self._tell(order.model), before):
             cause = self._models.sleep_word(order.model).cause if order.model in self._models.entries else ""
             log.info("a model wakes", model=order.model, reason=order.reason, problem=cause)
             self._note("wake", order.model, order.reason, order.tenant, "FAILED" if cause else "OK")

@@ -19,6 +19,7 @@ import structlog
 from appliance.supervisor.spill_store import SpillStore
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
+from isolation.ipc.doorbell import ThreadBell
 from isolation.ipc.errors import PeerGoneError, ProtocolError, RingFull
 from isolation.ipc.messages import Hello
 from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
@@ -28,8 +29,8 @@ log = structlog.get_logger()
 
 EPOCH_BYTES = 16
 
-WAIT_S = 0.5
-"""Seconds of the longest sleep without a message, and so of the wait until the thread ends."""
+WAIT_S = 60.0
+"""Seconds of the longest sleep without a message: the engine, ``forget`` and ``close`` wake the thread."""
 
 READ_BATCH = 16
 """Most messages taken at a time: with the largest blocks, 80 MiB of memory."""
@@ -57,27 +58,39 @@ class SpillPort:
         self._name = name
         self._forgets: deque[bytes] = deque(maxlen=MAX_FORGETS)
         self._closing = threading.Event()
+        self._bell: ThreadBell | None = None
+        """Wakes the thread; None before ``start``."""
         self._thread = threading.Thread(target=self._run, name=f"spill {name}", daemon=True)
 
     def start(self) -> None:
         """Begin to serve."""
+        self._bell = ThreadBell()
         self._thread.start()
 
     def forget(self, namespace: bytes) -> None:
         """Ask the engine to forget a namespace; sent by the thread."""
         self._forgets.append(namespace)
+        if self._bell is not None:
+            self._bell.ring()
 
     def close(self) -> None:
         """End the thread and forget what came over this channel; blocks for at most a second or two."""
         self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self._bell is not None:
+            self._bell.ring()
+            if self._thread.is_alive():
+                self._thread.join()
+            self._bell.close()
         self._channel.close()
         self._store.drop_epoch(self.epoch)
 
     def _run(self) -> None:
+        assert self._bell is not None, "the thread was started"
         try:
-            while not self._closing.is_set():
+            while True:
+                self._bell.drain()  # Before the looks at what it was rung for: no ring is lost.
+                if self._closing.is_set():
+                    return
                 while self._forgets:
                     self._send(Forget(self._forgets.popleft()))
                 began = time.thread_time()
@@ -85,7 +98,7 @@ class SpillPort:
                 for message in messages:
                     self.serve(message)
                 if not messages:
-                    self._channel.wait(WAIT_S)
+                    self._channel.wait(WAIT_S, self._bell.fileno())
                 elif len(messages) == READ_BATCH:
                     # An engine that sends without end has half a core of ours, not the interpreter.
                     self._closing.wait(time.thread_time() - began)

@@ -141,15 +141,15 @@ class SpillStore:
 
     def drop_tenant(self, tenant: str) -> int:
         """Forget a tenant's objects; gives how many."""
-        return self._drop(lambda owner, _key: owner == tenant)
+        return self._drop(lambda _key: True, tenant)
 
     def drop_outside(self, tenant: str) -> int:
         """Forget a tenant's objects in the store outside of this machine; gives how many."""
-        return 0 if self._store is None else self._drop(lambda owner, _key: owner == tenant, (self._store.tier,))
+        return 0 if self._store is None else self._drop(lambda _key: True, tenant, (self._store.tier,))
 
     def drop_epoch(self, epoch: bytes) -> int:
         """Forget what one life of an engine computed; gives how many."""
-        return self._drop(lambda _owner, key: key[0] == epoch)
+        return self._drop(lambda key: key[0] == epoch)
 
     def shred(self, tenant: str) -> int:
         """Destroy the tenant's key, then its objects: files are overwritten and brought to the medium. Gives how many
@@ -161,12 +161,12 @@ class SpillStore:
         try:
             self._keyring.shred(tenant)
         finally:
-            count = self._drop(lambda owner, _key: owner == tenant, thoroughly=True)
+            count = self._drop(lambda _key: True, tenant, thoroughly=True)
         return count
 
     def close(self) -> None:
         """Forget everything. The folder is removed unless it holds foreign files."""
-        self._drop(lambda _owner, _key: True)
+        self._drop(lambda _key: True)
         if self._store is not None:
             self._store.close()
         if self._folder is not None:
@@ -177,14 +177,21 @@ class SpillStore:
         return (self._memory, self._disk, *(() if self._store is None else (self._store.tier,)))
 
     def _drop(
-        self, chosen: Callable[[str, Key], bool], tiers: tuple[TierBooks, ...] = (), *, thoroughly: bool = False
+        self,
+        chosen: Callable[[Key], bool],
+        tenant: str | None = None,
+        tiers: tuple[TierBooks, ...] = (),
+        *,
+        thoroughly: bool = False,
     ) -> int:
+        """Forget objects of one tenant, or of all: a policy may take the retention of thousands, so that nobody else's
+        are looked at for one. Without ``tiers``, those of all tiers."""
         count = 0
         with self._lock:
             for tier in tiers or self._tiers():
-                for tenant in list(tier.objects):
-                    for key in [key for key in tier.objects[tenant] if chosen(tenant, key)]:
-                        item = tier.pop(tenant, key)
+                for owner in list(tier.objects) if tenant is None else {tenant} & tier.objects.keys():
+                    for key in [key for key in tier.objects[owner] if chosen(key)]:
+                        item = tier.pop(owner, key)
                         if item is not None:
                             self._remove(item, thoroughly=thoroughly)
                             count += 1

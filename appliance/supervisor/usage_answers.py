@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -11,13 +11,17 @@ import structlog
 from appliance.common.control_usage import UsageQuery, Used
 from appliance.common.errors import ConfigError, ControlError
 from appliance.common.usage.pseudonyms import DIGEST_BYTES
-from appliance.common.usage.report import Sum
-from appliance.common.usage.tenant_sums import tenant_sums
+from appliance.common.usage.tenant_sums import MAX_MODELS, MAX_USERS, tenant_sums
+from appliance.supervisor.usage_rows import bounded, told
 
 log = structlog.get_logger()
 
 MAX_TENANT_CHARS = 63
 """Longest name of a tenant (``policy.schema``)."""
+
+MODELS_BYTES, USERS_BYTES = 46_000, 18_000
+"""Bytes of the models and of the end users of a day or a month: both fit a datagram twice. All rows fit where names are
+those that a policy allows; fewer do where a gateway that was taken over invented names."""
 
 
 class UsageAnswers:
@@ -52,16 +56,12 @@ class UsageAnswers:
             message.request,
             found.day,
             found.month,
-            _told(found.in_day),
-            _told(found.in_month),
-            _told(found.users_in_day),
-            _told(found.users_in_month),
+            told(bounded(found.in_day, MAX_MODELS, MODELS_BYTES)),
+            told(bounded(found.in_month, MAX_MODELS, MODELS_BYTES)),
+            told(bounded(found.users_in_day, MAX_USERS, USERS_BYTES)),
+            told(bounded(found.users_in_month, MAX_USERS, USERS_BYTES)),
             "",
         )
-
-
-def _told(sums: Sequence[Sum]) -> dict[str, list[int]]:
-    return {one.keys[0]: [one.requests, one.input, one.cached, one.output, one.cost, one.reasoning] for one in sums}
 
 
 def _without(message: UsageQuery, problem: str) -> Used:

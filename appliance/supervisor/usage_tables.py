@@ -6,9 +6,8 @@ twentieth of one core at most.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from appliance.common.usage.spans import Span, num_steps, step_of, step_s, times
 from appliance.common.usage.tenant_tables import tenant_table
 from appliance.common.usage.unusual import Unusual, unusual
 from appliance.supervisor.usage_answers import MAX_TENANT_CHARS
+from appliance.supervisor.usage_rows import OTHERS, bounded, first_lists, first_rows, numbers, row_bytes, told
 
 log = structlog.get_logger()
 
@@ -48,14 +48,13 @@ MAX_ROWS = 200
 MAX_ROW_BYTES = 80_000
 """Bytes of the rows of one answer, so that it fits a datagram whatever the names are."""
 
-SUMS_BYTES = 120
-"""Most bytes of six sums with what is between them."""
+STEPS_BYTES, MODELS_BYTES, UNUSUAL_BYTES = 80_000, 32_000, 8_000
+"""Bytes of an overview's steps, models and unusual tenants, which leave 11 kB of a datagram for all else. With names
+and sums as large as the policy and the book allow, all rows fit; fewer do where a gateway that was taken over invented
+names."""
 
 MAX_FIND_CHARS = 64
 MAX_OFFSET = 1_000_000
-
-OTHERS = ""
-"""Name of the row of all that is not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,8 @@ class UsageTables:
         self._folder, self._classes, self._host = folder, classes, host
         self._clock, self._monotonic = clock, monotonic
         self._read: dict[Span, _Read | _Failed] = {}
+        self._epoch = 0
+        """Times that what is kept was forgotten."""
 
     def check(self, message: OverviewQuery | UsageTableQuery) -> None:
         """Refuse what no gateway asks.
@@ -112,6 +113,12 @@ class UsageTables:
             raise ControlError("a question about usage begins at no row")
         if message.by not in ((By.MODEL, By.USER) if message.tenant else (By.TENANT,)):
             raise ControlError("a question about usage is not summed so")
+
+    def forget(self) -> None:
+        """Forget what was read and what is being read, since the book has another name for a tenant now. May be called
+        from any thread."""
+        self._epoch += 1
+        self._read = {}
 
     def answer(self, message: OverviewQuery | UsageTableQuery) -> Overview | UsageTable:
         """Return the sums, or why there are none. Blocks."""
@@ -133,17 +140,17 @@ class UsageTables:
         by_model = _summed(read.steps, lambda one: one.keys[1])
         classes = self._classes()
         by_class = _summed(read.tenants, lambda one: classes.get(one.keys[0], OTHERS))
-        series = [one.keys[0] for one in by_model[:MAX_SERIES]]
+        odd = {one.tenant: [one.requests, one.usual_requests, one.tokens, one.usual_tokens] for one in read.unusual}
         return Overview(
             message.request,
             begin,
             end,
             step_s(span),
-            _numbers(total(read.tenants)),
-            _told(_bounded(by_model, MAX_MODELS)),
-            _told(by_class),
-            _steps(read.steps, series, span, begin),
-            {one.tenant: [one.requests, one.usual_requests, one.tokens, one.usual_tokens] for one in read.unusual},
+            numbers(total(read.tenants)),
+            told(bounded(by_model, MAX_MODELS, MODELS_BYTES)),
+            told(by_class),
+            _fitting_steps(read.steps, by_model, span, begin),
+            first_lists(odd, UNUSUAL_BYTES),
             read.hours,
             -1.0 if self._host is None else self._host.price_per_hour,
             "" if self._host is None else self._host.currency,
@@ -158,7 +165,8 @@ class UsageTables:
         else:
             found = message.find.casefold()
             rows = [one for one in self._known(span, folder).tenants if found in one.keys[0].casefold()]
-        return UsageTable(message.request, _told(_fitting(rows[message.offset :])), len(rows), "")
+        shown = first_rows(rows[message.offset :], MAX_ROWS, MAX_ROW_BYTES)
+        return UsageTable(message.request, told(shown), len(rows), "")
 
     def _known(self, span: Span, folder: Path) -> _Read:
         """What was read of a span lately, or now.
@@ -166,14 +174,17 @@ class UsageTables:
         Raises:
             ConfigError: it cannot be read, now or lately.
         """
-        began, known = self._monotonic(), self._read.get(span)
+        began, kept, epoch = self._monotonic(), self._read, self._epoch
+        known = kept.get(span)
         if known is None or began >= known.stale_at:
             try:
-                found = self._now(span, folder)
+                known = self._now(span, folder)
             except ConfigError as error:
-                self._read[span] = _Failed(error, self._stale_at(began))
-                raise
-            known = self._read[span] = replace(found, stale_at=self._stale_at(began))
+                known = _Failed(error, 0.0)
+            # In a table that is dropped, where all was forgotten meanwhile.
+            kept[span] = known = replace(known, stale_at=self._stale_at(began))
+            if epoch != self._epoch:
+                return self._known(span, folder)
         if isinstance(known, _Failed):
             raise known.error
         return known
@@ -205,19 +216,14 @@ def _order(one: Sum) -> tuple[int, int, str]:
     return -one.cost, -one.tokens, one.keys[0]
 
 
-def _bounded(rows: Sequence[Sum], most: int) -> list[Sum]:
-    rest = rows[most:]
-    return [*rows[:most], *([total(rest, OTHERS)] if rest else [])]
-
-
-def _fitting(rows: Sequence[Sum]) -> Iterator[Sum]:
-    """The first rows, as many as fit an answer."""
-    left = MAX_ROW_BYTES
-    for one in rows[:MAX_ROWS]:
-        left -= len(json.dumps(one.keys[0])) + SUMS_BYTES
-        if left < 0:
-            return
-        yield one
+def _fitting_steps(rows: Sequence[Sum], by_model: Sequence[Sum], span: Span, begin: int) -> dict[str, list[int]]:
+    """Steps of the models with the most and of all others, of so many models as there is room for."""
+    series = [one.keys[0] for one in by_model[:MAX_SERIES] if one.keys[0] != OTHERS]
+    while True:
+        shown = _steps(rows, series, span, begin)
+        if not series or sum(row_bytes(*row) for row in shown.items()) <= STEPS_BYTES:
+            return shown
+        series.pop()
 
 
 def _steps(rows: Iterable[Sum], models: Sequence[str], span: Span, begin: int) -> dict[str, list[int]]:
@@ -225,10 +231,10 @@ def _steps(rows: Iterable[Sum], models: Sequence[str], span: Span, begin: int) -
     shown = {name: [0] * (3 * num_steps(span)) for name in (*models, OTHERS)}
     places = {time_name(begin + number * step_s(span), span): number for number in range(num_steps(span))}
     for one in rows:
-        numbers = shown.get(one.keys[1], shown[OTHERS])
+        amounts = shown.get(one.keys[1], shown[OTHERS])
         place = 3 * places[one.keys[0]]
         for column, amount in enumerate((one.requests, one.tokens, one.cost)):
-            numbers[place + column] += amount
+            amounts[place + column] += amount
     if not any(shown[OTHERS]):
         del shown[OTHERS]
     return shown
@@ -237,14 +243,6 @@ def _steps(rows: Iterable[Sum], models: Sequence[str], span: Span, begin: int) -
 def time_name(unix_s: int, span: Span) -> str:
     """Return the name that the book's sums have for the step that begins at a Unix time."""
     return time.strftime("%Y-%m-%dT%H:00Z" if step_of(span) is By.HOUR else "%Y-%m-%d", time.gmtime(unix_s))
-
-
-def _numbers(one: Sum) -> list[int]:
-    return [one.requests, one.input, one.cached, one.output, one.cost, one.reasoning]
-
-
-def _told(rows: Iterable[Sum]) -> dict[str, list[int]]:
-    return {one.keys[0]: _numbers(one) for one in rows}
 
 
 def _without(message: OverviewQuery | UsageTableQuery, problem: str) -> Overview | UsageTable:

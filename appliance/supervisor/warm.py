@@ -32,6 +32,7 @@ from appliance.common.errors import ConfigError
 from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
 from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, Stamp, contents, open_store
@@ -104,9 +105,9 @@ class WarmStarts:
         self._names = threading.Lock()
         """Held while ``_ahead``, ``_left_keys`` and ``_left_of`` change together."""
 
-    def boot(self, plan: BootPlan, stop: threading.Event) -> Booted:
+    def boot(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
         """Boot from a checkpoint where there is one, of those with the model first; without one where there is none or
-        that fails.
+        that fails. ``gate``: as ``boot``.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
@@ -117,7 +118,7 @@ class WarmStarts:
             if saved is None:
                 continue
             try:
-                booted = boot(start, self._runtime, stop, saved)
+                booted = boot(start, self._runtime, stop, saved, gate)
             except (IsolationError, ProtocolError, OSError) as error:
                 if stop.is_set():
                     raise
@@ -135,12 +136,12 @@ class WarmStarts:
             else:
                 booted.ahead = start is not plan
                 return booted
-        booted = boot(plan, self._runtime, stop)
+        booted = boot(plan, self._runtime, stop, gate=gate)
         if fallen:
             booted.start = FALLEN_BACK
         return booted
 
-    def boot_cold(self, plan: BootPlan, stop: threading.Event) -> Booted:
+    def boot_cold(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
         """Boot without a checkpoint, and drop the one there is: it may be why sandboxes of this plan die again and
         again.
 
@@ -149,7 +150,7 @@ class WarmStarts:
         """
         for key in self._keys_of(plan) | ({self._ahead.pop(plan.name, "")} - {""}):
             self.store.drop(key)
-        return boot(plan, self._runtime, stop)
+        return boot(plan, self._runtime, stop, gate=gate)
 
     def _find(self, plan: BootPlan) -> SavedStart | None:
         """Checkpoint for this plan, whose reading has begun. Tenants' own sandboxes have none: copies share the

@@ -90,8 +90,8 @@ class Engine:
         self._spilling.before_schedule(self._clock_ns())
 
     def idle_wait_s(self, longest: float) -> float:
-        """Seconds, at most ``longest``, that an idle engine may sleep: the supervisor cannot wake it, and a last report
-        of usage may be due."""
+        """Seconds, at most ``longest``, that an idle engine may sleep: blocks may be on their way out, a last
+        report of usage may be due."""
         return min(longest, self._usage.due_s(self._clock_ns()), self._spilling.longest_sleep_s)
 
     @property

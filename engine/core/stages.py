@@ -20,9 +20,6 @@ from isolation.ipc.public import PublicPrefix, PublicUsage
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.wiping import wipe
 
-IDLE_LOOK_S = 1.0
-"""Longest sleep, in seconds, of an idle engine that the supervisor may tell to forget a tenant."""
-
 USAGE_PERIOD_NS = 1_000_000_000
 """Time between two reports of what accounts of KV have: as often as a gauge is read."""
 
@@ -117,7 +114,7 @@ class TierSpilling(Spilling):
     @property
     def longest_sleep_s(self) -> float:
         """Seconds that an idle engine may sleep: blocks on their way out are sent as soon as they are there."""
-        return LOOK_S if self.tier.num_leaving else IDLE_LOOK_S
+        return LOOK_S if self.tier.num_leaving else inf
 
     @property
     def num_waiting(self) -> int:

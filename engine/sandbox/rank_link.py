@@ -21,7 +21,7 @@ from engine.sandbox.rank_memory import CONTROL_BYTES, EVERYONE, STAGE, memory_by
 from engine.sandbox.rank_queue import RankQueue
 from isolation.ipc.doorbell import BellReader, BellWriter, create_pipe
 from isolation.ipc.errors import PeerGoneError
-from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence, require_total_store_order
+from isolation.ipc.memory_order import LOOK_AGAIN_S, fence, later_look_s, require_total_store_order
 
 EXIT_RANK_GONE = 5
 """Exit status of a rank that ends because another has ended: the keeper gives that one's status."""
@@ -95,7 +95,7 @@ class RankLink:
         fence()
         while words[place] < value:
             if not self._bell.wait(pause):
-                pause = min(2 * pause, LOOK_AGAIN_AT_MOST_S)
+                pause = later_look_s(pause)
             elif not self._bell.drain():
                 raise RankGoneError("another rank of this engine has ended")
         words[self._asleep] = 0

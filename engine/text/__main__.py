@@ -11,7 +11,6 @@ cannot be used, or the kernel supports no lock-down. Every status but 0 prints i
 
 from __future__ import annotations
 
-import select
 import sys
 import time
 from collections import deque
@@ -33,7 +32,6 @@ from isolation.ipc.codec import Message
 from isolation.ipc.engine import Drain
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, SweepError
 from isolation.ipc.grammar import Advance, CloseGrammar, OpenGrammar
-from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
 from isolation.ipc.messages import Failed, FailureCode, Role
 from isolation.ipc.output import CloseOutput, ReadOutput
 from isolation.ipc.ping import Ping, Pong
@@ -116,7 +114,7 @@ def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None, ro
         if grammars is None:
             channel.wait(rounds.left_s(IDLE_WAIT_S))
         else:
-            _wait_both(channel, grammars, rounds.left_s(IDLE_WAIT_S))
+            channel.wait(rounds.left_s(IDLE_WAIT_S), grammars.fileno())
 
 
 def _take(message: Message, worker: TextWorker, channel: Channel, grammars: GrammarLine | None) -> None:
@@ -146,21 +144,6 @@ def _relay(channel: Channel, grammars: GrammarLine | None) -> None:
     if grammars is not None:
         for answer in grammars.receive():
             _send(channel, answer)
-
-
-def _wait_both(channel: Channel, grammars: GrammarLine, timeout_s: float) -> None:
-    """Sleep until the host or the grammar keeper has sent something, at most this long, with the periodic re-check of
-    ``Channel.wait``."""
-    if channel.arm():
-        return
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    poll.register(grammars.fileno(), select.POLLIN)
-    look = LOOK_AGAIN_S
-    deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0 and not poll.poll(min(look, left) * 1_000) and not channel.arm():
-        look = min(2 * look, LOOK_AGAIN_AT_MOST_S)
-    channel.disarm()
 
 
 def _send(channel: Channel, message: Message) -> None:

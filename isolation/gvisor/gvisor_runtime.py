@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from isolation.host.process import run, spawn
 from isolation.host.reaper import Claim, Reaper, command_line, descendants
 from isolation.host.rundir import RunDirectory
 from isolation.host.stdio import LineCallback, LogPipe
-from isolation.host.usage import processor_seconds, proportional_bytes
+from isolation.host.usage import processor_seconds, proportional_bytes, spent_seconds
 from isolation.host.userns import current_profile
 
 _VERB_TIMEOUT_S = 30.0
@@ -109,7 +110,13 @@ class GvisorRuntime:
         parts += [str(self.runsc.version), str(binary.st_size), str(binary.st_mtime_ns), self.profile.value]
         return json.dumps([parts, oci_config(spec, self.profile)], sort_keys=True)
 
-    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None) -> GvisorSandbox:
+    def boot(
+        self,
+        spec: SandboxSpec,
+        on_line: LineCallback | None = None,
+        image: Path | None = None,
+        hold: Callable[[], None] | None = None,
+    ) -> GvisorSandbox:
         """Start a sandbox; see ``Runtime.boot``."""
         socket = self._directory.state / f"runsc-{container_id(spec.name)}.sock"
         if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
@@ -131,12 +138,10 @@ class GvisorRuntime:
                 raise start_error(spec.name, error, bundle, log) from error
             undo.pop_all()
         sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim, family))
-        if image is None:
-            begin = self._command.start(spec.name, gpu=bundle.gpu)
-        else:
-            begin = self._command.restore(spec.name, bundle, image)
         try:
-            run(begin, timeout_s=_VERB_TIMEOUT_S)
+            if hold is not None:
+                hold()
+            self._begin(spec.name, bundle, image)
         except BaseException as error:
             why = start_error(spec.name, error, bundle, log) if isinstance(error, ProcessError) else error
             try:
@@ -145,6 +150,18 @@ class GvisorRuntime:
                 why.add_note(f"and it could not be removed: {left}")
             raise why from error
         return sandbox
+
+    def _begin(self, name: str, bundle: Bundle, image: Path | None) -> None:
+        """Start the program of a created sandbox, or restore into it what was saved.
+
+        Raises:
+            ProcessError: runsc failed.
+        """
+        if image is None:
+            begin = self._command.start(name, gpu=bundle.gpu)
+        else:
+            begin = self._command.restore(name, bundle, image)
+        run(begin, timeout_s=_VERB_TIMEOUT_S)
 
     def _create(self, spec: SandboxSpec, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> tuple[Claim, frozenset[int]]:
         """Run ``runsc create``, claim its process and move it into the cgroup; all or nothing.
@@ -290,9 +307,13 @@ class GvisorSandbox:
                 let_timers_ring_late(self.pid, BUSY_SLACK_NS if busy else SENTRY_SLACK_NS)
 
     def processor_s(self) -> float:
-        """Return the processor seconds of sentry and stubs."""
+        """Return the processor seconds of sentry and stubs, and of the gofer where a cgroup lists them all."""
         with self._lock:
-            return processor_seconds(self.pid) if self.pidfd >= 0 and self.poll() is None else 0.0
+            if self.pidfd < 0 or self.poll() is not None:
+                return 0.0
+            # The tree is found by some hundred small files, the group by one.
+            listed = self._parts.cgroup.listed()
+            return spent_seconds(listed) if self.pid in listed else processor_seconds(self.pid)
 
     def memory_bytes(self) -> int:
         """Return the memory of its cgroup, or of sentry and stubs without one."""

@@ -8,6 +8,7 @@ the sandbox has ended).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -136,7 +137,13 @@ class Runtime(Protocol):
         """Identify everything except mount contents that a checkpoint of this spec depends on: program, flags,
         processor, configuration. Empty where sandboxes cannot be saved."""
 
-    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None) -> Sandbox:
+    def boot(
+        self,
+        spec: SandboxSpec,
+        on_line: LineCallback | None = None,
+        image: Path | None = None,
+        hold: Callable[[], None] | None = None,
+    ) -> Sandbox:
         """Start a sandbox; returns once its program has been started.
 
         Args:
@@ -144,6 +151,8 @@ class Runtime(Protocol):
             on_line: called with each line of its output, in a separate thread.
             image: the folder of a ``save`` of a sandbox with equal ``identity`` and mount contents. The program
                 continues where it was saved, with the isolation of this spec.
+            hold: called once everything but the program is there, which then takes little memory; the program starts
+                when it returns. What it raises ends the start.
 
         Raises:
             SandboxStartError: it did not start; everything made for it has been removed.

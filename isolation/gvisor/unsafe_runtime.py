@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from isolation.errors import ProcessError, SandboxError, SandboxStartError, SandboxTimeoutError
@@ -58,10 +59,18 @@ class UnsafeRuntime:
         """Return an empty identity: plain processes cannot be saved."""
         return ""
 
-    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None) -> UnsafeSandbox:
+    def boot(
+        self,
+        spec: SandboxSpec,
+        on_line: LineCallback | None = None,
+        image: Path | None = None,
+        hold: Callable[[], None] | None = None,
+    ) -> UnsafeSandbox:
         """Start the program with its paths translated to host paths; see ``Runtime.boot``."""
         if image is not None:
             raise SandboxStartError(f"{spec.name} cannot be restored: plain processes are not saved")
+        if hold is not None:
+            hold()
         record = self._directory.bundles / spec.name
         try:
             record.mkdir(mode=0o700)

@@ -107,6 +107,10 @@ class Cgroup:
             found |= _read_pids(directory)
         return frozenset(found)
 
+    def listed(self) -> frozenset[int]:
+        """Return the processes in the group from one hierarchy, which is one file: none where the group has none."""
+        return _read_pids(self._unique[0]) if self._unique else frozenset()
+
     def memory_bytes(self) -> int | None:
         """Return the bytes that its memory limit counts; None where there is no such limit."""
         directory = self._by_controller.get("memory")
@@ -200,8 +204,8 @@ def write_freezer(directory: Path, *, frozen: bool) -> bool:
     return False
 
 
-def _read_pids(directory: Path) -> set[int]:
-    return {int(word) for word in words(directory / "cgroup.procs")}
+def _read_pids(directory: Path) -> frozenset[int]:
+    return frozenset(map(int, words(directory / "cgroup.procs")))
 
 
 def _describe(pid: int) -> str:

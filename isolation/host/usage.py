@@ -1,9 +1,10 @@
-"""Processor time and memory of a process tree; for a sandbox the sentry and its stubs, not the gofer."""
+"""Processor time and memory of a process tree: for a sandbox the sentry and its stubs."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from isolation.host.reaper import descendants
@@ -15,7 +16,12 @@ _USER, _SYSTEM = 11, 12
 
 def processor_seconds(pid: int) -> float:
     """Return user and system seconds of a process tree, in ticks of 10 ms. Ended processes no longer count."""
-    return sum(_spent(one) for one in (pid, *descendants(pid)))
+    return spent_seconds((pid, *descendants(pid)))
+
+
+def spent_seconds(pids: Iterable[int]) -> float:
+    """Return user and system seconds of these processes, in ticks of 10 ms. Ended processes no longer count."""
+    return sum(map(_spent, pids))
 
 
 def proportional_bytes(pid: int) -> int:

@@ -34,7 +34,7 @@ from typing import Self
 from isolation.ipc.codec import Message, decode, encode
 from isolation.ipc.doorbell import BellReader, BellWriter, adopt
 from isolation.ipc.errors import PeerGoneError, RemoteProtocolError, RingFull
-from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence
+from isolation.ipc.memory_order import LOOK_AGAIN_S, fence, later_look_s
 from isolation.ipc.messages import Role
 from isolation.ipc.ring import RingReader, RingWriter
 from isolation.ipc.segment import GUEST_TO_HOST, HOST_TO_GUEST, Layout, Segment, map_segment
@@ -141,10 +141,11 @@ class Channel:
                     self._bell_out.ring()
         return messages
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, also: int | None = None) -> bool:
         """Sleep until something may be there, at most this long; False when the time is over.
 
-        True is also the answer when room came into a full outbound ring.
+        True is also the answer when room came into a full outbound ring, and when ``also``, a descriptor of the
+        caller's, became readable; the caller reads it.
 
         Raises:
             PeerGoneError: the peer's process has ended and everything it sent was received.
@@ -158,10 +159,10 @@ class Channel:
             if self.arm():
                 return True
             while (left := deadline - time.monotonic()) > 0:
-                if self._bell_in.wait(min(left, look)):
+                if self._bell_in.wait(min(left, look), also):
                     self._hear()
                     return True
-                look = min(2 * look, LOOK_AGAIN_AT_MOST_S)
+                look = later_look_s(look)
                 if self._reader.pending():
                     self.missed_bells += 1
                     return True

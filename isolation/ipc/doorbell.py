@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from math import ceil
 
 from isolation.ipc.errors import PeerGoneError
@@ -60,9 +61,14 @@ class BellReader:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether the bell rang or its other end was closed within this time."""
-        return bool(self._poll.poll(ceil(timeout_s * 1000)))
+    def wait(self, timeout_s: float, also: int | None = None) -> bool:
+        """Whether the bell rang or its other end was closed within this time, or the descriptor ``also`` did so."""
+        poll = self._poll
+        if also is not None:
+            poll = select.poll()
+            poll.register(self.fd, select.POLLIN)
+            poll.register(also, select.POLLIN)
+        return bool(poll.poll(ceil(timeout_s * 1000)))
 
     def drain(self) -> bool:
         """Take all rings off; False when the other end is closed and nothing is left."""
@@ -70,3 +76,34 @@ class BellReader:
             return os.read(self.fd, _DRAIN_BYTES) != b""
         except BlockingIOError:
             return True
+
+
+class ThreadBell:
+    """A bell between two threads of a process, for one that sleeps at a channel. It owns its descriptors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends = create_pipe()
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable after ``ring``."""
+        return self._ends[0]
+
+    def ring(self) -> None:
+        """Wake the thread that sleeps; without effect after ``close``."""
+        with self._lock:
+            if not self._closed:
+                BellWriter(self._ends[1]).ring()
+
+    def drain(self) -> None:
+        """Take all rings off."""
+        BellReader(self._ends[0]).drain()
+
+    def close(self) -> None:
+        """Close both ends, once the thread does not sleep any more. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for end in self._ends:
+                    os.close(end)

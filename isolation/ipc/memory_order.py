@@ -36,9 +36,19 @@ from isolation.ipc.errors import UnsupportedMachineError
 LOOK_AGAIN_S = 0.1
 """Seconds that anyone trusts the doorbell before looking at the ring itself."""
 
-LOOK_AGAIN_AT_MOST_S = 1.6
-"""Seconds between later looks; each is twice as long as the one before. Ten looks a second cost an idle sandbox some
-0.2 % of a core."""
+LOOK_AGAIN_GROWTH = 8
+"""Factor from the time before one look to the time before the next. The first look finds whatever was lost; further
+ones are for a kernel that loses a wake-up, and each costs an idle sandbox some 0.2 ms of processor time."""
+
+LOOK_AGAIN_AT_MOST_S = 4.0
+"""Longest time between two looks, in seconds: less than the gateway waits for the answer to a probe
+(``appliance.gateway.sandboxes.probe.LATE_S``), so that no lost wake-up counts as a sandbox that hangs."""
+
+
+def later_look_s(look_s: float) -> float:
+    """Return the seconds before the look that follows one in vain, from the seconds before that one."""
+    return min(LOOK_AGAIN_GROWTH * look_s, LOOK_AGAIN_AT_MOST_S)
+
 
 _lock = allocate_lock()
 _acquire = _lock.acquire

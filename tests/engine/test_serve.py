@@ -17,6 +17,7 @@ import pytest
 from engine import serve as serve_module
 from engine.config import EngineConfig
 from engine.core.engine import Engine
+from engine.core.kv.spill import LOOK_S
 from engine.errors import EngineError
 from engine.serve import IDLE_WAIT_S, RECEIVE_LIMIT, HostStuckError, UnexpectedMessageError, serve
 from isolation.ipc.channel import Channel
@@ -51,6 +52,7 @@ class ScriptedChannel:
         self.pongs: list[tuple[int, int]] = []
         """Answers to probes, with the number of steps sent before."""
         self.waits: list[float] = []
+        self.also: list[int | None] = []
         self.full = full
         self.refused = False
 
@@ -80,13 +82,38 @@ class ScriptedChannel:
             self.script.appendleft(entry[limit:])
         return entry[:limit]
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, also: int | None = None) -> bool:
         """Note the sleep; a host whose script is over and who reads nothing more is gone."""
         self.waits.append(timeout_s)
+        self.also.append(also)
         if not self.script and not self.refused:
             raise PeerGoneError("gone")
         self.refused = False
         return True
+
+
+class ScriptedBell:
+    """The channel to the supervisor in a script: whether something is there at each time that the bell is asked for."""
+
+    def __init__(self, *, there: list[bool], gone_after: int) -> None:
+        self._there = deque(there)
+        self._gone_after = gone_after
+        self.armed = self.disarmed = 0
+
+    def fileno(self) -> int:
+        """A number that no descriptor has."""
+        return 12_345
+
+    def arm(self) -> bool:
+        """The next entry of the script."""
+        self.armed += 1
+        return self._there.popleft()
+
+    def disarm(self) -> None:
+        """Nobody is at the other end after some times."""
+        self.disarmed += 1
+        if self.disarmed == self._gone_after:
+            raise PeerGoneError("gone")
 
 
 def tokens_of(channel: ScriptedChannel) -> dict[int, list[int]]:
@@ -146,6 +173,18 @@ def test_what_accounts_have_is_told_while_it_changes_and_once_more(monkeypatch: 
     with pytest.raises(PeerGoneError):
         serve(make_engine(MODEL), silent)
     assert (silent.usages, silent.waits) == ([], [IDLE_WAIT_S])
+
+
+def test_the_supervisor_wakes_an_idle_engine() -> None:
+    """What comes over the second channel ends the engine's long sleep: asked for before each, taken behind it. One that
+    is there already makes the sleep short, and one whose other end is closed is asked no more."""
+    bell = ScriptedBell(there=[False, True, False], gone_after=2)
+    channel = ScriptedChannel([], [], [], [], [])
+    with pytest.raises(PeerGoneError):
+        serve(make_engine(MODEL), channel, bell)
+    assert channel.waits == [IDLE_WAIT_S, LOOK_S, IDLE_WAIT_S, IDLE_WAIT_S, IDLE_WAIT_S]
+    assert channel.also == [bell.fileno(), None, bell.fileno(), None, None]
+    assert (bell.armed, bell.disarmed) == (3, 2)
 
 
 def test_what_a_reader_waits_for_is_urgent() -> None:

@@ -16,16 +16,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
 
+from appliance.operator import kernels
 from isolation.gvisor.checkpoint import ACCOUNT
 from tests.system.tool_models import make_models
 
+if TYPE_CHECKING:
+    from tests.system.many_models import Served
+
 START_TIMEOUT_S = 90.0
+PROXY = "127.0.0.2"
+"""Address of the proxy that the shared demo trusts; nobody else calls from there."""
 STOP_TIMEOUT_S = 60.0
 ATHANOR = str(Path(sys.executable).parent / "athanor")
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -57,7 +63,7 @@ class PlainAsyncClient(openai.DefaultAsyncHttpxClient):
 
 
 HERE = Path(__file__).parent
-SHARED = ("appliance", "batterable", "tooled")
+SHARED = ("appliance", "batterable", "many", "tooled")
 """Fixtures of a whole session; each is a demo, the second that of ``battered``."""
 
 LAST_USES = pytest.StashKey[list[str]]()
@@ -83,9 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def turn(used: set[str]) -> int:
     """When a file with these fixtures runs: first those with the one demo, then those with both, with the other, with
-    none, and with that of models with tools."""
-    if "tooled" in used:
-        return 4
+    none, with that of models with tools, and with that of models of every kind."""
+    if "tooled" in used or "many" in used:
+        return 4 + ("many" in used)
     return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}[
         ("appliance" in used, "batterable" in used)
     ]
@@ -175,6 +181,15 @@ def checkpoints() -> Path:
     """Where all demos of this run save sandboxes for each other, before they have seen anything; gone with the
     session's temporary directory."""
     return Path(tempfile.gettempdir()) / f"checkpoints-{os.geteuid()}"
+
+
+def as_demos() -> dict[str, Any]:
+    """Section ``sandbox`` of an appliance that serves the embedded model from the demos' checkpoints: its sandboxes
+    mount what theirs do. Empty before a demo has made both, since the appliance would make them beside its test."""
+    if len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) < 2:
+        return {}
+    compiled = kernels.installed()
+    return {"checkpoints": str(checkpoints()), "kernels": None if compiled is None else str(compiled)}
 
 
 def start_demo(
@@ -269,7 +284,8 @@ def battered(batterable: Batterable) -> Appliance:
 @pytest.fixture(scope="session")
 def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
     """One demo shared by the tests that leave it as they found it."""
-    with running(tmp_path_factory.mktemp("shared") / "state") as started:
+    proxies = {"ATHANOR_LISTEN__TRUSTED_PROXIES": f"[{PROXY}]"}
+    with running(tmp_path_factory.mktemp("shared") / "state", env=proxies) as started:
         yield started
 
 
@@ -290,6 +306,15 @@ def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
     models = make_models(folder, ("hermes", "llama3", "thinking"), random=("llama3", "thinking"))
     served = [argument for model in models for argument in ("--model", str(model))]
     with running(folder / "state", *served, "--checkpoints", "off") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Served]:
+    """One appliance with models of every kind; its tests leave it as they found it."""
+    from tests.system.many_models import serving
+
+    with serving(tmp_path_factory.mktemp("many"), runsc_path) as started:
         yield started
 
 

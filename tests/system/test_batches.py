@@ -19,7 +19,7 @@ import pytest
 
 from tests.system.batch_appliance import MINI, POLICY, Kept, requests_file, wait
 from tests.system.conftest import PLAIN
-from tests.system.test_embeddings import embedding_model
+from tests.system.many_models import embedding_model
 from tests.system.test_grpc_document import Reader
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(400)]

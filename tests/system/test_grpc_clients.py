@@ -87,11 +87,12 @@ def certificate(authority: Authority, folder: Path, name: str, *names: x509.Gene
     return {"private_key": folder / f"{name}.key", "certificate": folder / f"{name}.pem"}
 
 
-@pytest.fixture(scope="module", params=["plain", "tls", "mtls"])
+@pytest.fixture(scope="module", params=["plain", pytest.param("tls", marks=pytest.mark.full), "mtls"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, appliance: Appliance
 ) -> Iterator[Server]:
-    """The shared demo in plain text, or `athanor serve` with TLS; with client certificates the tenant has no key."""
+    """The shared demo in plain text, or `athanor serve` with TLS; with client certificates, for which it has TLS too,
+    the tenant has no key."""
     state = tmp_path_factory.mktemp(request.param)
     if request.param == "plain":
         call = Call(address=appliance.ready["grpc"], key=appliance.key("alpha"))

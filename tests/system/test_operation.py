@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
@@ -104,54 +103,6 @@ def test_a_reload_reads_the_configuration(governed: Appliance) -> None:
     assert "needs a restart" not in done.stdout
 
 
-TOLD_S = 0.8
-"""Within which the connections that are open as a drain begins ask for the appliance's health; they end after a second
-without a request (``servers.LINGER_S``)."""
-
-
-def health(connection: http.client.HTTPConnection, path: str) -> tuple[int, str | None]:
-    """Status of a health route over a connection that is open, and whether the connection ends behind the answer."""
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    answer.read()
-    return answer.status, answer.getheader("connection")
-
-
-@pytest.mark.clock
-def test_an_appliance_that_drains_is_unready_and_finishes(own_appliance: Appliance) -> None:
-    """While it drains, ``/health`` and ``/health/ready`` say 503 over connections that a balancer holds, and
-    ``/health/live`` says 200; each connection ends behind its answer, and no new one is taken. The operator is told the
-    reason, and the answer that runs comes to its end. Before the drain all three say 200 (control)."""
-    appliance = own_appliance
-    paths = {"/health": 503, "/health/ready": 503, "/health/live": 200}
-    _, _, address = appliance.ready["http"].partition("://")
-    stream = iter(
-        appliance.openai().completions.create(
-            model="athanor-mini", prompt="Count:", max_tokens=1_500, stream=True, extra_body={"ignore_eos": True}
-        )
-    )
-    next(stream)
-    held = {path: http.client.HTTPConnection(address, timeout=10) for path in paths}
-    assert [health(held[path], path) for path in paths] == [(200, None)] * 3
-    ready = appliance.ready["admin"] + "/health/ready"
-    with httpx.Client(verify=PLAIN, timeout=10) as operator:
-        assert operator.get(ready).status_code == 200
-        appliance.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while (answer := operator.get(ready)).status_code == 200:
-            assert time.monotonic() < deadline
-        began = time.monotonic()
-        told = {path: health(held[path], path) for path in paths}
-        assert time.monotonic() - began < TOLD_S, "the machine is too busy for this test"
-        assert told == {path: (code, "close") for path, code in paths.items()}
-        assert (answer.status_code, answer.json()["reason"]) == (503, "draining")
-        with pytest.raises(OSError):
-            health(http.client.HTTPConnection(address, timeout=10), "/health")
-    rest = list(stream)
-    assert rest[-1].choices[0].finish_reason == "length"
-    assert appliance.process.wait(60) == 0
-
-
 def test_drop_ins_of_the_policy_work_after_a_reload(governed: Appliance) -> None:
     """A tenant of a drop-in is served once it is reloaded, a stray file is told, and both are gone with the files."""
     made = athanor("key", "create", "delta", "--credentials", str(governed.state / "credentials.json"))
@@ -198,8 +149,6 @@ def test_status_and_traces_show_what_is_there(appliance: Appliance) -> None:
     assert status.returncode == 0 and "athanor-mini" in status.stdout and "gvisor/systrap" in status.stdout
     listing = athanor("traces", *admin)
     assert listing.returncode == 0 and "alpha" in listing.stdout
-    import httpx
-
     newest = httpx.get(appliance.ready["admin"] + "/traces", verify=PLAIN).json()["traces"][0]["trace_id"]
     drawn = athanor("traces", newest, *admin)
     assert drawn.returncode == 0 and "prefill" in drawn.stdout and "decode" in drawn.stdout
@@ -207,8 +156,6 @@ def test_status_and_traces_show_what_is_there(appliance: Appliance) -> None:
 
 def test_without_a_sandbox_it_is_loud(tmp_path: Path) -> None:
     """`--unsafe-no-sandbox` serves, and says so in the ready line, in status, in spans and in the log."""
-    import httpx
-
     with running(tmp_path / "state", "--unsafe-no-sandbox") as appliance:
         assert appliance.ready["sandbox"] == "unsafe/none"
         assert ask(appliance) == 200

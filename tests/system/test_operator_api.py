@@ -18,9 +18,9 @@ import httpx
 import openai
 import pytest
 
+from appliance.common.account_roles import Roles
 from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.generated import admin_pb2, policy_pb2
-from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 from appliance.operator.audit_entries import in_order
 from appliance.operator.cli.bench_target import own_appliance

@@ -62,41 +62,41 @@ def keep_asking(appliance: Appliance, tenant: str, stop: threading.Event, outcom
             outcomes.append("whole" if whole and '"error"' not in answer.text else answer.text[-300:])
 
 
-@pytest.mark.parametrize("reloads", [30, pytest.param(1_000, marks=pytest.mark.full)])
-def test_reloads_under_load_drop_nothing(own_appliance: Appliance, reloads: int) -> None:
+@pytest.mark.parametrize("reloads", [12, pytest.param(1_000, marks=pytest.mark.full)])
+def test_reloads_under_load_drop_nothing(governed: Appliance, reloads: int) -> None:
     """So many reloads, one right after the other, between two policies that both allow what four clients ask: all
     answers are whole, each request was decided under one of the two policies, and both decided a good part. Control: a
     policy that does not allow alpha's model has its requests refused at once."""
-    path = own_appliance.state / "policy.yaml"
+    path = governed.state / "policy.yaml"
     (first, second, without) = (texts := three_policies(path))
     stop, outcomes = threading.Event(), list[str]()
     askers = [
-        threading.Thread(target=keep_asking, args=(own_appliance, tenant, stop, outcomes))
+        threading.Thread(target=keep_asking, args=(governed, tenant, stop, outcomes))
         for tenant in ("alpha", "beta") * 2
     ]
-    put(own_appliance, texts[first])
-    before = len(all_entries(own_appliance))
+    put(governed, texts[first])
+    before = len(all_entries(governed))
     for asker in askers:
         asker.start()
     try:
         for number in range(reloads):
-            put(own_appliance, texts[(second, first)[number % 2]])
+            put(governed, texts[(second, first)[number % 2]])
     finally:
         stop.set()
         for asker in askers:
             asker.join()
     assert set(outcomes) == {"whole"} and len(outcomes) > reloads / 10
     deadline = time.monotonic() + LOOK_S
-    while len(logged := requests_in(all_entries(own_appliance)[before:])) < len(outcomes):
+    while len(logged := requests_in(all_entries(governed)[before:], (first, second))) < len(outcomes):
         assert time.monotonic() < deadline, (len(logged), len(outcomes))
         time.sleep(0.1)
     decided = {digest: sum(one["policy"] == digest for one in logged) for digest in (first, second)}
     assert sum(decided.values()) == len(logged) == len(outcomes)
     assert min(decided.values()) > LEAST_SHARE * len(logged), decided
-    put(own_appliance, texts[without])
+    put(governed, texts[without])
     refused: list[str] = []
     once = threading.Event()
-    asker = threading.Thread(target=keep_asking, args=(own_appliance, "alpha", once, refused))
+    asker = threading.Thread(target=keep_asking, args=(governed, "alpha", once, refused))
     asker.start()
     while not refused:
         once.wait(0.05)
@@ -112,9 +112,9 @@ def put(appliance: Appliance, text: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def requests_in(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those about requests."""
-    return [one for one in found if one["kind"] == "request"]
+def requests_in(found: list[dict[str, Any]], policies: tuple[str, str]) -> list[dict[str, Any]]:
+    """Those about requests under these policies; a request of a test before may be written late, under another."""
+    return [one for one in found if one["kind"] == "request" and one["policy"] in policies]
 
 
 def all_entries(appliance: Appliance) -> list[dict[str, Any]]:

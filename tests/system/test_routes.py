@@ -5,16 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,45 +17,16 @@ import openai
 import pytest
 
 from appliance.common.adapter_files import read_adapter
-from appliance.common.catalog import embedded_model
 from appliance.common.scopes import Scope
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.grpc.batch_calls import BATCH_SERVICE
 from appliance.gateway.grpc.generated import inference_pb2 as pb
-from appliance.gateway.grpc.generated import inference_pb2_grpc
 from appliance.gateway.http.app import ROUTES
-from appliance.operator.cli.key import create_key
-from appliance.operator.demo import choose_ports, prepare_keys, run_directory
-from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, Provider
-from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S
-from tests.system.small_adapters import make_adapter
+from tests.system.conftest import PLAIN, START_TIMEOUT_S
+from tests.system.many_models import PROVIDER, Served, wait
 from tests.system.test_audit import entries as audit_entries
-from tests.system.test_embeddings import classifier, embedding_model
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
-
-POLICY = """\
-version: 1
-tenants:
-  alpha:
-    credentials: ["key:alpha-1", "key:alpha-ended", "key:alpha-nothing", "oidc:corp:team-a"]
-    models: ["*"]
-    limits: {max_output_tokens: 4000}
-  beta: {credentials: ["key:beta-1"], models: ["fast", "half", "embedding", "judge"]}
-  gamma: {credentials: ["key:gamma-1"], models: ["athanor-next"]}
-  delta:
-    credentials: ["key:delta-1"]
-    models: ["athanor-mini", "help"]
-    adapters: ["athanor-mini:support", "athanor-mini:broken"]
-routes:
-  fast: {to: [{model: athanor-mini}], fallback: [athanor-next]}
-  half: {to: [{model: athanor-mini}, {model: athanor-next}]}
-  embedding: {to: [{model: vectors}]}
-  judge: {to: [{model: classes}]}
-  of-others: {to: [{model: athanor-next}]}
-  away: {to: [{model: never-served}]}
-  help: {to: [{model: "athanor-mini:support"}]}
-"""
 
 WRITTEN_S = 30.0
 """Seconds within which what was refused is in the audit log, where it is counted for a while first."""
@@ -110,138 +75,23 @@ MESSAGES_OF = {
 """A message for each method that takes a model."""
 
 
-@dataclass
-class Served:
-    """A running appliance with two models of text, one of vectors and a classifier."""
-
-    ready: dict[str, Any]
-    keys: dict[str, str]
-    state: Path
-
-    def post(self, tenant: str, path: str, **body: Any) -> httpx.Response:
-        """Send one request."""
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx.post(self.ready["http"] + path, json=body, headers=headers, timeout=60, verify=PLAIN)
-
-    def get(self, tenant: str, path: str) -> httpx.Response:
-        """Ask for one document."""
-        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx.get(self.ready["http"] + path, headers=headers, timeout=60, verify=PLAIN)
-
-    def call(self, tenant: str, method: str, message: Any) -> list[Any]:
-        """The messages of one gRPC call."""
-        with grpc.insecure_channel(self.ready["grpc"].removeprefix("http://")) as channel:
-            called = getattr(inference_pb2_grpc.InferenceServiceStub(channel), method)
-            metadata = (("authorization", f"Bearer {self.keys[tenant]}"),)
-            answer = called(message, metadata=metadata, timeout=60)
-            return list(answer) if method == "Generate" else [answer]
-
-    def status(self) -> dict[str, Any]:
-        """What the admin listener says."""
-        return dict(httpx.get(self.ready["admin"] + "/status", timeout=10, verify=PLAIN).json())
-
-    def engine(self, model: str) -> dict[str, Any]:
-        """State of a model's engine sandbox."""
-        return dict(next(one["engine"] for one in self.status()["models"] if one["name"] == model))
-
-    def metrics(self) -> str:
-        """A scrape."""
-        return httpx.get(self.ready["admin"] + "/metrics", timeout=10, verify=PLAIN).text
-
-
-PROVIDER = Provider()
-"""Issuer of tokens."""
-
-ISSUED = {"name": "corp", "issuer": ISSUER, "audiences": [AUDIENCE], "leeway_s": 0}
-
-
-def limited_keys(state: Path) -> dict[str, str]:
-    """Make a key that has expired, one that is limited to nothing, and one of a further tenant; gives them by name."""
-    table, pepper = state / "credentials.json", state / "pepper"
-    past = datetime.now(UTC) - timedelta(seconds=1)
-    return {
-        "ended": create_key("alpha", "alpha-ended", table, pepper, expires=past).key,
-        "nothing": create_key("alpha", "alpha-nothing", table, pepper, scopes=frozenset()).key,
-        "delta": create_key("delta", "delta-1", table, pepper).key,
-    }
-
-
-@pytest.fixture(scope="module")
-def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve the embedded model under two names, a model of vectors and a classifier."""
-    state = tmp_path_factory.mktemp("state")
-    os.chmod(state, 0o755)
-    embedding_model(state / "models" / "vectors")
-    classifier(state / "models" / "classes")
-    keys = prepare_keys(state)
-    keys |= limited_keys(state)
-    PROVIDER.add("k1")
-    (state / "keys.json").write_bytes(PROVIDER.published())
-    (state / "policy.yaml").write_text(POLICY)
-    http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
-    small = {"kv_bytes": 16 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-    digest = make_adapter(embedded_model(), state / "adapters" / "support")
-    adapters = [
-        {"name": "support", "path": str(state / "adapters" / "support"), "digest": digest},
-        {"name": "broken", "path": str(state / "adapters" / "support"), "digest": "0" * 64},
-    ]
-    config = {
-        "listen": {"http": http, "grpc": rpc, "admin": admin},
-        "models": [
-            {"name": "athanor-mini", "path": str(embedded_model()), "adapters": adapters, **small},
-            {"name": "athanor-next", "path": str(embedded_model()), **small},
-            {"name": "vectors", "path": str(state / "models" / "vectors"), "runner": "embed", **small},
-            {"name": "classes", "path": str(state / "models" / "classes"), "runner": "classify", **small},
-        ],
-        "policy": "policy.yaml",
-        "credentials": "credentials.json",
-        "pepper": "pepper",
-        "run_dir": str(run_directory(state)),
-        "audit": {"directory": "audit"},
-        "tokens": [{**ISSUED, "keys_file": "keys.json"}],
-        "sandbox": {"runsc": str(runsc_path)},
-    }
-    (state / "athanor.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "appliance.operator.cli", "serve", "--config", str(state / "athanor.yaml")]
-    with (state / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline() if select.select([process.stdout], [], [], START_TIMEOUT_S)[0] else b""
-        assert line, (state / "log").read_text()[-3_000:]
-        found = Served(json.loads(line), keys, state)
-        wait(lambda: all(one["state"] == "ready" for one in found.status()["models"]))
-        yield found
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(STOP_TIMEOUT_S)
-
-
-def wait(holds: Callable[[], bool], most_s: float = START_TIMEOUT_S) -> None:
-    """Until something holds."""
-    until = time.monotonic() + most_s
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_every_route_of_http_takes_an_alias(served: Served) -> None:
+def test_every_route_of_http_takes_an_alias(many: Served) -> None:
     """The server itself names its routes to a tenant that asks for another one. Each that takes a body is tried by an
     alias; one that comes later is missing here until it is tried too. By the names of the models, which the tenant may
     not use, all of them refuse."""
-    told = served.get("beta", "/no-such-route").json()["error"]["message"]
+    told = many.get("beta", "/no-such-route").json()["error"]["message"]
     routes = [part.split() for part in told.partition("served are ")[2].split(", ")]
     assert {path for method, path in routes if method == "POST"} - WITHOUT_MODEL == set(BODIES)
     for path, body in BODIES.items():
         alias, model = names_of(path)
-        answer = served.post("beta", path, model=alias, **body)
+        answer = many.post("beta", path, model=alias, **body)
         assert answer.status_code == 200, (path, answer.text)
         assert answer.json().get("model", model) == model
-        assert served.post("beta", path, model=model, **body).status_code == 404
-        assert served.post("alpha", path, model=model, **body).status_code == 200
+        assert many.post("beta", path, model=model, **body).status_code == 404
+        assert many.post("alpha", path, model=model, **body).status_code == 200
 
 
-def test_every_method_of_grpc_takes_an_alias(served: Served) -> None:
+def test_every_method_of_grpc_takes_an_alias(many: Served) -> None:
     """As above, with the methods of the service whose messages have a model."""
     service = pb.DESCRIPTOR.services_by_name["InferenceService"]
     takes = {method.name for method in service.methods if "model" in method.input_type.fields_by_name}
@@ -249,79 +99,79 @@ def test_every_method_of_grpc_takes_an_alias(served: Served) -> None:
     assert {method.name for method in service.methods} - takes == {"ListModels"}
     for method, make in MESSAGES_OF.items():
         alias, model = names_of(method)
-        first = served.call("beta", method, make(alias))[0]
+        first = many.call("beta", method, make(alias))[0]
         if method in ("Generate", "Embed", "Rerank"):
             assert (first.started.model if method == "Generate" else first.model) == model
         with pytest.raises(grpc.RpcError) as refused:
-            served.call("beta", method, make(model))
+            many.call("beta", method, make(model))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        served.call("alpha", method, make(model))
-    listed = [one.name for one in served.call("beta", "ListModels", pb.ListModelsRequest())[0].models]
+        many.call("alpha", method, make(model))
+    listed = [one.name for one in many.call("beta", "ListModels", pb.ListModelsRequest())[0].models]
     assert listed == ["embedding", "fast", "half", "judge"]
 
 
-def answer_of(served: Served, tenant: str, name: str, **fields: Any) -> str:
+def answer_of(many: Served, tenant: str, name: str, **fields: Any) -> str:
     """The model that answered a chat; an error's status in its place."""
-    answer = served.post(tenant, "/v1/chat/completions", model=name, messages=MESSAGES, max_tokens=2, **fields)
+    answer = many.post(tenant, "/v1/chat/completions", model=name, messages=MESSAGES, max_tokens=2, **fields)
     return str(answer.json()["model"]) if answer.status_code == 200 else str(answer.status_code)
 
 
-def test_shares_and_keys(served: Served) -> None:
+def test_shares_and_keys(many: Served) -> None:
     """Both models of a route answer some of 24 requests; those with one key are all answered by one."""
-    assert {answer_of(served, "beta", "half") for _ in range(24)} == {"athanor-mini", "athanor-next"}
+    assert {answer_of(many, "beta", "half") for _ in range(24)} == {"athanor-mini", "athanor-next"}
     for key in ("chat-1", "chat-2"):
-        assert len({answer_of(served, "beta", "half", prompt_cache_key=key) for _ in range(6)}) == 1
+        assert len({answer_of(many, "beta", "half", prompt_cache_key=key) for _ in range(6)}) == 1
 
 
-def test_the_fallback_answers_while_a_sandbox_is_away(served: Served) -> None:
+def test_the_fallback_answers_while_a_sandbox_is_away(many: Served) -> None:
     """The engine is killed: the route's requests are answered all the same, by the fallback, until the engine is back
     and answers them again. The tenant learns it from the answer's model; the audit log, the counter and the trace have
     both names."""
-    assert answer_of(served, "beta", "fast") == "athanor-mini"
-    before = served.engine("athanor-mini")
+    assert answer_of(many, "beta", "fast") == "athanor-mini"
+    before = many.engine("athanor-mini")
     os.kill(before["pid"], signal.SIGKILL)
     # A request that is sent before the gateway knows waits for the engine that comes, as any request does.
-    wait(lambda: served.engine("athanor-mini")["state"] != "ready")
+    wait(lambda: many.engine("athanor-mini")["state"] != "ready")
     seen: list[str] = []
     until = time.monotonic() + START_TIMEOUT_S
     while "athanor-next" not in seen or seen[-1] != "athanor-mini":
         assert time.monotonic() < until, seen
-        seen.append(answer_of(served, "beta", "fast"))
+        seen.append(answer_of(many, "beta", "fast"))
     assert set(seen) == {"athanor-mini", "athanor-next"}, "no request failed"
-    assert served.engine("athanor-mini")["generation"] > before["generation"]
-    counted = [line for line in served.metrics().splitlines() if line.startswith("athanor_route_choices_total{")]
+    assert many.engine("athanor-mini")["generation"] > before["generation"]
+    counted = [line for line in many.metrics().splitlines() if line.startswith("athanor_route_choices_total{")]
     assert any('"fast"' in line and '"athanor-next"' in line and '"unready"' in line for line in counted)
 
     def logged() -> set[tuple[str, str]]:
-        entries = audit_entries(served.state / "audit")
+        entries = audit_entries(many.state / "audit")
         return {(one["alias"], one["model"]) for one in entries if one["kind"] == "request"}
 
     wait(lambda: {("fast", "athanor-mini"), ("fast", "athanor-next")} <= logged(), 10)
 
 
-def test_names_of_others_are_like_no_name(served: Served) -> None:
+def test_names_of_others_are_like_no_name(many: Served) -> None:
     """What a tenant may not use is told apart by nothing: a model that its routes lead to, a route of others, a name
     that nobody has; in chats, embeddings, counts, and in the list of models, by HTTP and gRPC. A route of its own that
     leads nowhere (control) is told: it is known to it."""
     names = ("athanor-next", "of-others", "vectors", "nobody-s-name", "away")
     for path, body in BODIES.items():
-        answers = [served.post("beta", path, model=name, **body) for name in names]
+        answers = [many.post("beta", path, model=name, **body) for name in names]
         told = {
             (one.status_code, one.text.replace(name, "?"))
             for one, name in zip(map(without_id, answers), names, strict=True)
         }
         assert len(told) == 1, path
         assert answers[0].status_code == 404
-    looked = [served.get("beta", f"/v1/models/{name}") for name in names]
+    looked = [many.get("beta", f"/v1/models/{name}") for name in names]
     assert len({(one.status_code, without_id(one).text.replace(name, "?")) for one, name in zip(looked, names)}) == 1
     for method, make in MESSAGES_OF.items():
         errors = set()
         for name in names:
             with pytest.raises(grpc.RpcError) as refused:
-                served.call("beta", method, make(name))
+                many.call("beta", method, make(name))
             errors.add((refused.value.code(), refused.value.details().replace(name, "?")))
         assert len(errors) == 1, method
-    assert answer_of(served, "alpha", "away") == "503"
+    assert answer_of(many, "alpha", "away") == "503"
 
 
 @dataclass
@@ -346,18 +196,18 @@ REFUSED_OFTEN_S = 30.0
 """Longest wait of an address that was refused often, until it is answered again."""
 
 
-def code_of(served: Served, method: str, secret: str) -> grpc.StatusCode:
+def code_of(many: Served, method: str, secret: str) -> grpc.StatusCode:
     """Status of a call with an empty message. An address that was refused often has its connection closed, and has to
     wait; it tries again here, as clients do."""
     until = time.monotonic() + REFUSED_OFTEN_S
-    while (found := code_once(served, method, secret)) is grpc.StatusCode.UNAVAILABLE and time.monotonic() < until:
+    while (found := code_once(many, method, secret)) is grpc.StatusCode.UNAVAILABLE and time.monotonic() < until:
         time.sleep(1.0)
     return found
 
 
-def code_once(served: Served, method: str, secret: str) -> grpc.StatusCode:
+def code_once(many: Served, method: str, secret: str) -> grpc.StatusCode:
     """Status of one try."""
-    with grpc.insecure_channel(served.ready["grpc"].removeprefix("http://")) as channel:
+    with grpc.insecure_channel(many.ready["grpc"].removeprefix("http://")) as channel:
         call = channel.unary_stream(method)(b"", metadata=(("authorization", f"Bearer {secret}"),), timeout=30)
         try:
             for _ in call:
@@ -368,12 +218,12 @@ def code_once(served: Served, method: str, secret: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
+def test_no_route_takes_a_credential_that_does_not_hold(many: Served) -> None:
     """Every route of the server's own table, and every method, refuses an expired key, a token for another audience, an
     expired one and one that the policy names for nobody alike, and a key without the scope by name. A token that holds
     (control) passes each."""
     strangers = {
-        "expired key": served.keys["ended"],
+        "expired key": many.keys["ended"],
         "wrong audience": token(aud="another"),
         "expired token": token(exp=int(time.time()) - 1),
         "no tenant": token(sub="team-b"),
@@ -382,7 +232,7 @@ def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
     good = token()
     routes = [route for route in ROUTES if route.auth is Auth.TENANT]
     assert len(routes) >= 13
-    with httpx.Client(base_url=served.ready["http"], verify=PLAIN, timeout=60) as client:
+    with httpx.Client(base_url=many.ready["http"], verify=PLAIN, timeout=60) as client:
 
         def ask(route: Any, secret: str) -> httpx.Response:
             path = route.path.replace("{model:path}", "athanor-mini").replace("{file_id}", f"file-{'0' * 32}")
@@ -396,7 +246,7 @@ def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
             answers = {name: ask(route, secret) for name, secret in strangers.items()}
             assert {one.status_code for one in answers.values()} == {401}, (route.path, answers)
             assert len({one.json()["error"]["message"] for one in answers.values()}) == 1, route.path
-            assert ask(route, served.keys["nothing"]).status_code == 403, route.path
+            assert ask(route, many.keys["nothing"]).status_code == 403, route.path
             passed = ask(route, good)
             # Nothing is kept here, so what keeps is a feature that is off, as the error says.
             keeps = route.scope in (Scope.BATCHES, Scope.RESPONSES)
@@ -412,16 +262,16 @@ def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
     batches = [f"/{BATCH_SERVICE}/{name}" for name in ("UploadFile", "GetBatch")]
     for method in (*methods, *batches):
         for name, secret in strangers.items():
-            assert code_of(served, method, secret) is grpc.StatusCode.UNAUTHENTICATED, (method, name)
-        assert code_of(served, method, served.keys["nothing"]) is grpc.StatusCode.PERMISSION_DENIED, method
-        held = code_of(served, method, good)
+            assert code_of(many, method, secret) is grpc.StatusCode.UNAUTHENTICATED, (method, name)
+        assert code_of(many, method, many.keys["nothing"]) is grpc.StatusCode.PERMISSION_DENIED, method
+        held = code_of(many, method, good)
         # Nothing is kept here, so files and batches are a feature that is off.
         refused = held in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
         assert refused == (method in batches), method
     wanted = {"key_expired", "jwt_audience", "jwt_expired", "no_tenant", "jwt_signature"}
     until = time.monotonic() + WRITTEN_S
     while True:
-        entries = audit_entries(served.state / "audit")
+        entries = audit_entries(many.state / "audit")
         reasons = {one["reason"] for one in entries if one["kind"] == "refused"}
         if wanted <= reasons:
             break
@@ -435,7 +285,7 @@ def test_no_route_takes_a_credential_that_does_not_hold(served: Served) -> None:
 class Reader(threading.Thread):
     """Reads a long answer with the official client until it is cut, or until it is left."""
 
-    served: Served
+    many: Served
     secret: str
     left: threading.Event
     cut: tuple[float, str] | None = None
@@ -450,7 +300,7 @@ class Reader(threading.Thread):
     def run(self) -> None:
         """Read."""
         client = openai.OpenAI(
-            base_url=self.served.ready["http"] + "/v1",
+            base_url=self.many.ready["http"] + "/v1",
             api_key=self.secret,
             max_retries=0,
             http_client=openai.DefaultHttpxClient(verify=PLAIN),
@@ -474,7 +324,7 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.clock
-def test_an_answer_ends_with_its_token(served: Served) -> None:
+def test_an_answer_ends_with_its_token(many: Served) -> None:
     """With the official client: answers that run under a token end within a second of its end, and those whose signing
     key the issuer takes back soon after; new calls with it are refused, though it was remembered. An answer under a key
     (control) goes on."""
@@ -482,8 +332,8 @@ def test_an_answer_ends_with_its_token(served: Served) -> None:
         ends = int(time.time()) + (600 if taken_back else 3)
         secret = token(exp=ends)
         left = threading.Event()
-        readers = [Reader(served, secret, left) for _ in range(6)]
-        kept = Reader(served, served.keys["alpha"], left)
+        readers = [Reader(many, secret, left) for _ in range(6)]
+        kept = Reader(many, many.keys["alpha"], left)
         for reader in (*readers, kept):
             reader.start()
         if taken_back:
@@ -491,7 +341,7 @@ def test_an_answer_ends_with_its_token(served: Served) -> None:
             assert [reader.cut for reader in readers] == [None] * 6
             PROVIDER.add("k2")
             old = PROVIDER.keys.pop("k1")
-            (served.state / "keys.json").write_bytes(PROVIDER.published())
+            (many.state / "keys.json").write_bytes(PROVIDER.published())
             ends = time.time()
         for reader in readers:
             reader.join()
@@ -507,12 +357,12 @@ def test_an_answer_ends_with_its_token(served: Served) -> None:
         # The clients share this process, so the last of them reads its end later than it comes.
         assert late[0] < (2.5 if taken_back else 1.0) and late[-1] < 5.0, late
         headers = {"authorization": f"Bearer {secret}"}
-        again = httpx.get(served.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN)
+        again = httpx.get(many.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN)
         assert again.status_code == 401
     PROVIDER.keys["k1"] = old
-    (served.state / "keys.json").write_bytes(PROVIDER.published())
+    (many.state / "keys.json").write_bytes(PROVIDER.published())
     until = time.monotonic() + 10
-    while httpx.get(served.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN).status_code != 200:
+    while httpx.get(many.ready["http"] + "/v1/models", headers=headers, timeout=30, verify=PLAIN).status_code != 200:
         assert time.monotonic() < until
         time.sleep(0.1)
 
@@ -520,59 +370,59 @@ def test_an_answer_ends_with_its_token(served: Served) -> None:
 ADAPTED = "athanor-mini:support"
 
 
-def text_of(served: Served, tenant: str, model: str, **body: Any) -> str:
+def text_of(many: Served, tenant: str, model: str, **body: Any) -> str:
     """A greedy completion."""
-    answer = served.post(tenant, "/v1/completions", model=model, prompt="hi", max_tokens=8, temperature=0, **body)
+    answer = many.post(tenant, "/v1/completions", model=model, prompt="hi", max_tokens=8, temperature=0, **body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_an_adapter_answers_its_tenant_on_every_route(served: Served) -> None:
+def test_an_adapter_answers_its_tenant_on_every_route(many: Served) -> None:
     """By its whole name and by an alias, over HTTP and gRPC, an adapter answers the tenant that has it, and otherwise
     than the model alone; it is listed for that tenant alone; audit entries name it with its digest."""
-    plain, adapted = text_of(served, "delta", "athanor-mini"), text_of(served, "delta", ADAPTED)
+    plain, adapted = text_of(many, "delta", "athanor-mini"), text_of(many, "delta", ADAPTED)
     assert plain != adapted
-    assert text_of(served, "delta", "help") == adapted
-    assert text_of(served, "delta", "athanor-mini") == plain
+    assert text_of(many, "delta", "help") == adapted
+    assert text_of(many, "delta", "athanor-mini") == plain
     for path, body in BODIES.items():
         if path not in EMBEDS | CLASSIFIES:
-            assert served.post("delta", path, model=ADAPTED, **body).status_code == 200, path
+            assert many.post("delta", path, model=ADAPTED, **body).status_code == 200, path
     for method, make in MESSAGES_OF.items():
         if method not in EMBEDS:
-            assert served.call("delta", method, make(ADAPTED)), method
-    listed = {name: [one["id"] for one in served.get(name, "/v1/models").json()["data"]] for name in ("delta", "alpha")}
+            assert many.call("delta", method, make(ADAPTED)), method
+    listed = {name: [one["id"] for one in many.get(name, "/v1/models").json()["data"]] for name in ("delta", "alpha")}
     assert {ADAPTED, "help"} <= set(listed["delta"])
     assert not {ADAPTED, "help"} & set(listed["alpha"])
-    assert served.engine("athanor-mini")["adapters"] == 1
-    digest = read_adapter("support", served.state / "adapters" / "support").digest
+    assert many.engine("athanor-mini")["adapters"] == 1
+    digest = read_adapter("support", many.state / "adapters" / "support").digest
     written = f'"adapter":"{ADAPTED}"'.encode()
-    wait(lambda: any(written in path.read_bytes() for path in (served.state / "audit").glob("*.log")))
-    found = [one for one in audit_entries(served.state / "audit") if one.get("adapter") == ADAPTED]
+    wait(lambda: any(written in path.read_bytes() for path in (many.state / "audit").glob("*.log")))
+    found = [one for one in audit_entries(many.state / "audit") if one.get("adapter") == ADAPTED]
     assert {(one["tenant"], one["model"], one["adapter_digest"]) for one in found} == {
         ("delta", "athanor-mini", digest)
     }
     assert ADAPTED in {one["alias"] for one in found}
 
 
-def test_an_adapter_of_others_is_a_name_that_does_not_exist(served: Served) -> None:
+def test_an_adapter_of_others_is_a_name_that_does_not_exist(many: Served) -> None:
     """To a tenant that may use every model, another's adapter and its alias are refused with status and body of a name
-    that is nobody's, on every route. Control: its owner is served."""
+    that is nobody's, on every route. Control: its owner is many."""
     for path, body in BODIES.items():
         told = []
         for name in ("athanor-mini:nothing", ADAPTED, "help"):
-            answer = served.post("alpha", path, model=name, **body)
+            answer = many.post("alpha", path, model=name, **body)
             text = answer.text.replace(repr(name), "?").replace(json.dumps(name), "?").replace(name, "?")
             text = re.sub(r"req_\w+", "id", text)
             told.append((answer.status_code, text, sorted(answer.headers.keys())))
         assert told[0][0] == 404
         assert told[0] == told[1] == told[2], path
-    assert text_of(served, "delta", ADAPTED)
+    assert text_of(many, "delta", ADAPTED)
 
 
-def test_an_adapter_with_other_files_is_left_out(served: Served) -> None:
+def test_an_adapter_with_other_files_is_left_out(many: Served) -> None:
     """An adapter whose files are not those that were pinned is not there for its tenant either, which is told so; the
-    model and its other adapters are served."""
-    answer = served.post("delta", "/v1/completions", model="athanor-mini:broken", prompt="hi", max_tokens=4)
+    model and its other adapters are many."""
+    answer = many.post("delta", "/v1/completions", model="athanor-mini:broken", prompt="hi", max_tokens=4)
     assert answer.status_code == 503
-    assert text_of(served, "delta", ADAPTED)
-    assert "an adapter is left out" in (served.state / "log").read_text()
+    assert text_of(many, "delta", ADAPTED)
+    assert "an adapter is left out" in (many.state / "log").read_text()

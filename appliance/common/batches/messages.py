@@ -106,6 +106,8 @@ class BeginBatch:
     endpoint: str
     window_s: int
     metadata: dict[str, str]
+    key: str = ""
+    """Digest of the client's key, under which the tenant makes one batch; empty where it gave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +291,8 @@ class StoreRefused:
 
 
 REFUSALS = (
-    *("unknown", "unknown_after", "tenant_full", "appliance_full", "too_many_files", "too_many_batches"),
-    *("file_too_large", "line_too_long", "too_many_lines", "too_many_responses", "in_use", "over", "failing"),
+    *("unknown", "unknown_after", "tenant_full", "appliance_full", "too_many_files", "too_many_batches", "failing"),
+    *("file_too_large", "line_too_long", "too_many_lines", "too_many_responses", "in_use", "over", "other_batch"),
 )
 """Reasons of ``StoreRefused``. ``failing``: disk or keyring."""
 

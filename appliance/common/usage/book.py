@@ -6,7 +6,7 @@ is missed and none counted twice; a book that is lost or damaged is made again f
 
 A tenant whose spend is limited has the largest cost of each running request reserved here before its first token. The
 request's entry releases the reservation. One whose entry never comes, because a process was killed, stays until its
-day ends: it counts against the tenant's limits for so long, and is on no bill.
+month ends: it counts against the tenant's limits of its day and its month, and is on no bill.
 
 SQLite in WAL mode; every commit is forced to disk (``synchronous=FULL``), at most one a second for entries and one for
 each group of reservations that came together.
@@ -87,7 +87,9 @@ recorded. It is behind by a second at most, for both wait for one lock."""
 
 
 SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
-RESERVED = "SELECT cost FROM reserved WHERE tenant = ? AND day = ?"
+RESERVED = "SELECT day, cost FROM reserved WHERE tenant = ? AND day >= ?"
+
+RELEASE_BATCH = "DELETE FROM reserved WHERE request >= ? AND request < ?"
 
 
 RENAME_USED = f"""
@@ -114,6 +116,8 @@ class SpentNow:
     month: int
     reserved: int
     """Reserved today for requests without an entry: they run, or never ended."""
+    reserved_before: int = 0
+    """Reserved likewise on earlier days of the month; it counts against the month alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,10 @@ class UsageBook:
                 elif one.kind == "lease":
                     _move(connection, time_ms, one)
                     self._released[str(one.fields["lease"])] = None
+                elif one.kind == "batch" and not one.fields["principal"]:
+                    # The batch is over, and the entries of its lines came before: a line that was cancelled between two
+                    # attempts has none. Ids of its requests begin with the batch's, and "." is the sign after "-".
+                    connection.execute(RELEASE_BATCH, (f"{one.fields['batch']}-", f"{one.fields['batch']}."))
                 elif one.kind == "order":
                     destroyed |= users.carry_out(connection, one)
             runs.follow(connection, batch)
@@ -185,17 +193,17 @@ class UsageBook:
             connection.executemany("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?)", rows)
 
     def forget_reservations(self, now_s: float) -> None:
-        """Remove the reservations of earlier days.
+        """Remove the reservations of earlier months.
 
         Raises:
             UsageAccessError: the disk does not take it.
         """
         with self._change() as connection:
-            connection.execute("DELETE FROM reserved WHERE day < ?", (period_of(now_s).day,))
+            connection.execute("DELETE FROM reserved WHERE day < ?", (first_day(period_of(now_s).month),))
 
     def spent(self, now_s: float, tenants: Sequence[str]) -> dict[str, SpentNow]:
-        """Return what each tenant has spent in the current day and month, and has reserved today; tenants that have
-        spent nothing are left out.
+        """Return what each tenant has spent in the current day and month, and has reserved today and before; tenants
+        that have spent and reserved nothing are left out.
 
         Raises:
             UsageAccessError: the book cannot be read.
@@ -204,11 +212,15 @@ class UsageBook:
         found: dict[str, SpentNow] = {}
         with self._access() as connection:
             for tenant in tenants:
-                days = connection.execute(SPENT, (tenant, first_day(period.month))).fetchall()
-                reserved = sum(row[0] for row in connection.execute(RESERVED, (tenant, period.day)))
+                days, reserved = (
+                    connection.execute(query, (tenant, first_day(period.month))).fetchall()
+                    for query in (SPENT, RESERVED)
+                )
                 if days or reserved:
-                    today, month = sum(cost for day, cost in days if day == period.day), sum(cost for _, cost in days)
-                    found[tenant] = SpentNow(*(min(amount, MOST) for amount in (today, month, reserved)))
+                    today, month = _on(days, period.day), sum(cost for _, cost in days)
+                    held = _on(reserved, period.day)
+                    before = sum(cost for _, cost in reserved) - held
+                    found[tenant] = SpentNow(*(min(amount, MOST) for amount in (today, month, held, before)))
         return found
 
     def user_key(self, tenant: str) -> bytes:
@@ -268,6 +280,11 @@ class UsageBook:
     def _change(self) -> Iterator[sqlite3.Connection]:
         with self._access() as connection, connection:
             yield connection
+
+
+def _on(costs: Sequence[tuple[int, int]], wanted: int) -> int:
+    """Return the sum of the costs, each with its day, that are of this day."""
+    return sum(cost for day, cost in costs if day == wanted)
 
 
 def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:

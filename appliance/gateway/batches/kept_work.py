@@ -111,11 +111,11 @@ class KeptWork:
         await self._ask(messages.FileDelete(tenant.id, file, principal.credential), messages.Accepted, "file")
 
     async def begin(
-        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str]
+        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str], key: str = ""
     ) -> StoredBatch:
         """Make a batch; see ``appliance.gateway.stored_work.StoredWork``."""
         tenant = self._allowed(principal)
-        call = messages.BeginBatch(tenant.id, principal.credential, file, endpoint, window_s, dict(metadata))
+        call = messages.BeginBatch(tenant.id, principal.credential, file, endpoint, window_s, dict(metadata), key)
         found = await self._ask(call, messages.BatchFound, "file", "input_file_id")
         self._changed(found.batch)
         return found.batch

@@ -16,6 +16,9 @@ from appliance.common.figures import counted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.store_link import StoreDeniedError
 
+KEY = "idempotency_key"
+"""Name of the field of a client's key in errors."""
+
 
 def refusal(error: StoreDeniedError, what: str, param: str) -> ApplianceError:
     """Return what the caller is told; ``what`` it asked for, by the field ``param``."""
@@ -43,4 +46,6 @@ def refusal(error: StoreDeniedError, what: str, param: str) -> ApplianceError:
             return StoredStateError("a batch reads this file; cancel it first, or wait until it is over", param=param)
         case "over":
             return StoredStateError("the batch is over already", param=param)
+        case "other_batch":
+            return StoredStateError("this idempotency key has made a batch of other values; use a new key", param=KEY)
     return UnavailableError("files and batches cannot be kept at the moment", retry_after_s=RETRY_AFTER_S)

@@ -30,12 +30,12 @@ def budgets(policy: PolicySet, parts: Callable[[str], SpendParts], find: str) ->
 
 def _limits(policy: PolicySet, tenant: str, parts: SpendParts) -> Iterator[Budget]:
     limits = policy.tenants[tenant].limits
-    for period, limit, spent in (
-        ("day", limits.spend_per_day, parts.day),
-        ("month", limits.spend_per_month, parts.month),
+    for period, limit, spent, reserved in (
+        ("day", limits.spend_per_day, parts.day, parts.reserved),
+        ("month", limits.spend_per_month, parts.month, parts.reserved + parts.reserved_before),
     ):
         if limit is not None:
-            yield Budget(tenant, period, limit, spent, parts.reserved)
+            yield Budget(tenant, period, limit, spent, reserved)
 
 
 def _left(one: Budget) -> float:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+
+from appliance.common.errors import RoleError
+from appliance.common.operator_roles import NEEDED, OperatorRole, require
 
 POLICY = "; ".join(
     [
@@ -32,6 +37,21 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=(), usb=()",
 }
 """Headers of every answer of the console."""
+
+
+ROLES = "roles"
+"""Key in a request's state: what gives the roles of the caller."""
+
+
+def needs_role(request: Request, route: str) -> Response | None:
+    """Return the refusal of a caller that has not the role that a route needs; None for one that has it. A listener
+    that tells of no roles gives none."""
+    roles: Callable[[], Iterable[OperatorRole]] = getattr(request.state, ROLES, tuple)
+    try:
+        require(roles(), NEEDED[route], route, "operator_api, for users of a Unix socket, or remote_operators")
+    except RoleError as error:
+        return problem(403, error.message)
+    return None
 
 
 def foreign(request: Request) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from appliance.common import spreadsheet
 from appliance.common.control_usage import Overview, OverviewQuery, UsageTable, UsageTableQuery
 from appliance.common.errors import UnavailableError
 from appliance.common.ids import new_request_id
@@ -136,13 +135,11 @@ class ConsoleUsage:
 def csv_text(rows: Mapping[str, Sequence[int]]) -> str:
     """Return rows of sums by tenant with a line of titles. A name that a spreadsheet would take for a formula gets an
     apostrophe; the policy allows no such name."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_TITLES)
-    for name, (requests, read, cached, output, cost, reasoning) in rows.items():
-        shown = f"'{name}" if name[:1] in tuple("=+-@\t\r") else name
-        writer.writerow([shown, requests, read, cached, output, reasoning, amount_text(cost)])
-    return text.getvalue()
+    values = (
+        [name, requests, read, cached, output, reasoning, amount_text(cost)]
+        for name, (requests, read, cached, output, cost, reasoning) in rows.items()
+    )
+    return spreadsheet.csv_text(CSV_TITLES, values, names=1)
 
 
 def _row(name: str, numbers: Sequence[int]) -> UsageRow:

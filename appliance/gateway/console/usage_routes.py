@@ -21,7 +21,7 @@ from appliance.common.errors import UnavailableError
 from appliance.common.json_codec import encode
 from appliance.common.usage.report import By
 from appliance.common.usage.spans import Span
-from appliance.gateway.console.headers import HEADERS, foreign, problem
+from appliance.gateway.console.headers import HEADERS, foreign, needs_role, problem
 from appliance.gateway.console.look import MAX_FIND_CHARS
 from appliance.gateway.console.usage_look import UsageAsked, UsageDetail, UsageLook
 
@@ -29,6 +29,9 @@ MAX_TENANT_CHARS = 63
 """Longest name of a tenant (``policy.schema``)."""
 
 MAX_OFFSET_DIGITS = 6
+
+USERS = "/console/usage/users"
+"""Route that needs a role on this machine as well."""
 
 
 class UsageSource(Protocol):
@@ -67,7 +70,7 @@ def usage_routes(usage: UsageSource, page: str) -> list[Route]:
     return [
         Route("/console/usage", _answering(look)),
         Route("/console/usage/models", _answering(models)),
-        Route("/console/usage/users", _answering(users)),
+        Route(USERS, _answering(users)),
         Route("/console/usage.csv", _answering(table)),
     ]
 
@@ -97,6 +100,8 @@ def _answering(answer: Callable[[UsageAsked], Awaitable[Response]]) -> Callable[
     async def taken(request: Request) -> Response:
         if foreign(request):
             return problem(403, "the console answers its own page only")
+        if request.url.path == USERS and (refusal := needs_role(request, f"GET {USERS}")) is not None:
+            return refusal
         try:
             asked = read_asked(request.query_params)
             if request.url.path.startswith("/console/usage/") and not asked.tenant:

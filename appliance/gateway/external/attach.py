@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.config import ModelConfig
 from appliance.common.external_config import EXTERNAL
 from appliance.gateway.external.client import Endpoint
@@ -26,7 +27,10 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Hello, Role
 
 LOOK_S = 0.1
-"""Seconds between two looks for text sandboxes that have come."""
+"""Seconds between two looks for text sandboxes that have come, while an external model has no engine."""
+
+REST_S = 0.5
+"""Seconds between two looks while there is nothing to attach."""
 
 COMPUTES = "a cluster outside of this appliance: {}; isolation of KV, residue, timing and forgetting are not ours there"
 """What status shows where it shows what an engine computes with."""
@@ -64,7 +68,7 @@ class ExternalModels:
         try:
             while True:
                 self.look()
-                await asyncio.sleep(LOOK_S)
+                await aligned_sleep(LOOK_S if any(map(_wants, self._models.values())) else REST_S)
         finally:
             tasks = [one.task for one in self._attached.values()]
             for task in tasks:
@@ -74,7 +78,7 @@ class ExternalModels:
     def look(self) -> None:
         """Attach an engine to each external model that has a text sandbox and no engine."""
         for name, model in self._models.items():
-            if model.runner == EXTERNAL and model.engine is None and model.text is not None:
+            if _wants(model) and model.text is not None:
                 entry = next((one for one in self._configured() if one.name == name), None)
                 if entry is not None and entry.external is not None:
                     self._attach(model, model.text, entry)
@@ -107,6 +111,11 @@ class ExternalModels:
             model.set_engine(None)
         model.record("engine").become("failed", reason)
         self._ended(model, link)
+
+
+def _wants(model: ModelSandboxes) -> bool:
+    """Return whether a model is external and has no engine."""
+    return model.runner == EXTERNAL and model.engine is None
 
 
 def vocabulary_of(size: int, table: VocabularyTable | None) -> Vocabulary:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.clocks import Clocks
 from appliance.common.status import IssuerStatus, KeysStatus
 from appliance.common.token_config import TokenIssuerConfig
@@ -60,6 +60,6 @@ class Credentials:
         """Put changed keys in force, and end requests whose credential has expired or was revoked, within a second;
         until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await aligned_sleep(LOOK_S)
             await self._keys.look()
             end_unproved(self.holding())

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import h11
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.strict_json import JsonError, parse_json
 from appliance.common.token_config import IssuerConfig
 from appliance.gateway.front.key_file import Stamp, stamp_of
@@ -90,7 +91,7 @@ class IssuerKeys:
             if stamp != self._stamp:
                 self._stamp = stamp
                 await self._take(lambda: asyncio.to_thread(_read, path))
-            await asyncio.sleep(LOOK_S)
+            await aligned_sleep(LOOK_S)
 
     async def _follow_address(self) -> None:
         while True:

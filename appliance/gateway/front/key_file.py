@@ -1,4 +1,4 @@
-"""API keys in force and the files that they come from, which are looked at several times a second.
+"""API keys in force and the files that they come from, which are looked at twice a second.
 
 A key that is made, rotated or revoked is so in force without a reload. Files that cannot be used change nothing.
 """
@@ -18,7 +18,7 @@ from appliance.common.errors import ConfigError
 from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 
-LOOK_S = 0.2
+LOOK_S = 0.5
 """Seconds between two looks at the files: with the reading of a large table a change is in force within a second."""
 
 log = structlog.get_logger()

@@ -5,10 +5,10 @@ A call costs one store in a dictionary. Nothing is written here: the gateway may
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from itertools import islice
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import KeysUsed
 
 TELL_S = 5.0
@@ -48,5 +48,5 @@ class UnsentKeyUses:
     async def run(self) -> None:
         """Tell the supervisor every ``TELL_S`` until cancelled."""
         while True:
-            await asyncio.sleep(TELL_S)
+            await aligned_sleep(TELL_S)
             self.tell()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from appliance.common.addresses import split_address
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.errors import StartError
 from appliance.common.operator_config import OperatorTlsConfig
 from appliance.gateway.front.connections import Places, Slot
@@ -99,7 +100,7 @@ class OperatorDoor:
         """Take connections, and look at files and connections, until cancelled."""
         self._listener.accept()
         while True:
-            await asyncio.sleep(TICK_S)
+            await aligned_sleep(TICK_S)
             self._listener.look()
             await self.renew()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,12 @@ IDLE_S = 30.0
 
 UNNAMED = "file.jsonl"
 """Name of a file whose upload gives none."""
+
+MAX_KEY_CHARS = 255
+"""Characters of a client's idempotency key, as with other APIs that take one."""
+
+KEY_BYTES = 16
+"""Bytes of its digest: what a client chose is written nowhere."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -58,6 +65,17 @@ def after_of(text: str) -> str:
     if text and not is_id(text):
         raise InvalidRequestError("after must be the id of an entry of the list", param="after")
     return text
+
+
+def key_of(text: str) -> str:
+    """Return the digest of the key with which a client makes a batch once; empty where it gives none.
+
+    Raises:
+        InvalidRequestError: it is too long.
+    """
+    if len(text) > MAX_KEY_CHARS:
+        raise InvalidRequestError(f"an idempotency key has at most {MAX_KEY_CHARS} characters", param="idempotency_key")
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest() if text else ""
 
 
 def keep_of(seconds: int, param: str) -> int:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from appliance.common.batches.values import PIECE_BYTES
 from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError, RateLimitedError
 from appliance.gateway.front.padding import Padding
-from appliance.gateway.front.stored_builder import IDLE_S, UPLOAD_S, Pieces, known_id, upload_stopped
+from appliance.gateway.front.stored_builder import IDLE_S, UPLOAD_S, Pieces, key_of, known_id, upload_stopped
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.grpc import batch_mapping as mapping
 from appliance.gateway.grpc.call import Behaviours, C, GrpcCall, TenantCall, principal_of
@@ -212,7 +212,8 @@ class BatchCalls:
         return self._padded(principal, pb.DeleteFileResponse())
 
     async def _create_batch(self, principal: Principal, asked: pb.CreateBatchRequest) -> Message:
-        one = await self.check(principal).begin(principal, *mapping.to_new_batch(asked))
+        key = key_of(asked.idempotency_key)
+        one = await self.check(principal).begin(principal, *mapping.to_new_batch(asked), key)
         return self._padded(principal, pb.CreateBatchResponse(batch=mapping.to_batch(one)))
 
     async def _get_batch(self, principal: Principal, asked: pb.GetBatchRequest) -> Message:

@@ -6,11 +6,12 @@ which paths exist. Then come the host's name, the route, the method, and only th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from appliance.common.errors import (
     ApplianceError,
@@ -27,7 +28,7 @@ from appliance.common.version import VERSION
 from appliance.gateway.front.affinity import HEADER
 from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, require
 from appliance.gateway.front.client_address import TrustedProxies
-from appliance.gateway.front.cut import shutting_down
+from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.own_listeners import OF_ALL, Entrance
@@ -82,7 +83,7 @@ MODEL_PATH = MODEL_PREFIX + "{model:path}"
 """The one route with a parameter: a model's name, which may hold slashes."""
 
 Handler = Callable[["HttpFrontEnd", Exchange], Awaitable[None]]
-StoredHandler = Callable[[StoredRoutes, Exchange, Principal], Awaitable[None]]
+StoredHandler = Callable[[StoredRoutes, Exchange, Principal], Coroutine[Any, Any, None]]
 ResponseHandler = Callable[[ResponseRoutes, Exchange, Principal], Awaitable[None]]
 
 
@@ -119,6 +120,8 @@ class HttpFrontEnd:
         self._settings = settings
         self._ready = ready
         self._draining = self._over = False
+        self._keeping: set[Cut] = set()
+        """Requests about files and batches that run."""
         self._generation = Generation(service, settings, self._kept)
         self.background = self._generation.background
         """Responses that go on without their client."""
@@ -134,6 +137,8 @@ class HttpFrontEnd:
         """End those that still run with a retryable error, and take none any more."""
         self._over = True
         self._generation.cut_all(shutting_down())
+        for cut in list(self._keeping):
+            cut.end(shutting_down())
 
     async def serve(
         self, connection: HttpConnection, head: RequestHead, body: Body, *, entrance: Entrance = OF_ALL
@@ -332,10 +337,16 @@ class HttpFrontEnd:
         await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
 
     async def keep(self, exchange: Exchange, handler: StoredHandler) -> None:
-        """Answer a request about files or batches."""
+        """Answer a request about files or batches; a drain ends it as it ends answers of models, since it may last as
+        long as a file takes."""
         if self._over:
             raise shutting_down()
-        await handler(self.stored, exchange, _principal(exchange))
+        cut = Cut()
+        self._keeping.add(cut)
+        try:
+            await cut.run(handler(self.stored, exchange, _principal(exchange)))
+        finally:
+            self._keeping.discard(cut)
 
     async def recall(self, exchange: Exchange, handler: ResponseHandler) -> None:
         """Answer a request about stored responses."""

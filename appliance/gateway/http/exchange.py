@@ -59,6 +59,7 @@ class Exchange:
         """Headers that any answer to this request has."""
         self.paced: PacedEvents | None = None
         """The padded stream, once begun."""
+        self._downloading = False
         self._hurry = asyncio.Event()
         self._look: asyncio.TimerHandle | None = None
         self._begun = time.monotonic()
@@ -137,7 +138,7 @@ class Exchange:
             self.connection.answer(200, rows, b"")
             return
         self.connection.begin_stream(200, rows)
-        self.request_id = request_id
+        self.request_id, self._downloading = request_id, True
         try:
             async for piece in pieces:
                 for at in range(0, len(piece), WRITE_BYTES):
@@ -175,8 +176,8 @@ class Exchange:
 
     async def fail(self, error: ApplianceError, request_id: str, headers: header_fields.Headers) -> None:
         """Send the error: a JSON object, or inside a stream an error event without an end mark. After a complete answer
-        nothing is sent."""
-        if self.connection.answered:
+        nothing is sent, nor inside a download, whose connection ends instead."""
+        if self.connection.answered or self._downloading:
             return
         if self.streaming:
             await self.end(self.errors.event(error, request_id))

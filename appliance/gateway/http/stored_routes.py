@@ -20,6 +20,7 @@ from appliance.gateway.front.stored_builder import (
     UPLOAD_S,
     Pieces,
     file_too_large,
+    key_of,
     known_id,
     upload_stopped,
 )
@@ -179,7 +180,9 @@ class StoredRoutes:
         )
         exchange.body_pending = False
         document = document_of(body)
-        one = await stored.begin(principal, *stored_objects.new_batch(document))
+        keys = exchange.head.values("idempotency-key")
+        key = key_of(keys[0] if len(keys) == 1 else ", ".join(keys))
+        one = await stored.begin(principal, *stored_objects.new_batch(document), key)
         known = stored_objects.BATCH_FIELDS | {"output_expires_after"}
         ignored = tuple(name for name, value in document.items() if value is not None and name not in known)
         rows = header_fields.ignored(ignored)

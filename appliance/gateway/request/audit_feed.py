@@ -1,4 +1,4 @@
-"""The gateway's end of the audit log: entries in a bounded list, sent to the supervisor twice a second.
+"""The gateway's end of the audit log: entries in a bounded list, sent to the supervisor twice a second while some come.
 
 A request costs an append. What needs no entry of its own is counted: denials by principal and rule, refused credentials
 and integrity failures. So a flood of bad calls can neither fill the log nor push a request's entry out.
@@ -15,7 +15,7 @@ from appliance.common.control import Audited, AuditState
 from appliance.common.usage.open_charges import NO_CHARGE, OpenCharge, OpenCharges
 
 FLUSH_S = 0.5
-"""Seconds between two hand-overs of entries."""
+"""Seconds between two hand-overs of entries, and from the first entry after a rest to its hand-over."""
 
 MAX_PENDING = 8_192
 """Most entries that wait to be handed on; further ones are counted as lost."""
@@ -48,6 +48,8 @@ class AuditFeed:
         self._pending: deque[tuple[Entry, OpenCharge]] = deque()
         self._counts: Counter[Counted] = Counter()
         self._dropped = 0
+        self._some = asyncio.Event()
+        """Set by what is to be handed on."""
         self.problem = ""
         """Why the supervisor does not write the log now, in its own words; empty while it does."""
         self.refuses = False
@@ -68,6 +70,7 @@ class AuditFeed:
 
     def add(self, kind: str, **fields: str | int) -> None:
         """Add an entry."""
+        self._some.set()
         if len(self._pending) >= MAX_PENDING:
             self._dropped += 1
             return
@@ -75,6 +78,7 @@ class AuditFeed:
 
     def end(self, one: Entry, charge: OpenCharge) -> None:
         """Add the entry of a request, whose charge is kept until the entry was sent."""
+        self._some.set()
         if len(self._pending) >= MAX_PENDING:
             self._dropped += 1
             charge.release()
@@ -83,6 +87,7 @@ class AuditFeed:
 
     def count(self, kind: str, **fields: str | int) -> None:
         """Count an event: the next hand-over has one entry with the ``count``."""
+        self._some.set()
         key = kind, tuple(fields.items())
         if key not in self._counts and len(self._counts) >= MAX_COUNTED:
             self._dropped += 1
@@ -91,10 +96,14 @@ class AuditFeed:
 
     async def run(self) -> None:
         """Hand on until cancelled."""
-        moved = False
         while True:
-            await asyncio.sleep(HURRY_S if moved and self._pending else FLUSH_S)
+            await self._some.wait()
+            await asyncio.sleep(FLUSH_S)
             moved = self.flush()
+            while self.behind:
+                await asyncio.sleep(HURRY_S if moved and self._pending else FLUSH_S)
+                moved = self.flush()
+            self._some.clear()
 
     def flush(self) -> bool:
         """Hand on waiting entries, as far as the supervisor takes them; returns whether it took any."""

@@ -294,7 +294,7 @@ class GatewayService:
         return request_id
 
     def end_unproved(self, credential_holds: Callable[[Principal], bool]) -> None:
-        """End every request whose caller's credential has expired or was revoked; asked several times a second."""
+        """End every request whose caller's credential has expired or was revoked; asked twice a second."""
         for life in list(self.dependencies.live):
             if not credential_holds(life.principal):
                 life.withdraw(credential_gone())

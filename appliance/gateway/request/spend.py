@@ -25,7 +25,9 @@ class _Spent:
     reserved: int = 0
     """Costs reserved for requests that run; they count in both periods."""
     orphaned: int = 0
-    """Costs reserved for requests of an earlier gateway, which never ended; they count until the day is over."""
+    """Costs reserved today for requests of an earlier gateway, which never ended; they count in both periods."""
+    orphaned_before: int = 0
+    """Costs reserved likewise on earlier days of the month; they count in the month alone."""
 
     def roll(self, now: float) -> None:
         """Begin the periods that have begun since the last look. A clock that steps back begins none; one that was far
@@ -35,9 +37,10 @@ class _Spent:
                 self.period = period_of(now)
             return
         before, self.period = self.period, period_of(now)
+        self.orphaned_before += self.orphaned
         self.day = self.orphaned = 0
         if self.period.month != before.month:
-            self.month = 0
+            self.month = self.orphaned_before = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class SpendParts:
     day: int
     month: int
     reserved: int
+    reserved_before: int = 0
+    """Reserved on earlier days for requests that never ended, which counts in the month alone."""
 
 
 class SpendAccounts(Protocol):
@@ -92,7 +97,7 @@ class Spends:
         now, spent = self._clock(), self._spent(tenant)
         return Spend(
             day=spent.day + spent.reserved + spent.orphaned,
-            month=spent.month + spent.reserved + spent.orphaned,
+            month=spent.month + spent.reserved + spent.orphaned + spent.orphaned_before,
             day_left_s=max(0.0, spent.period.day_ends - now),
             month_left_s=max(0.0, spent.period.month_ends - now),
         )
@@ -100,7 +105,7 @@ class Spends:
     def parts(self, tenant: str) -> SpendParts:
         """Return a tenant's spend now, with its reservations apart."""
         spent = self._spent(tenant)
-        return SpendParts(spent.day, spent.month, spent.reserved + spent.orphaned)
+        return SpendParts(spent.day, spent.month, spent.reserved + spent.orphaned, spent.orphaned_before)
 
     def reserve(self, tenant: str, cost: int) -> None:
         """Take a request's largest cost."""
@@ -123,13 +128,14 @@ class Spends:
         """Take the supervisor's account of tenants that were not asked about before. It has what earlier gateways
         reported and, as far as it was reported, what this one has counted: the larger amount holds. Its account of
         another period says nothing any more."""
-        for tenant, (day, month, reserved) in message.spent.items():
+        for tenant, (day, month, reserved, before) in message.spent.items():
             spent = self._spent(tenant)
             if message.day == spent.period.day:
                 spent.day = max(spent.day, day)
                 spent.orphaned = max(0, reserved - spent.reserved)
             if message.month == spent.period.month:
                 spent.month = max(spent.month, month)
+                spent.orphaned_before = before + (reserved if message.day < spent.period.day else 0)
 
     def _spent(self, tenant: str) -> _Spent:
         now = self._clock()

@@ -251,6 +251,9 @@ class Link:
             self._on_message(message)
         elif not self.probe.answer(message.number, time.monotonic()):
             self._finish("broke the protocol: answered a probe that was not sent", at_fault=True)
+        elif self._timer is not None and not self._pending and not self._awaited():
+            self._timer.cancel()  # An idle link wakes nobody.
+            self._timer = None
 
     def _resume(self) -> None:
         self._pause = None

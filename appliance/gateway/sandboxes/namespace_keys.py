@@ -50,10 +50,12 @@ class NamespaceKeys:
 
     def set_retention(self, retained: dict[str, int]) -> None:
         """Tell the supervisor, now and whenever it comes anew, whose KV may be stored outside of an engine and
-        of this machine (``retention_of``); tenants that are named no more may not."""
-        gone = {tenant: 0 for tenant in self._retained if tenant not in retained}
-        self._retained = retained
-        self._send_retention({**gone, **retained})
+        of this machine (``retention_of``); tenants that are named no more may not. The supervisor is told what has
+        changed: most reloads change nothing of this, and 10,000 tenants are 20 messages."""
+        before, self._retained = self._retained, retained
+        gone = {tenant: 0 for tenant in before if tenant not in retained}
+        changed = {tenant: kept for tenant, kept in retained.items() if before.get(tenant) != kept}
+        self._send_retention({**gone, **changed})
 
     def attached(self, _welcome: Welcome) -> None:
         """Tell a supervisor that came anew what it does not know, and ask for its keys: it has drawn others."""

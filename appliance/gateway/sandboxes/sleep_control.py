@@ -5,7 +5,7 @@ its deadline leaves the time that a wake takes; all others that come meanwhile j
 is refused at once, with the time after which it may come again, and the wake goes on for it.
 
 What is decided here is carried out by the supervisor (``appliance.supervisor.sleep_orders``), in the order in which it
-is told: what sleeps has ended before what wakes is booted.
+is told: what sleeps has ended before a program of what wakes starts.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.routing import Route
 
-from appliance.common.operator_config import RemoteOperatorsConfig
+from appliance.common.operator_config import OperatorApiConfig, RemoteOperatorsConfig
 from appliance.common.status import KeysStatus, ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
@@ -17,6 +17,7 @@ from appliance.gateway.telemetry.admin import AdminParts, admin_routes, loopback
 from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.gauges import Gauges
+from appliance.gateway.watch.local_roles import LocalRoles
 from appliance.gateway.watch.operator_server import ServerLimits, bind, serving
 from appliance.gateway.watch.remote_admin import Observers, serving_remote_admin
 from appliance.gateway.watch.state import ApplianceState
@@ -56,17 +57,22 @@ def routes_of(
 
 @contextlib.asynccontextmanager
 async def serve_admin(
-    address: str, routes: Sequence[Route], remote: Callable[[], RemoteOperatorsConfig | None], observers: Observers
+    address: str,
+    routes: Sequence[Route],
+    observers: Observers,
+    local: Callable[[], OperatorApiConfig | None],
+    remote: Callable[[], RemoteOperatorsConfig | None],
 ) -> AsyncIterator[dict[str, str]]:
     """Serve the admin routes while the block runs, also for operators on other machines where ``remote`` gives them an
-    address; gives the addresses as URLs, or ``unix:PATH``, by ``admin`` and ``remote_admin``.
+    address; ``local`` gives roles to users of this machine. Gives the addresses as URLs, or ``unix:PATH``, by ``admin``
+    and ``remote_admin``.
 
     Raises:
         StartError: an address cannot be bound, or a certificate not be used.
     """
     bound = bind(address, "admin", LIMITS.connections, ", or --admin-port of a demo,")
     async with (
-        serving(loopback_app(routes), bound, LIMITS) as shown,
+        serving(LocalRoles(loopback_app(routes), local), bound, LIMITS) as shown,
         serving_remote_admin(routes, remote, observers) as elsewhere,
     ):
         yield {"admin": shown, **elsewhere}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
 from appliance.common.sleep_rules import SLEEP_REASONS, SLEEP_STATES, WAKE_REASONS
@@ -48,6 +49,9 @@ KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in (
 
 
 ROLES = ("engine", "text")
+
+REST_S = 10.0
+"""Seconds between two looks at the levels of an appliance that serves nobody; a collector is sent them every 30 s."""
 
 
 @dataclass(slots=True)
@@ -136,6 +140,7 @@ class Gauges:
         """GPUs as the supervisor tells of them; ``watch_engines`` puts the appliance's in place."""
         self._restarts = Increases(ours=False)
         self._tokens = Increases(ours=True)
+        self._refreshed = -inf
 
     def begin(self) -> None:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
@@ -186,9 +191,16 @@ class Gauges:
             log.info("sandbox answers again", **which)
         record.hang = link.hang
 
+    def keep_fresh(self) -> None:
+        """Refresh what a collector is sent, which no scrape asks for: at each call while requests run, else every
+        ``REST_S``. To be called every few seconds."""
+        if self._service.live or time.monotonic() >= self._refreshed + REST_S:
+            self.refresh()
+
     def refresh(self) -> None:
         """Tell every level, and count the tokens, restarts and starts that have been added: what a scrape then reads
         is of this moment."""
+        self._refreshed = time.monotonic()
         for (tenant, model_name, kind), total in self._service.tenant_counts.moved().items():
             if more := self._tokens.since((tenant, model_name, kind), total):
                 self._telemetry.count(names.TOKENS, more, token_type=kind, tenant=tenant, model=model_name)
@@ -314,5 +326,5 @@ async def watch_engines(
         state.note()
         freeze()
         gauges.check_engines(step_timeout_s())
-        gauges.refresh()
-        await asyncio.sleep(PERIOD_S)
+        gauges.keep_fresh()
+        await aligned_sleep(PERIOD_S)

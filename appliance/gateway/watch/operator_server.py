@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from appliance.common.account_roles import Caller, caller_of
 from appliance.common.addresses import split_address
 from appliance.common.errors import StartError
 
@@ -36,8 +36,8 @@ SOCKET_MODE = 0o660
 PEER = "peer"
 """Key in a request's state: the user at the other end of a Unix socket, by the kernel's word; None over an address."""
 
-_CREDENTIALS = struct.Struct("iII")
-"""Process, user and group of ``SO_PEERCRED`` (unix(7))."""
+CALLER = "caller"
+"""Key in a request's state: this user with its groups; None over an address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,8 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Count it, and start the clock for the first head."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, PEER: _peer(transport)}
+        caller = _caller(transport)
+        self.app_state = {**self.app_state, CALLER: caller, PEER: None if caller is None else caller.user}
         if len(self.connections) > self._limits.connections:
             transport.abort()
             return
@@ -199,12 +200,11 @@ class BoundedConnection(H11Protocol):
             self._deadline = self.loop.call_later(self._limits.answer_s, self.transport.abort)
 
 
-def _peer(transport: asyncio.Transport) -> int | None:
+def _caller(transport: asyncio.Transport) -> Caller | None:
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         return None
-    user: int = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
-    return user
+    return caller_of(sock)
 
 
 class _QuietServer(uvicorn.Server):

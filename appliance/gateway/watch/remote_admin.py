@@ -36,7 +36,7 @@ from appliance.common.operator_calls import MAX_MILLISECONDS, OperatorCall
 from appliance.common.operator_config import RemoteOperatorsConfig
 from appliance.common.operator_roles import LOCAL_ONLY, NEEDED, OperatorRole, require
 from appliance.common.refused_credentials import CredentialRefusal
-from appliance.gateway.console.headers import foreign
+from appliance.gateway.console.headers import ROLES, foreign
 from appliance.gateway.front.allowance import Allowance, Rate
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
@@ -180,6 +180,7 @@ class RolesOnly:
         if asked.changes:
             self._audit(asked, BEGUN)
         scope["state"]["asked_by"] = f"operator {asked.caller.who}"
+        scope["state"][ROLES] = lambda: asked.caller.roles
         try:
             await self._app(scope, receive, noted)
         finally:

@@ -22,6 +22,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from appliance.common.account_roles import OVERFLOW, Identity
 from appliance.common.audit.entry import MAX_TEXT
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, InvalidRequestError, RateLimitedError, RouteNotFoundError
@@ -39,7 +40,6 @@ from appliance.gateway.grpc.wire import OK, Status
 from appliance.operator.api import admin_calls, policy_calls
 from appliance.operator.api.method import TENANT, ChangeTurn, Method, Work
 from appliance.operator.api.records import BEGUN, Records
-from appliance.operator.api.roles import OVERFLOW, Identity
 from appliance.operator.api.shares import CALLS_RETRY_S, Key, Shares
 
 MESSAGE_S = 30.0

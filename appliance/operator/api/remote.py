@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.account_roles import OVERFLOW, Identity
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_changes import roles_in_force
 from appliance.common.config_loader import load_config
@@ -32,7 +33,6 @@ from appliance.gateway.front.tokens import TokenVerifier
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.connection import STRANGER, GrpcConnection, GrpcShared
 from appliance.operator.api.front import OperatorFront
-from appliance.operator.api.roles import OVERFLOW, Identity
 from appliance.operator.api.server import MAX_MESSAGE_BYTES, ROLELESS_MESSAGE_BYTES, STALL_S
 from appliance.operator.api.shares import CALLS_RETRY_S
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.account_roles import Caller, Identity, Roles, caller_of
 from appliance.common.errors import StartError, reason_of
 from appliance.common.kept_tasks import kept
 from appliance.gateway.front.allowance import StrangersAllowances
@@ -29,7 +30,6 @@ from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.grpc.connection import STRANGER, GrpcConnection, GrpcShared
 from appliance.operator.api.front import OperatorFront
-from appliance.operator.api.roles import Caller, Identity, Roles, caller_of
 
 MAX_CONNECTIONS = 64
 """Connections at once; one more is closed."""

@@ -17,12 +17,12 @@ from pathlib import Path
 import structlog
 
 from appliance.common import notify
+from appliance.common.account_roles import Roles
 from appliance.common.config import ApplianceConfig
 from appliance.common.errors import StartError
 from appliance.common.paths import OPERATOR_API_SOCKET
 from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.remote import serving_remote
-from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 
 GRACE_S = 20.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from appliance.common.account_roles import Identity
 from appliance.common.errors import RateLimitedError
-from appliance.operator.api.roles import Identity
 
 MAX_CALLS = 64
 """Calls at once; one more is refused."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from appliance.common import spreadsheet
 from appliance.common.figures import printable
 from appliance.common.usage.host_cost import HostCost, ModelCost
 from appliance.common.usage.report import Filter
@@ -48,11 +46,7 @@ def host_cost_view(found: HostCost, chosen: Filter) -> RenderableType:
 
 def csv_text(found: HostCost) -> str:
     """Return the rows with a line of titles."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(KEYS)
-    writer.writerows(_values(one) for one in found.models)
-    return text.getvalue()
+    return spreadsheet.csv_text(KEYS, map(_values, found.models), names=1)
 
 
 def document(found: HostCost, chosen: Filter) -> dict[str, object]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from appliance.common import spreadsheet
 from appliance.common.figures import counted, printable
 from appliance.common.usage.report import TIMES, By, Filter, Sum, total
 from appliance.operator.cli.tables import number, table
@@ -67,14 +66,11 @@ def bar_of(value: int, largest: int) -> str:
 
 def csv_text(found: Sequence[Sum], names: Sequence[By]) -> str:
     """Return the rows with a line of titles; amounts are exact."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(name.value for name in names), *NUMBERS])
-    for one in found:
-        writer.writerow(
-            [*one.keys, one.requests, one.input, one.cached, one.output, one.reasoning, amount_text(one.cost)]
-        )
-    return text.getvalue()
+    rows = (
+        [*one.keys, one.requests, one.input, one.cached, one.output, one.reasoning, amount_text(one.cost)]
+        for one in found
+    )
+    return spreadsheet.csv_text([*(name.value for name in names), *NUMBERS], rows, len(names))
 
 
 def document(found: Sequence[Sum], names: Sequence[By], chosen: Filter) -> dict[str, object]:

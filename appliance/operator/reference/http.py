@@ -321,6 +321,8 @@ ACCOUNT: tuple[Field, ...] = (
 REQUEST_HEADERS = {
     "authorization": "`Bearer KEY`.",
     "x-api-key": "The key, below `/v1/messages`, as Anthropic's clients send it.",
+    "idempotency-key": "With POST /v1/batches: a text of at most 255 characters that the caller draws for the batch; a "
+    "call with a key that has made one already answers with that one.",
     "last-event-id": "Number of the last event that the caller has, in place of `starting_after`.",
     "traceparent": "W3C trace context; makes the request part of the caller's trace.",
     "x-request-timeout-ms": f"Milliseconds, 1 to {MAX_TIMEOUT_MS}, after which the answer is given up with 504.",

@@ -66,6 +66,8 @@ CREATE TABLE IF NOT EXISTS batches (
 );
 CREATE INDEX IF NOT EXISTS batches_by_tenant ON batches (tenant, seq);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
+CREATE TABLE IF NOT EXISTS batch_keys (key BLOB PRIMARY KEY, batch TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS batch_keys_by_batch ON batch_keys (batch);
 CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, ok INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL,
     PRIMARY KEY (batch, line)

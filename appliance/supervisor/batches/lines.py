@@ -6,6 +6,7 @@ of a line changes nothing. So a line may be run again after a crash, and is answ
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -58,6 +59,9 @@ from appliance.supervisor.batches.files import StoredFiles
 MAX_LISTED = 100
 """Batches of one answer."""
 
+KEY_BYTES = 16
+"""Bytes of the digest of a key under which a tenant makes one batch."""
+
 _COLUMNS = (
     *("id", "tenant", "credential", "endpoint", "input_file", "status", "created", "expires", "output_file"),
     *("error_file", "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at"),
@@ -80,16 +84,19 @@ class StoredBatches:
         self._files = files
 
     def begin(self, call: BeginBatch) -> BatchFound:
-        """Make a batch of a file.
+        """Make a batch of a file, or return the one that the tenant has made with the same key.
 
         Raises:
-            StoreRefusedError: there is no such upload of the tenant, or it has too many batches.
+            StoreRefusedError: there is no such upload of the tenant, it has too many batches, or it has made another
+                one with this key.
             ControlError: no gateway sends that.
         """
         if call.endpoint not in ENDPOINTS or call.window_s not in WINDOWS.values():
             raise ControlError("a batch that no gateway makes")
         book, tenant = self._book, call.tenant
         with book.change() as connection:
+            if call.key and (made := _made_with_key(connection, call)) is not None:
+                return BatchFound(_same(self._told(made), call))
             row = connection.execute(
                 "SELECT 1 FROM files WHERE id = ? AND tenant = ? AND whole = 1 AND purpose = ?",
                 (call.file, tenant, PURPOSE),
@@ -107,6 +114,8 @@ class StoredBatches:
                     *(now + call.window_s, total, self._notes(tenant, batch, call.metadata, [])),
                 ),
             )
+            if call.key:
+                connection.execute("INSERT INTO batch_keys VALUES (?, ?)", (_key_of(call), batch))
             self._audit(connection, "created", batch, tenant, call.principal)
             return BatchFound(self._told(_row(connection, batch)))
 
@@ -279,6 +288,7 @@ class StoredBatches:
         if row is not None and left:
             self._book.note_used(connection, row[0], -left)
         connection.execute("DELETE FROM results WHERE batch = ?", (batch,))
+        connection.execute("DELETE FROM batch_keys WHERE batch = ?", (batch,))
         connection.execute("DELETE FROM batches WHERE id = ?", (batch,))
 
     def expire(self, before: int, most: int) -> int:
@@ -355,6 +365,29 @@ class StoredBatches:
         )
         # A batch is cancelled twice: when it is asked for, and when the last line has ended.
         self._book.note_entry(connection, f"{batch} {event} {bool(principal)}", one)
+
+
+def _key_of(call: BeginBatch) -> bytes:
+    """Digest of a tenant and its key: the book has neither in the clear beside the other's."""
+    return hashlib.blake2b(f"{call.tenant}\0{call.key}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def _made_with_key(connection: sqlite3.Connection, call: BeginBatch) -> Sequence[Any] | None:
+    """Return the batch that the tenant has made with the key of a call; None where it has made none."""
+    row = connection.execute("SELECT batch FROM batch_keys WHERE key = ?", (_key_of(call),)).fetchone()
+    return None if row is None else _row(connection, row[0])
+
+
+def _same(one: StoredBatch, call: BeginBatch) -> StoredBatch:
+    """Return a batch that is the one that is asked for.
+
+    Raises:
+        StoreRefusedError: its file, endpoint, window or metadata are others.
+    """
+    asked = (call.file, call.endpoint, call.window_s, call.metadata)
+    if asked != (one.input_file, one.endpoint, one.expires - one.created, one.metadata):
+        raise StoreRefusedError("other_batch")
+    return one
 
 
 def _plain(row: Sequence[Any]) -> StoredBatch:

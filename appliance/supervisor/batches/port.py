@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.batches.messages import LENGTHS, StoreFrame, check_lengths, decode_frame, encode_frame
 from appliance.common.batches.values import PIECE_BYTES
 from appliance.common.config import ApplianceConfig
@@ -147,7 +148,7 @@ class StorePort:
         while True:
             with suppress(StoreRefusedError):
                 self._publish(StoreState(await asyncio.to_thread(self._store.figures)), ())
-            await asyncio.sleep(TELL_S)
+            await aligned_sleep(TELL_S)
 
 
 def open_port(config: ApplianceConfig, vault: Vault | None, recorder: Recorder, publish: Publish) -> StorePort | None:

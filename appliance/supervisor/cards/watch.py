@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from appliance.common.cards import LOST, MAX_CARDS, OK, CardStatus
+from appliance.common.cards import LOST, MAX_CARDS, OK, CardStatus, ModelMemory
 from appliance.common.control import Control, SandboxDown
 from appliance.common.control_cards import GPU_LOST, CardState
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards, Judge, status
@@ -34,8 +34,14 @@ log = structlog.get_logger()
 
 READER = Path(__file__).with_name("reader.py")
 
-MAX_UNPLACED, MAX_WHY_CHARS = 16, 1_000
+MAX_UNPLACED, MAX_WHY_CHARS = 16, 500
 """Most models without a card that are told with the reason, and characters of it: a small part of a datagram."""
+
+MAX_OUT_CHARS = 200
+"""Characters of the reason why a card gets no engine."""
+
+MAX_MODELS_OF_CARD = 10
+"""Most models that are told of one card, those that hold the most: less than half of a datagram for ``MAX_CARDS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +268,20 @@ def card_state(
     by = {str(card.index): card for card in cards}
     told = dict(list(unplaced.items())[:MAX_UNPLACED])
     return CardState(
-        problem=problem,
+        problem=problem[:MAX_WHY_CHARS],
         uuids={index: card.uuid for index, card in by.items()},
         states={index: card.state for index, card in by.items()},
         figures={index: card.figures for index, card in by.items()},
         xids={index: card.xids for index, card in by.items()},
         last_xids={index: card.last_xid for index, card in by.items()},
-        models={index: {one.model: [one.held, one.share] for one in card.models} for index, card in by.items()},
+        models={index: {one.model: [one.held, one.share] for one in _largest(card)} for index, card in by.items()},
         unknown={index: card.unknown_bytes for index, card in by.items()},
-        engines={index: list(card.engines) for index, card in by.items()},
-        out={index: card.out for index, card in by.items()},
+        engines={index: list(card.engines[:MAX_MODELS_OF_CARD]) for index, card in by.items()},
+        out={index: card.out[:MAX_OUT_CHARS] for index, card in by.items()},
         moved=dict(moved),
         unplaced={model: why[:MAX_WHY_CHARS] for model, why in told.items()},
     )
+
+
+def _largest(card: CardStatus) -> list[ModelMemory]:
+    return sorted(card.models, key=lambda one: -one.held)[:MAX_MODELS_OF_CARD]

@@ -94,6 +94,20 @@ def test_models_that_are_gone_are_forgotten() -> None:
     assert (uses.of("a"), uses.of("b")) == (0.0, pytest.approx(1.0))
 
 
+def test_tenants_that_the_policy_has_no_more_are_forgotten() -> None:
+    """No name of theirs stays, and what they used counts no more; control: the counts of others are as they were."""
+    uses, alone = ModelUses(half_life=1e9), ModelUses(half_life=1e9)
+    for number in range(20):
+        for tenant in ("stays", "gone"):
+            uses.note("m", tenant, number * LEAST_GAP_S)
+        uses.note("only-theirs", "gone", number * LEAST_GAP_S)
+        alone.note("m", "stays", number * LEAST_GAP_S)
+    assert "gone" in repr(uses)
+    uses.forget_others({"stays"})
+    assert "gone" not in repr(uses) and uses.of("only-theirs") == 0.0
+    assert uses.of("m") == pytest.approx(alone.of("m"))
+
+
 def test_what_has_faded_takes_no_memory_and_numbers_stay_finite() -> None:
     """Ten thousand tenants that came once leave an entry for each of the last uses alone, and counts are what they
     were after the unit was taken back."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.selftest.g10_account import run
+from appliance.selftest import g10_account
+
+FEWER = 10 * len(g10_account.MUTATIONS)
+"""Mutations of `make test`: ten of each kind."""
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.timeout(1_800)
-def test_every_row_of_the_guarantee_passes(full: bool) -> None:
+def test_every_row_of_the_guarantee_passes(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No change passes the verifier; the untouched log does."""
-    rows = run(full)
+    monkeypatch.setattr(g10_account, "SHORT", FEWER)
+    rows = g10_account.run(full)
     assert {row.id: row.verdict for row in rows} == {
         "G10.log": "pass",
         "G10.log.control": "pass",

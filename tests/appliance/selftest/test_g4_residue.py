@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from appliance.selftest import g4_residue
 from appliance.selftest.g4_residue import check_zero, differing, poison_free_blocks, poisoned_empty, run
 from appliance.selftest.small_engine import MakeEngine
 from engine.config import EngineConfig
@@ -15,12 +16,17 @@ from engine.core.engine import Engine
 from engine.startup.load import load_engine
 from tests.engine.model.families.table import FAMILIES, save_reference
 
+REQUESTS = 8
+"""Requests of one run here: enough for cancels, preemptions and blocks that change owner, which each test looks for."""
+
 LAYOUTS = {"several tables": "gemma3", "latent": "deepseek", "chunks": "llama4"}
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_every_row_of_the_guarantee_passes(full: bool) -> None:
+def test_every_row_of_the_guarantee_passes(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero before a change of owner, blind to poison, both with their controls."""
+    if not full:
+        monkeypatch.setattr(g4_residue, "SHORT", REQUESTS)
     rows = run(full)
     assert [row.id for row in rows if row.verdict != "pass"] == []
     assert sum(row.id.endswith(".control") for row in rows) == len(rows) / 2
@@ -54,13 +60,13 @@ def test_other_layouts_of_kv_leave_nothing_either(tmp_path: Path, layout: str) -
     family = LAYOUTS[layout]
     save_reference(tmp_path, family, **next(iter(FAMILIES[family].cases.values())))
     make = partial(load, tmp_path)
-    watch = check_zero(make, 12, longest=40)
-    assert watch.changes > 100
+    watch = check_zero(make, REQUESTS, longest=40)
+    assert watch.changes > 50
     assert watch.had_bytes > 10
     assert watch.residue == 0
-    assert differing(make, poison_free_blocks, 12, longest=40)[0] == 0
-    assert differing(partial(load_poisoned, make), poison_free_blocks, 12, longest=40, sound=make)[0] == 0
-    assert differing(make, poison_free_blocks, 12, zero=False, longest=40)[0] > 0
+    assert differing(make, poison_free_blocks, REQUESTS, longest=40)[0] == 0
+    assert differing(partial(load_poisoned, make), poison_free_blocks, REQUESTS, longest=40, sound=make)[0] == 0
+    assert differing(make, poison_free_blocks, REQUESTS, zero=False, longest=40)[0] > 0
 
 
 def test_poisoned_memory_is_what_it_says() -> None:

@@ -93,11 +93,22 @@ def test_usage_is_told_from_the_book_or_a_reason(tmp_path: Path) -> None:
     assert found == Used("r", 20_527, 2026 * 12 + 2, {}, {}, {}, {}, "")
 
 
-def test_the_largest_answer_fits_a_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many models and end users as are told, with the longest names and the largest sums, in both periods."""
-    rows = tuple(Sum((f"{number:0256}",), *[1 << 53] * 6) for number in range(MAX_MODELS + 1))
-    users = tuple(Sum((f"{number:032}",), *[1 << 53] * 6) for number in range(MAX_USERS + 1))
-    monkeypatch.setattr(usage_answers, "tenant_sums", lambda *_: CurrentSums(20_527, 24_314, rows, rows, users, users))
+@pytest.mark.parametrize(
+    ("name", "amount", "whole"),
+    [pytest.param("m", 1 << 53, True, id="usual"), pytest.param("\\", (1 << 63) - 1, False, id="invented")],
+)
+def test_the_largest_answer_fits_a_datagram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, amount: int, whole: bool
+) -> None:
+    """As many models and end users as are told, with the longest names and the largest sums, in both periods; with
+    names that are all escaped fewer are told, and the others are in the last row, with every request."""
+    rows = tuple(Sum((f"{number:03}" + name * (125 if whole else 253),), *[amount] * 6) for number in range(MAX_MODELS))
+    users = tuple(Sum((f"{number:03}" + name * (29 if whole else 253),), *[amount] * 6) for number in range(MAX_USERS))
+    last = (Sum(("",), *[amount] * 6),)
+    found = CurrentSums(20_527, 24_314, rows + last, rows + last, users + last, users + last)
+    monkeypatch.setattr(usage_answers, "tenant_sums", lambda *_: found)
     answer = UsageAnswers(tmp_path).answer(UsageQuery("r" * 64, "a", ""))
-    assert (len(answer.in_month), len(answer.users_in_month)) == (MAX_MODELS + 1, MAX_USERS + 1)
     assert len(encode(answer)) <= MAX_DATAGRAM_BYTES
+    assert (len(answer.in_month) == MAX_MODELS + 1, len(answer.users_in_month) == MAX_USERS + 1) == (whole, whole)
+    assert sum(one[0] for one in answer.in_month.values()) == amount * (MAX_MODELS + 1)
+    assert (list(answer.in_day)[-1], list(answer.users_in_day)[-1]) == ("", "")

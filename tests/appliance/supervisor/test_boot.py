@@ -15,6 +15,7 @@ import pytest
 
 from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, boot
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import MAX_CLAIM_CHARS, claimed
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
@@ -87,14 +88,18 @@ class OneGuest:
         self._program = program
         self.guest: Guest | None = None
 
-    def boot(self, spec: Any, on_line: object = None, image: object = None) -> Guest:
-        """Start it."""
+    def boot(self, spec: Any, on_line: object = None, image: object = None, hold: Callable[[], None] = int) -> Guest:
+        """Start it, once it is not held back any more."""
+        hold()
         self.guest = Guest(spec, self._program)
         return self.guest
 
 
 def attempt(
-    tmp_path: Path, program: Callable[[Channel, threading.Event], None], stop: threading.Event | None = None
+    tmp_path: Path,
+    program: Callable[[Channel, threading.Event], None],
+    stop: threading.Event | None = None,
+    gate: Latch | None = None,
 ) -> tuple[Booted | SandboxStartError, OneGuest, float]:
     """Boot this guest; gives the outcome, the runtime and the seconds it took."""
     directory = tmp_path / "ipc"
@@ -102,7 +107,7 @@ def attempt(
     runtime = OneGuest(program)
     began = time.monotonic()
     try:
-        outcome: Booted | SandboxStartError = boot(plan, runtime, stop or threading.Event())  # type: ignore[arg-type]
+        outcome: Booted | SandboxStartError = boot(plan, runtime, stop or threading.Event(), gate=gate)  # type: ignore[arg-type]
     except SandboxStartError as error:
         outcome = error
     return outcome, runtime, time.monotonic() - began
@@ -134,6 +139,46 @@ def test_a_guest_that_answers_is_ready_also_over_a_dead_supervisors_socket(tmp_p
     assert outcome.channel is not None and runtime.guest is not None
     outcome.channel.close()
     runtime.guest.delete()
+
+
+def test_a_boot_at_a_gate_starts_no_program_and_counts_no_wait(tmp_path: Path) -> None:
+    """A program starts when the gate is opened, and what it waited for others' memory is no part of its boot."""
+    gate = Latch()
+    gate.shut()
+    timer = threading.Timer(0.5, gate.open)
+    timer.start()
+    outcome, runtime, took = attempt(tmp_path, answer, gate=gate)
+    assert isinstance(outcome, Booted) and outcome.channel is not None and runtime.guest is not None
+    assert took > 0.5 > outcome.boot_s + 0.01
+    outcome.channel.close()
+    runtime.guest.delete()
+    timer.join()
+
+
+def test_files_that_change_while_a_boot_waits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's files are checked before its sandbox is made and again when its program may start: what has changed
+    between, while it waited for memory, starts no program."""
+    looks = list[int]()
+
+    def change(_files: object, _pinned: str) -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            raise SandboxStartError("a file is not what it was at the start")
+
+    monkeypatch.setattr(boot_module, "check_model", change)
+    outcome, runtime, _ = attempt(tmp_path, answer)
+    assert isinstance(outcome, SandboxStartError) and "not what it was" in str(outcome)
+    assert runtime.guest is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_stop_ends_a_boot_at_a_gate(tmp_path: Path) -> None:
+    """A boot that waits for memory is given up as one that loads; no program was started."""
+    gate, stop = Latch(), threading.Event()
+    gate.shut()
+    stop.set()
+    outcome, runtime, _ = attempt(tmp_path, answer, stop, gate)
+    assert isinstance(outcome, SandboxStartError) and runtime.guest is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stop_ends_a_boot_at_once(tmp_path: Path) -> None:

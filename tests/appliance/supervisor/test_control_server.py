@@ -22,6 +22,8 @@ from appliance.common.control import (
     NamespaceQuery,
     Namespaces,
     Retention,
+    SandboxUse,
+    SpillState,
     Welcome,
 )
 from appliance.supervisor import control_server, namespaces
@@ -107,6 +109,33 @@ async def test_nothing_is_told_before_the_version_is_agreed(watched: Watched) ->
     assert watched.attached == 1
 
 
+async def test_a_level_that_is_known_is_not_sent_again(watched: Watched) -> None:
+    """An idle appliance tells nothing: the same memory, disks and spill are sent once, a change is sent, and all of it
+    goes again after any other message and to the next gateway."""
+    memory, spill = SandboxUse("m", "engine", 5, 8), SpillState({"kept": 1})
+    text = SandboxUse("m", "text", 5, 8)
+
+    async def heard(sock: socket.socket, *told: Control) -> list[Control | None]:
+        for one in (*told, Namespaces({})):
+            assert watched.server.publish(one, ())
+        found = []
+        while not isinstance(last := await hear(sock), Namespaces):
+            found.append(last)
+        return found
+
+    for _ in range(2):
+        with watched.connect() as sock:
+            control.send(sock, Attach(CONTROL_VERSION))
+            assert isinstance(await hear(sock), Welcome)
+            told = memory, spill, text, memory, SpillState({"kept": 1}), text
+            assert await heard(sock, *told) == [memory, spill, text]
+            assert await heard(sock, memory, memory) == [memory]
+            more = SandboxUse("m", "engine", 6, 8)
+            assert await heard(sock, memory, more, text, more, memory) == [memory, more, text, memory]
+        while watched.server.publish(Namespaces({}), ()):
+            await asyncio.sleep(0.005)
+
+
 async def test_descriptors_beside_rubbish_are_closed(watched: Watched) -> None:
     """A gateway that sends descriptors with messages that are none does not use up the supervisor's."""
     before = len(os.listdir("/proc/self/fd"))
@@ -163,6 +192,18 @@ async def test_a_gateway_that_reads_nothing_is_let_go(watched: Watched) -> None:
     with watched.connect() as sock:
         control.send(sock, Attach(CONTROL_VERSION))
         assert isinstance(await hear(sock), Welcome)
+
+
+async def test_a_message_that_is_too_large_costs_no_attachment(watched: Watched) -> None:
+    """What the supervisor cannot say in one datagram is left out: the gateway stays attached, and the next message
+    comes (control)."""
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        assert not watched.server.publish(Namespaces({"t": "f" * control.MAX_DATAGRAM_BYTES}), ())
+        assert watched.server.publish(Namespaces({"t": "00"}), ())
+        assert await hear(sock) == Namespaces({"t": "00"})
+    assert watched.left == 0
 
 
 async def test_a_second_gateway_is_refused_and_attaching_twice_is_harmless(watched: Watched) -> None:

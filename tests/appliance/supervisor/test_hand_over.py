@@ -44,7 +44,7 @@ class Stage:
         monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
         self.keeper: Keeper = make(self.published)
 
-    def _boot(self, *_: object) -> Booted:
+    def _boot(self, *_: object, **__: object) -> Booted:
         self.copies.append(Copies())
         channel: Any = self.copies[-1]
         return Booted(Sandbox(), channel, None, "", {}, 0.0)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ async def test_a_stop_reaches_a_boot_in_its_thread(monkeypatch: pytest.MonkeyPat
     """The keeper ends as soon as the boot has looked at its stop, not when the boot would have ended."""
     begun = threading.Event()
 
-    def hang(_plan: object, _runtime: object, stop: threading.Event) -> Booted:
+    def hang(_plan: object, _runtime: object, stop: threading.Event, **_: object) -> Booted:
         begun.set()
         assert stop.wait(10)
         raise SandboxStartError("not wanted")
@@ -106,7 +106,7 @@ async def test_the_log_shows_an_engines_threads(monkeypatch: pytest.MonkeyPatch)
     """The line of a ready engine has the number with its reason, and its processors if it is pinned; a text sandbox's
     line has neither."""
 
-    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
         return Booted(Sandbox(), None, None, "", {}, 0.0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(keeper_module, "boot", quick)
@@ -131,7 +131,7 @@ async def test_a_sandbox_that_cannot_be_removed_does_not_end_its_keeper(monkeypa
     """The next boot is tried all the same, and the cause is told."""
     sandboxes: list[Sandbox] = []
 
-    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
         sandboxes.append(Sandbox())
         return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
 
@@ -157,7 +157,7 @@ async def test_the_gateway_hears_what_a_sandbox_holds_and_why_it_ended(monkeypat
     """Memory beside its limit while it lives; then a reason that can be counted beside the cause in words."""
     sandboxes: list[Sandbox] = []
 
-    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
         sandboxes.append(Sandbox())
         sandboxes[-1].held = 7 << 20
         return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ async def test_an_engine_that_ends_because_of_its_gpu_is_told_of_before(monkeypa
     """The gateway is told why before it is told that the sandbox is down, whose reason is the same; a verdict about an
     earlier generation ends nothing, nor does one while nothing runs."""
 
-    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
         return Booted(Sandbox(), None, None, "", {}, 0.0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(keeper_module, "boot", quick)
@@ -228,7 +228,7 @@ async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch:
 
     sandbox.used_s = used_s
     monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
     keeper = make([])
     running = asyncio.create_task(keeper.run())
@@ -252,7 +252,7 @@ async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pyte
     """Frozen and thawed at the gateway's word, which hears what became of it; a sandbox that computes stays as it is;
     a word about an earlier one means nothing."""
     sandbox = Sandbox()
-    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
     monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
     published: list[Control] = []

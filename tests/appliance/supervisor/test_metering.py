@@ -113,7 +113,7 @@ async def test_an_answer_has_everything_that_was_reported(tmp_path: Path) -> Non
     house.recorder.take(Audited([to_wire(request(1, 300))], 0))
     house.metering.take(SpendQuery(["alpha", "beta"]))
     period = period_of(NOON)
-    answer = Spent(period.day, period.month, ["alpha", "beta"], {"alpha": [300, 300, 900]})
+    answer = Spent(period.day, period.month, ["alpha", "beta"], {"alpha": [300, 300, 900, 0]})
     assert (await house.until(2))[1] == answer
     await house.close()
     again = House(tmp_path)

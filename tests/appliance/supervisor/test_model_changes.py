@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from appliance.common.model_memory import Memory, ModelNeed
 from appliance.common.served_models import ModelDifference
 from appliance.supervisor import model_changes
 from appliance.supervisor.adapters import leave_out, with_adapters
+from appliance.supervisor.gate import Latch
 from appliance.supervisor.lifecycle import Life, State
 from appliance.supervisor.model_changes import ModelChanges, ServedNow, lacking
 from appliance.supervisor.model_keepers import ModelKeepers
@@ -101,7 +103,7 @@ class Kept:
 
     def __init__(self, plan: object) -> None:
         self.plan, self.life, self._stopped = plan, Life(), asyncio.Event()
-        self.boot_s = 0.0
+        self.boot_s, self.gate = 0.0, Latch()
         self.first_boot: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -270,7 +272,7 @@ async def test_memory_is_reserved_for_wakes() -> None:
 
     for name, about in (("a", 1), ("b", 4), ("c", 2), ("d", 0)):
         need = ModelNeed(name, about, about, 0, engine=0) if about else Gone()
-        plans = (SimpleNamespace(name=f"engine-{name}", role=Role.ENGINE),)
+        plans = (SimpleNamespace(name=f"engine-{name}", role=Role.ENGINE, card=None),)
         files = SimpleNamespace(digest=name, signer="")
         keepers.add(SimpleNamespace(entry=never_kept(name), files=files, plans=plans, need=need))  # type: ignore[arg-type]
     assert (keepers.reserved, keepers.booting) == (4, frozenset())
@@ -282,4 +284,32 @@ async def test_memory_is_reserved_for_wakes() -> None:
     keepers.keepers[0].first_boot.set_result(None)
     assert await wakes
     assert (keepers.reserved, keepers.awake) == (4, frozenset("a"))
+    await keepers.sleep("a")
+
+
+@pytest.mark.parametrize("card", [None, object()], ids=["host memory", "card"])
+async def test_a_program_waits_for_the_memory_of_a_model_that_ends(card: object) -> None:
+    """The sandbox of a model that wakes is made while another model ends, and its program is held back until nothing of
+    that one is left; a model on a card begins no earlier, since its card is chosen by what is free."""
+    begun, released, other_ends = list[str](), list[str](), asyncio.Event()
+
+    class Held(Kept):
+        async def run(self) -> None:
+            begun.append("sandbox")
+            await asyncio.to_thread(self.gate.wait, "engine-a", threading.Event())
+            released.append("program")
+            self.first_boot.set_result(None)  # type: ignore[arg-type]
+            await super().run()
+
+    keepers = ModelKeepers(Held, lambda: None)  # type: ignore[arg-type]
+    plans = (SimpleNamespace(name="engine-a", role=Role.ENGINE, card=card),)
+    files = SimpleNamespace(digest="a", signer="")
+    keepers.add(SimpleNamespace(entry=never_kept("a"), files=files, plans=plans, need=ModelNeed("a", 1, 1, 0)))  # type: ignore[arg-type]
+    ends = asyncio.create_task(other_ends.wait())
+    wakes = asyncio.create_task(keepers.wake("a", lambda: None, (ends,)))
+    await asyncio.sleep(0.05)
+    assert (begun, released) == ([] if card else ["sandbox"], [])
+    other_ends.set()
+    assert await wakes
+    assert released == ["program"]
     await keepers.sleep("a")

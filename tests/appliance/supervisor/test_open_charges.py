@@ -198,6 +198,21 @@ async def test_what_is_left_is_charged_before_the_supervisor_ends(house: House) 
     assert sorted(str(one.fields["request"]) for one in house.recorded) == sorted(f"r{number}" for number in range(100))
 
 
+async def test_an_end_that_the_loop_has_not_noticed_is_charged_at_the_close(house: House) -> None:
+    """The gateway's process ends and its socket closes in the turn of the loop in which the supervisor stops: what it
+    left is charged. Control: one that has left and lives is not, since it tells the next supervisor."""
+    ended, lives = OpenCharges(), OpenCharges()
+    for name, charges in (("ended", ended), ("lives", lives)):
+        house.hand(charges)
+        opened(charges, name)
+    kill(ended)
+    house.keeper.gateway_left()
+    house.keeper.close()
+    assert [one.fields["request"] for one in house.recorded] == ["ended"]
+    assert not house.keeper._memories and not house.keeper._settling
+    kill(lives)
+
+
 async def test_a_gateway_s_end_needs_no_further_descriptor(house: House) -> None:
     """A supervisor that can open nothing more charges what the gateway left; control: it can open nothing."""
     charges = OpenCharges()

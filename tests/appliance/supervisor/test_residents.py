@@ -70,7 +70,7 @@ class Room:
         name: Any = f"{role.name.lower()}-{tenant}"
         return BootPlan(name, model, role, None, None, b"{}", tenant=tenant)  # type: ignore[arg-type]
 
-    def boot(self, plan: BootPlan, _runtime: object, _stop: threading.Event) -> Booted:
+    def boot(self, plan: BootPlan, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
         """Up at once."""
         self.alive.append(plan.name)
         self.most = max(self.most, sum(name.startswith("engine") for name in self.alive))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,25 @@ def test_a_name_holds_one_block_and_epochs_and_tenants_go_alone(keyring: Keyring
     assert store.get(name("alpha", 0, b"later")) is None
     assert store.drop_tenant("alpha") == 1
     assert (held(store, "alpha", 1), held(store, "beta", 1)) == ([], [0])
+
+
+def test_the_end_of_a_tenant_s_retention_looks_at_no_other_s_blocks(keyring: Keyring, tmp_path: Path) -> None:
+    """A policy may take the retention of thousands in one reload, each of which is forgotten by itself. Control: the
+    end of an engine's life looks at all of them."""
+
+    class Untouched(OrderedDict[object, object]):
+        def __iter__(self) -> Iterator[object]:
+            raise AssertionError("another tenant's blocks were looked at")
+
+    store = SpillStore(SpillLimits(3 * SEALED, 10 * SEALED, tmp_path / "spill"), keyring)
+    for number in range(6):
+        store.put(name(("alpha", "beta")[number % 2], number), content(number))
+    for tier in (store._memory, store._disk):
+        tier.objects["beta"] = Untouched(tier.objects["beta"])  # type: ignore[assignment]
+    assert store.drop_tenant("alpha") == 3
+    assert store.drop_tenant("gamma") == 0
+    with pytest.raises(AssertionError, match="another"):
+        store.drop_epoch(b"epoch")
 
 
 def test_files_that_changed_are_rejected_and_gone(keyring: Keyring, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit.entry import Entry, entry
+from appliance.common.audit.log import open_log
 from appliance.common.config_places import HostConfig
 from appliance.common.control import MAX_DATAGRAM_BYTES, encode
 from appliance.common.control_usage import Overview, OverviewQuery, UsageTable, UsageTableQuery
@@ -15,6 +16,8 @@ from appliance.common.errors import ControlError
 from appliance.common.usage.book import UsageBook, open_book
 from appliance.common.usage.report import Sum
 from appliance.supervisor import usage_tables as module
+from appliance.supervisor.audit import Recorder
+from appliance.supervisor.metering import Metering
 from appliance.supervisor.usage_tables import MAX_MODELS, MAX_ROWS, UsageTables
 from tests.appliance.common.usage.test_tenant_sums import ms, request
 
@@ -129,6 +132,37 @@ def test_the_book_is_read_once_for_all_pages(book: UsageBook, tmp_path: Path) ->
     assert (overview(found, "today").total[0], table(found).rows["beta"][0]) == (5, 2)
 
 
+def test_a_tenant_that_was_unlinked_is_named_no_more(
+    book: UsageBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before a shred is not told after it, nor what was being read meanwhile; the tenant's sums stay,
+    under its pseudonym. Control: without a shred what was read is told again."""
+    found, log = tables(tmp_path), open_log(tmp_path)
+    metering = Metering(book, tmp_path, lambda *_: True, lambda: NOW)
+    recorder = Recorder(log, lambda _state: None, metering=metering)
+    recorder.on_renamed = found.forget
+    assert list(table(found).rows) == ["alpha", "beta"]
+    book.rename(NOW, "alpha", "t-1")
+    assert list(table(found).rows) == ["alpha", "beta"], "read again: the control shows nothing"
+    log.names.hidden(request("beta", "m"))
+    pseudonym = log.names.pseudonym("beta")
+    assert recorder._unlink(log, "beta") == pseudonym
+    assert set(table(found).rows) == {"t-1", pseudonym}
+    now = found._now
+
+    def shredded_meanwhile(span: module.Span, folder: Path) -> module._Read:
+        read = now(span, folder)
+        monkeypatch.setattr(found, "_now", now)
+        book.rename(NOW, "t-1", "t-3")
+        found.forget()
+        return read
+
+    monkeypatch.setattr(found, "_now", shredded_meanwhile)
+    found.forget()
+    assert set(table(found).rows) == {"t-3", pseudonym}
+    assert "t-1" not in repr(found._read)
+
+
 def test_reasons_why_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No log, no book, and a book that takes too long to read, each in words and without a path; control: in time."""
     assert "no audit log" in overview(UsageTables(None, dict, None), "today").problem
@@ -195,3 +229,30 @@ def test_the_largest_answers_fit_a_datagram(tmp_path: Path, monkeypatch: pytest.
     users = found.answer(UsageTableQuery("r", "7d", "user", "alpha", "", 0))
     assert 0 < len(users.rows) < MAX_ROWS  # type: ignore[union-attr]
     assert len(encode(users)) <= MAX_DATAGRAM_BYTES
+
+
+@pytest.mark.parametrize("amount", [pytest.param(1 << 53, id="usual"), pytest.param((1 << 63) - 1, id="largest")])
+def test_an_overview_of_invented_names_is_cut_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amount: int
+) -> None:
+    """Names that are all escaped, of full length, with sums of 19 digits: an overview has fewer models, plots fewer,
+    and what is left out is in the row of all others, with every request; control: usual names are all told."""
+    hours = [datetime.fromtimestamp(NOW - 3_600 * ago, UTC).strftime("%Y-%m-%dT%H:00Z") for ago in range(156)]
+    number = MAX_MODELS + 60
+    for name, whole in (("\\", False), ("m", True)):
+        names = [f"{index:03}" + name * (253 if not whole else 100) for index in range(number)]
+        rows = {
+            1: [Sum((f"{index:063}",), *[amount] * 6) for index in range(1_000)],
+            2: [Sum((hour, one), *[amount] * 6) for hour in hours for one in names],
+        }
+        odd = [module.Unusual(one, *[amount] * 4) for one in names[:20]]
+        monkeypatch.setattr(module, "sums", lambda _folder, by, *_, rows=rows: rows[len(by)])
+        monkeypatch.setattr(module, "unusual", lambda *_, odd=odd: odd)
+        monkeypatch.setattr(module, "hours_awake", lambda *_: 168.123456789)
+        open_book(tmp_path)
+        told = overview(tables(tmp_path), "7d")
+        assert len(encode(told)) <= MAX_DATAGRAM_BYTES
+        assert sum(one[0] for one in told.models.values()) == amount * number * len(hours)
+        assert sum(sum(one[0::3]) for one in told.steps.values()) == amount * number * len(hours)
+        assert (len(told.models) == MAX_MODELS + 1, len(told.unusual) == 20) == (whole, whole)
+        assert list(told.models)[-1] == ""

@@ -1,8 +1,8 @@
 """Ranks outside of a sandbox: ``python -m tests.engine.ranks.pair RANKS JOBS OUT`` plays each job's schedules on all.
 
 JOBS is a JSON list of jobs (folder, seeds, vocab, layout of ranks, fields of the configuration and of the requests,
-and ``fault``: a row is given another's block); OUT gets a JSON list with the answers of each schedule. As in
-``engine.ranks``, tensors are imported after the fork.
+and ``fault``: a row is given another's block); OUT gets a JSON list with the answers of each schedule. Unlike
+``engine.ranks``, tensors are imported before the fork, once for all ranks: on one thread nothing is lost by it.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ def run(link: RankLink, jobs: list[dict], out: Path) -> None:
 
 def main(size: int, jobs: Path, out: Path) -> int:
     """Fork the ranks; gives 0 when all ended well."""
+    import engine.startup.load  # noqa: F401 - seconds of processor, which each rank would spend again
+
     room = RankRoom.create(size)
     children = set()
     for rank in range(size):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,40 +43,84 @@ FULL_SCHEDULES = 500
 Play = Callable[[int, list[dict]], list[dict]]
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Jobs of one kind, and what each gave on several ranks."""
+
+    jobs: list[dict]
+    found: list[dict]
+
+
+def play_on(size: int, jobs: list[dict], root: Path, folder: Path) -> list[dict]:
+    """Play jobs on so many ranks in processes of their own."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "tests.engine.ranks.pair", str(size)]
+    done = subprocess.run(
+        [*command, str(folder / "jobs.json"), str(folder / "out.json")],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "out.json").read_text())
+
+
 @pytest.fixture
 def play(root: Path, tmp_path: Path) -> Play:
-    """Plays jobs on so many ranks in processes of their own."""
-
-    def run(size: int, jobs: list[dict]) -> list[dict]:
-        (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-        command = [sys.executable, "-m", "tests.engine.ranks.pair", str(size)]
-        done = subprocess.run(
-            [*command, str(tmp_path / "jobs.json"), str(tmp_path / "out.json")],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=1000,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads((tmp_path / "out.json").read_text())
-
-    return run
+    """Plays jobs on so many ranks."""
+    return lambda size, jobs: play_on(size, jobs, root, tmp_path)
 
 
-def saved(folder: Path, cases: list[tuple[str, str]], seeds: list[list[int]], **fields: object) -> list[dict]:
-    """A job for each case, with its checkpoint on disk."""
+@pytest.fixture(scope="module")
+def two(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+    """What two ranks gave, by kind of job: one pair of processes plays all, since each loads tensors first."""
+    folder = tmp_path_factory.mktemp("two")
+    few = saved(folder / "few", FEW, [[1000 * number] for number in range(len(FEW))])
+    staged = [{**job, "layout": PIPELINE} for job in few]
+    kinds = {
+        "tensor": few,
+        "experts": saved(folder / "experts", EXPERTS, [[9000 + number] for number in range(len(EXPERTS))], EXPERT),
+        "stages": staged,
+        "blind tensor": blind_pair(few[0], [1, 2]),
+        "blind stages": blind_pair(staged[0], [1]),
+        "requests": [{**staged[0], "seeds": [21, 22], "fields": {name: value}} for name, value in KINDS.items()],
+        "fault": [{**staged[0], "seeds": [], "fault": True}],
+    }
+    found = iter(play_on(2, [job for jobs in kinds.values() for job in jobs], root, folder))
+    return {kind: Played(jobs, [next(found) for _ in jobs]) for kind, jobs in kinds.items()}
+
+
+def saved(
+    folder: Path, cases: list[tuple[str, str]], seeds: list[list[int]], layout: dict[str, int] | None = None
+) -> list[dict]:
+    """A job for each case, with its checkpoint on disk; ``layout`` of the ranks, if heads are not all that is dealt."""
     jobs = []
     for number, ((family, case), own) in enumerate(zip(cases, seeds, strict=True)):
         place = folder / f"model-{number}"
         place.mkdir(parents=True)
         save_reference(place, family, **FAMILIES[family].cases[case])
-        jobs.append({"folder": str(place), "seeds": own, "vocab": VOCAB, **fields})
+        job = {"folder": str(place), "seeds": own, "vocab": VOCAB}
+        jobs.append(job if layout is None else {**job, "layout": layout})
     return jobs
 
 
+def blind_pair(job: dict, seeds: list[int]) -> list[dict]:
+    """Deterministic requests in a batch with short steps, and each alone."""
+    config = {"prefix_caching": False}
+    strict = {**job, "seeds": seeds, "fields": {"deterministic": True}}
+    return [{**strict, "config": {**config, "max_num_batched_tokens": 31}}, {**strict, "config": config, "alone": True}]
+
+
+@functools.cache
+def _alone(job: str) -> list[dict]:
+    told = json.loads(job)
+    return play_job(load_engine(configured(told, 1), warm=False), told)
+
+
 def alone(job: dict) -> list[dict]:
-    """The same schedules on one rank, in this process."""
-    return play_job(load_engine(configured(job, 1), warm=False), job)
+    """The same schedules on one rank, in this process; once for all layouts."""
+    return _alone(json.dumps({**job, "layout": None}))
 
 
 def differences(one: list[dict], two: list[dict]) -> tuple[int, int, int]:
@@ -98,7 +144,7 @@ def differences(one: list[dict], two: list[dict]) -> tuple[int, int, int]:
 
 
 def check_families(jobs: list[dict], found: list[dict], record: Callable[[str, object], None]) -> None:
-    """Greedy tokens of two ranks against those of one, over all schedules of the jobs."""
+    """Greedy tokens of several ranks against those of one, over all schedules of the jobs."""
     schedules = sum(len(job["seeds"]) for job in jobs)
     compared = ties = 0
     for job, two in zip(jobs, found, strict=True):
@@ -125,20 +171,17 @@ def check_blind(together: dict, apart: dict) -> int:
     return count
 
 
+@pytest.mark.timeout(300)
 def test_two_ranks_give_the_tokens_of_one_and_the_deterministic_class_its_bits(
-    play: Play, tmp_path: Path, record_property: Callable[[str, object], None]
+    two: dict[str, Played], record_property: Callable[[str, object], None]
 ) -> None:
     """A fuzzed schedule for one case of each family: the same greedy tokens on two ranks and on one; deterministic
     requests have the same bits alone and in any batch on two ranks. Controls: other requests give other tokens, and
     ordinary requests are not compared bit by bit."""
-    jobs = saved(tmp_path, FEW, [[1000 * number] for number in range(len(FEW))])
-    config = {"prefix_caching": False}
-    strict = {**jobs[0], "seeds": [1, 2], "fields": {"deterministic": True}}
-    wide = {**strict, "config": {**config, "max_num_batched_tokens": 31}}
-    *found, together, apart = play(2, [*jobs, wide, {**strict, "config": config, "alone": True}])
-    check_families(jobs, found, record_property)
-    assert check_blind(together, apart) > 30
-    job, other = ({**jobs[0], "seeds": [seed]} for seed in (7, 8))
+    tensor = two["tensor"]
+    check_families(tensor.jobs, tensor.found, record_property)
+    assert check_blind(*two["blind tensor"].found) > 30
+    job, other = ({**tensor.jobs[0], "seeds": [seed]} for seed in (7, 8))
     assert differences(alone(job), alone(other))[2] > 0
 
 
@@ -159,48 +202,38 @@ def test_two_ranks_give_the_tokens_of_one_over_many_schedules(
 def test_the_deterministic_class_is_blind_to_its_batch_in_every_family(play: Play, tmp_path: Path) -> None:
     """The same bits alone and in any batch on two ranks, in one case of each family that is promised them."""
     jobs = saved(tmp_path, FEW, [list(range(number, number + 3)) for number in range(len(FEW))])
-    both = []
-    for job in jobs:
-        strict = {**job, "fields": {"deterministic": True}}
-        config = {"prefix_caching": False}
-        both += [{**strict, "config": {**config, "max_num_batched_tokens": 31}}]
-        both += [{**strict, "config": config, "alone": True}]
+    both = [one for job in jobs for one in blind_pair(job, job["seeds"])]
     found = play(2, both)
     promised = [pair for pair in zip(found[::2], found[1::2], strict=True) if pair[0]["deterministic"]]
     assert len(promised) > len(FEW) // 2
     assert sum(check_blind(*pair) for pair in promised) > 50 * len(promised)
 
 
+@pytest.mark.timeout(300)
 def test_experts_and_stages_give_the_tokens_of_one_rank(
-    play: Play, tmp_path: Path, record_property: Callable[[str, object], None]
+    two: dict[str, Played], record_property: Callable[[str, object], None]
 ) -> None:
     """A fuzzed schedule for one case of each family: experts dealt to two ranks, and layers cut into two stages, of
     which both have rows on their way, give the greedy tokens of one rank; deterministic requests have the same bits
     alone and in any batch in a pipeline."""
-    mixtures = saved(tmp_path / "experts", EXPERTS, [[9000 + number] for number in range(len(EXPERTS))], layout=EXPERT)
-    staged = saved(tmp_path / "stages", FEW, [[1000 * number] for number in range(len(FEW))], layout=PIPELINE)
-    config = {"prefix_caching": False}
-    strict = {**staged[0], "seeds": [1], "fields": {"deterministic": True}}
-    wide = {**strict, "config": {**config, "max_num_batched_tokens": 31}}
-    *found, together, apart = play(2, [*mixtures, *staged, wide, {**strict, "config": config, "alone": True}])
-    check_families([*mixtures, *staged], found, record_property)
-    assert check_blind(together, apart) > 10
+    experts, stages = two["experts"], two["stages"]
+    check_families([*experts.jobs, *stages.jobs], [*experts.found, *stages.found], record_property)
+    assert check_blind(*two["blind stages"].found) > 10
 
 
+@pytest.mark.timeout(300)
 def test_a_pipeline_draws_masks_scores_and_checks_as_one_rank(
-    play: Play, tmp_path: Path, record_property: Callable[[str, object], None]
+    two: dict[str, Played], record_property: Callable[[str, object], None]
 ) -> None:
     """While rows are on their way through two stages: drawn tokens with penalties, masks that change with the place of
     a token, and log-probabilities of prompts are those of one rank. A row that is given another's block fails alone, on
     all ranks alike."""
-    (job,) = saved(tmp_path, FEW[:1], [[21, 22]], layout=PIPELINE)
-    kinds = [{**job, "fields": {name: value}} for name, value in KINDS.items()]
-    *found, fault = play(2, [*kinds, {**job, "seeds": [], "fault": True}])
-    check_families(kinds, found, record_property)
-    masked = [answer for one in found[1]["played"] for answer in one.values()]
+    kinds = two["requests"]
+    check_families(kinds.jobs, kinds.found, record_property)
+    masked = [answer for one in kinds.found[1]["played"] for answer in one.values()]
     assert all(token % 2 == place % 2 for one in masked for place, token in enumerate(one["token_ids"]))
-    assert all(one["prompt"] for answers in found[2]["played"] for one in answers.values() if not one["aborted"])
-    broken, whole = fault["played"][0], alone({**job, "seeds": [], "fault": True})[0]
+    assert all(one["prompt"] for answers in kinds.found[2]["played"] for one in answers.values() if not one["aborted"])
+    broken, whole = two["fault"].found[0]["played"][0], alone(two["fault"].jobs[0])[0]
     assert broken["failures"] == whole["failures"] == [FailureCode.INTEGRITY, None]
     assert broken["2"]["token_ids"] == whole["2"]["token_ids"]
     assert len(broken["1"]["token_ids"]) < len(broken["2"]["token_ids"])
@@ -210,8 +243,8 @@ def test_four_ranks_give_the_tokens_of_one(
     play: Play, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Two stages of two ranks each, which share heads or deal experts: the greedy tokens of one rank."""
-    jobs = saved(tmp_path / "tensor", FEW[:2], [[1], [2]], layout=BOTH)
-    jobs += saved(tmp_path / "experts", EXPERTS[:1], [[3]], layout=MIXED)
+    jobs = saved(tmp_path / "tensor", FEW[:2], [[1], [2]], BOTH)
+    jobs += saved(tmp_path / "experts", EXPERTS[:1], [[3]], MIXED)
     check_families(jobs, play(4, jobs), record_property)
 
 
@@ -228,6 +261,6 @@ def test_each_layout_gives_the_tokens_of_one_rank_over_many_schedules(
     cases = [case for case in RANK_CASES if "expert_parallel" not in layout or case[0] in MIXTURES]
     count = -(-FULL_SCHEDULES // len(cases))
     seeds = [list(range(1000 * number, 1000 * number + count)) for number in range(len(cases))]
-    jobs = saved(tmp_path, cases, seeds, layout=layout)
+    jobs = saved(tmp_path, cases, seeds, layout)
     size = layout.get("pipeline_parallel", 1) * max(layout.get("tensor_parallel", 1), layout.get("expert_parallel", 1))
     check_families(jobs, play(size, jobs), record_property)

@@ -262,6 +262,21 @@ def test_failed_start_says_why_and_leaves_nothing(runtime, make_spec, run_dir):
     assert nothing_left(run_dir), leftovers(run_dir)
 
 
+def test_a_start_that_is_given_up_while_it_is_held_leaves_nothing(runtime, make_spec, run_dir):
+    """When a start is held back the sandbox is made and its program does not run; what the wait raises is the start's
+    error, and nothing of the sandbox is left."""
+    there = []
+
+    def give_up() -> None:
+        there.append(leftovers(run_dir))
+        raise SandboxStartError("not wanted any more")
+
+    with pytest.raises(SandboxStartError, match="not wanted any more"):
+        runtime.boot(make_spec("held", "print('it ran', flush=True)"), there.append, hold=give_up)
+    assert len(there) == 1 and any(there[0].values()), "made, and no word of the program"
+    assert nothing_left(run_dir), leftovers(run_dir)
+
+
 def test_memory_limit_kills_and_is_told_apart(runtime, make_spec):
     """A sandbox over its memory limit is ended and says so; one that merely fails does not."""
     if "memory" not in runtime.cgroups.enforced:

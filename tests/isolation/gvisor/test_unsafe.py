@@ -109,6 +109,17 @@ def test_missing_program_fails_the_boot(unsafe, run_dir):
     assert not list((run_dir / "bundles").iterdir())
 
 
+def test_a_start_that_is_given_up_while_it_is_held_leaves_nothing(unsafe, make_spec, run_dir):
+    """What the wait for memory raises ends the start before there is a program."""
+
+    def give_up() -> None:
+        raise SandboxStartError("not wanted any more")
+
+    with pytest.raises(SandboxStartError, match="not wanted any more"):
+        unsafe.boot(make_spec("held", "raise SystemExit"), hold=give_up)
+    assert not list((run_dir / "bundles").iterdir())
+
+
 STAY = """
 import os, sys, time
 sys.path.insert(0, {root!r})

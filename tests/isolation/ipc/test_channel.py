@@ -11,16 +11,19 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from isolation.ipc import channel as channel_module
 from isolation.ipc import messages as m
 from isolation.ipc import text as t
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import encode
+from isolation.ipc.doorbell import ThreadBell
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, PeerGoneError, RemoteProtocolError, RingFull
-from isolation.ipc.memory_order import LOOK_AGAIN_S
+from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_GROWTH, LOOK_AGAIN_S
 from isolation.ipc.ring import CONTROL_BYTES
 from isolation.ipc.segment import GUEST_TO_HOST, HOST_TO_GUEST, RING_BYTES
 from isolation.ipc.state import State
@@ -182,6 +185,43 @@ def test_a_lost_bell_costs_one_look(wire, monkeypatch):
     assert wire.host.receive() == [STEP]
     assert wire.host.missed_bells == 1
     timer.join()
+
+
+def test_a_sleeper_looks_again_ever_less(wire, monkeypatch):
+    """Where nothing comes and no bell is lost, a sleep of a minute has two looks in its first second and one each four
+    seconds after that."""
+    waits = []
+    clock = [0.0]
+
+    def wait(timeout_s, also=None):
+        waits.append(timeout_s)
+        clock[0] += timeout_s
+        return False
+
+    monkeypatch.setattr(wire.guest._bell_in, "wait", wait)
+    monkeypatch.setattr(channel_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert not wire.guest.wait(60)
+    assert waits[:3] == [LOOK_AGAIN_S, LOOK_AGAIN_GROWTH * LOOK_AGAIN_S, LOOK_AGAIN_AT_MOST_S]
+    assert sum(waits) == pytest.approx(60) and len(waits) <= 3 + 60 / LOOK_AGAIN_AT_MOST_S
+
+
+def test_another_descriptor_ends_a_wait(wire):
+    """A bell of the caller's own, rung by another thread, ends a long wait at once and is left to the caller; without
+    it the wait takes its time (control)."""
+    bell = ThreadBell()
+    assert not wire.guest.wait(0.02, bell.fileno())
+    threading.Timer(0.02, bell.ring).start()
+    began = time.monotonic()
+    assert wire.guest.wait(20, bell.fileno())
+    assert time.monotonic() - began < 10
+    assert wire.guest.wait(20, bell.fileno()), "it rings until it is drained"
+    bell.drain()
+    assert not wire.guest.wait(0.02, bell.fileno())
+    wire.host.send(Abort(1))
+    assert wire.guest.wait(20, bell.fileno())
+    bell.close()
+    bell.close()
+    bell.ring()
 
 
 def test_arm_withdraws_itself_when_something_is_there(wire):

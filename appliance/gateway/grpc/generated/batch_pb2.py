@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61thanor/batch/v1/batch.proto\x12\x10\x61thanor.batch.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"W\n\x11UploadFileRequest\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1a.athanor.batch.v1.FileHeadH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"A\n\x08\x46ileHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04keep\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x12UploadFileResponse\x12$\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x16.athanor.batch.v1.File\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"!\n\x0eGetFileRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\t\"H\n\x0fGetFileResponse\x12$\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x16.athanor.batch.v1.File\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\x85\x01\n\x10ListFilesRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12.\n\x07purpose\x18\x03 \x01(\x0e\x32\x1d.athanor.batch.v1.FilePurpose\x12\x14\n\x0coldest_first\x18\x04 \x01(\x08\x42\x08\n\x06_limit\"]\n\x11ListFilesResponse\x12%\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x16.athanor.batch.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"&\n\x13\x44ownloadFileRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\t\"$\n\x14\x44ownloadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x11\x44\x65leteFileRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\t\"%\n\x12\x44\x65leteFileResponse\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\xea\x01\n\x12\x43reateBatchRequest\x12\x15\n\rinput_file_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x34\n\x11\x63ompletion_window\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x08metadata\x18\x04 \x03(\x0b\x32\x32.athanor.batch.v1.CreateBatchRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x13\x43reateBatchResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"#\n\x0fGetBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"K\n\x10GetBatchResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"A\n\x12ListBatchesRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\tB\x08\n\x06_limit\"b\n\x13ListBatchesResponse\x12(\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x10\n\x08has_more\x18\x02 \x01(\x08\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"&\n\x12\x43\x61ncelBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"N\n\x13\x43\x61ncelBatchResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\xbe\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12.\n\x07purpose\x18\x03 \x01(\x0e\x32\x1d.athanor.batch.v1.FilePurpose\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xef\x04\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12-\n\x06status\x18\x03 \x01(\x0e\x32\x1d.athanor.batch.v1.BatchStatus\x12\x15\n\rinput_file_id\x18\x04 \x01(\t\x12\x16\n\x0eoutput_file_id\x18\x05 \x01(\t\x12\x15\n\rerror_file_id\x18\x06 \x01(\t\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0ein_progress_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rcancelling_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btotal_lines\x18\x0c \x01(\r\x12\x17\n\x0f\x63ompleted_lines\x18\r \x01(\r\x12\x14\n\x0c\x66\x61iled_lines\x18\x0e \x01(\r\x12\x37\n\x08metadata\x18\x10 \x03(\x0b\x32%.athanor.batch.v1.Batch.MetadataEntry\x12\x30\n\x08problems\x18\x11 \x03(\x0b\x32\x1e.athanor.batch.v1.BatchProblem\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0c\x42\x61tchProblem\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\r\x12\r\n\x05\x66ield\x18\x04 \x01(\t*b\n\x0b\x46ilePurpose\x12\x1c\n\x18\x46ILE_PURPOSE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46ILE_PURPOSE_BATCH\x10\x01\x12\x1d\n\x19\x46ILE_PURPOSE_BATCH_OUTPUT\x10\x02*\xee\x01\n\x0b\x42\x61tchStatus\x12\x1c\n\x18\x42\x41TCH_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_STATUS_VALIDATING\x10\x01\x12\x1c\n\x18\x42\x41TCH_STATUS_IN_PROGRESS\x10\x02\x12\x1b\n\x17\x42\x41TCH_STATUS_CANCELLING\x10\x03\x12\x1a\n\x16\x42\x41TCH_STATUS_COMPLETED\x10\x04\x12\x17\n\x13\x42\x41TCH_STATUS_FAILED\x10\x05\x12\x18\n\x14\x42\x41TCH_STATUS_EXPIRED\x10\x06\x12\x1a\n\x16\x42\x41TCH_STATUS_CANCELLED\x10\x07\x32\xb0\x06\n\x0c\x42\x61tchService\x12Y\n\nUploadFile\x12#.athanor.batch.v1.UploadFileRequest\x1a$.athanor.batch.v1.UploadFileResponse(\x01\x12N\n\x07GetFile\x12 .athanor.batch.v1.GetFileRequest\x1a!.athanor.batch.v1.GetFileResponse\x12T\n\tListFiles\x12\".athanor.batch.v1.ListFilesRequest\x1a#.athanor.batch.v1.ListFilesResponse\x12_\n\x0c\x44ownloadFile\x12%.athanor.batch.v1.DownloadFileRequest\x1a&.athanor.batch.v1.DownloadFileResponse0\x01\x12W\n\nDeleteFile\x12#.athanor.batch.v1.DeleteFileRequest\x1a$.athanor.batch.v1.DeleteFileResponse\x12Z\n\x0b\x43reateBatch\x12$.athanor.batch.v1.CreateBatchRequest\x1a%.athanor.batch.v1.CreateBatchResponse\x12Q\n\x08GetBatch\x12!.athanor.batch.v1.GetBatchRequest\x1a\".athanor.batch.v1.GetBatchResponse\x12Z\n\x0bListBatches\x12$.athanor.batch.v1.ListBatchesRequest\x1a%.athanor.batch.v1.ListBatchesResponse\x12Z\n\x0b\x43\x61ncelBatch\x12$.athanor.batch.v1.CancelBatchRequest\x1a%.athanor.batch.v1.CancelBatchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61thanor/batch/v1/batch.proto\x12\x10\x61thanor.batch.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"W\n\x11UploadFileRequest\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1a.athanor.batch.v1.FileHeadH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"A\n\x08\x46ileHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04keep\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x12UploadFileResponse\x12$\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x16.athanor.batch.v1.File\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"!\n\x0eGetFileRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\t\"H\n\x0fGetFileResponse\x12$\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x16.athanor.batch.v1.File\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\x85\x01\n\x10ListFilesRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12.\n\x07purpose\x18\x03 \x01(\x0e\x32\x1d.athanor.batch.v1.FilePurpose\x12\x14\n\x0coldest_first\x18\x04 \x01(\x08\x42\x08\n\x06_limit\"]\n\x11ListFilesResponse\x12%\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x16.athanor.batch.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"&\n\x13\x44ownloadFileRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\t\"$\n\x14\x44ownloadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x11\x44\x65leteFileRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\t\"%\n\x12\x44\x65leteFileResponse\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\x83\x02\n\x12\x43reateBatchRequest\x12\x15\n\rinput_file_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x34\n\x11\x63ompletion_window\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x08metadata\x18\x04 \x03(\x0b\x32\x32.athanor.batch.v1.CreateBatchRequest.MetadataEntry\x12\x17\n\x0fidempotency_key\x18\x05 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x13\x43reateBatchResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"#\n\x0fGetBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"K\n\x10GetBatchResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"A\n\x12ListBatchesRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\tB\x08\n\x06_limit\"b\n\x13ListBatchesResponse\x12(\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x10\n\x08has_more\x18\x02 \x01(\x08\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"&\n\x12\x43\x61ncelBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"N\n\x13\x43\x61ncelBatchResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.athanor.batch.v1.Batch\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\"\xbe\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12.\n\x07purpose\x18\x03 \x01(\x0e\x32\x1d.athanor.batch.v1.FilePurpose\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xef\x04\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12-\n\x06status\x18\x03 \x01(\x0e\x32\x1d.athanor.batch.v1.BatchStatus\x12\x15\n\rinput_file_id\x18\x04 \x01(\t\x12\x16\n\x0eoutput_file_id\x18\x05 \x01(\t\x12\x15\n\rerror_file_id\x18\x06 \x01(\t\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0ein_progress_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rcancelling_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btotal_lines\x18\x0c \x01(\r\x12\x17\n\x0f\x63ompleted_lines\x18\r \x01(\r\x12\x14\n\x0c\x66\x61iled_lines\x18\x0e \x01(\r\x12\x37\n\x08metadata\x18\x10 \x03(\x0b\x32%.athanor.batch.v1.Batch.MetadataEntry\x12\x30\n\x08problems\x18\x11 \x03(\x0b\x32\x1e.athanor.batch.v1.BatchProblem\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0c\x42\x61tchProblem\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\r\x12\r\n\x05\x66ield\x18\x04 \x01(\t*b\n\x0b\x46ilePurpose\x12\x1c\n\x18\x46ILE_PURPOSE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46ILE_PURPOSE_BATCH\x10\x01\x12\x1d\n\x19\x46ILE_PURPOSE_BATCH_OUTPUT\x10\x02*\xee\x01\n\x0b\x42\x61tchStatus\x12\x1c\n\x18\x42\x41TCH_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_STATUS_VALIDATING\x10\x01\x12\x1c\n\x18\x42\x41TCH_STATUS_IN_PROGRESS\x10\x02\x12\x1b\n\x17\x42\x41TCH_STATUS_CANCELLING\x10\x03\x12\x1a\n\x16\x42\x41TCH_STATUS_COMPLETED\x10\x04\x12\x17\n\x13\x42\x41TCH_STATUS_FAILED\x10\x05\x12\x18\n\x14\x42\x41TCH_STATUS_EXPIRED\x10\x06\x12\x1a\n\x16\x42\x41TCH_STATUS_CANCELLED\x10\x07\x32\xb0\x06\n\x0c\x42\x61tchService\x12Y\n\nUploadFile\x12#.athanor.batch.v1.UploadFileRequest\x1a$.athanor.batch.v1.UploadFileResponse(\x01\x12N\n\x07GetFile\x12 .athanor.batch.v1.GetFileRequest\x1a!.athanor.batch.v1.GetFileResponse\x12T\n\tListFiles\x12\".athanor.batch.v1.ListFilesRequest\x1a#.athanor.batch.v1.ListFilesResponse\x12_\n\x0c\x44ownloadFile\x12%.athanor.batch.v1.DownloadFileRequest\x1a&.athanor.batch.v1.DownloadFileResponse0\x01\x12W\n\nDeleteFile\x12#.athanor.batch.v1.DeleteFileRequest\x1a$.athanor.batch.v1.DeleteFileResponse\x12Z\n\x0b\x43reateBatch\x12$.athanor.batch.v1.CreateBatchRequest\x1a%.athanor.batch.v1.CreateBatchResponse\x12Q\n\x08GetBatch\x12!.athanor.batch.v1.GetBatchRequest\x1a\".athanor.batch.v1.GetBatchResponse\x12Z\n\x0bListBatches\x12$.athanor.batch.v1.ListBatchesRequest\x1a%.athanor.batch.v1.ListBatchesResponse\x12Z\n\x0b\x43\x61ncelBatch\x12$.athanor.batch.v1.CancelBatchRequest\x1a%.athanor.batch.v1.CancelBatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,10 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_BATCH_METADATAENTRY']._loaded_options = None
   _globals['_BATCH_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_FILEPURPOSE']._serialized_start=2456
-  _globals['_FILEPURPOSE']._serialized_end=2554
-  _globals['_BATCHSTATUS']._serialized_start=2557
-  _globals['_BATCHSTATUS']._serialized_end=2795
+  _globals['_FILEPURPOSE']._serialized_start=2481
+  _globals['_FILEPURPOSE']._serialized_end=2579
+  _globals['_BATCHSTATUS']._serialized_start=2582
+  _globals['_BATCHSTATUS']._serialized_end=2820
   _globals['_UPLOADFILEREQUEST']._serialized_start=115
   _globals['_UPLOADFILEREQUEST']._serialized_end=202
   _globals['_FILEHEAD']._serialized_start=204
@@ -64,31 +64,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETEFILERESPONSE']._serialized_start=804
   _globals['_DELETEFILERESPONSE']._serialized_end=841
   _globals['_CREATEBATCHREQUEST']._serialized_start=844
-  _globals['_CREATEBATCHREQUEST']._serialized_end=1078
-  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_start=1031
-  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_end=1078
-  _globals['_CREATEBATCHRESPONSE']._serialized_start=1080
-  _globals['_CREATEBATCHRESPONSE']._serialized_end=1158
-  _globals['_GETBATCHREQUEST']._serialized_start=1160
-  _globals['_GETBATCHREQUEST']._serialized_end=1195
-  _globals['_GETBATCHRESPONSE']._serialized_start=1197
-  _globals['_GETBATCHRESPONSE']._serialized_end=1272
-  _globals['_LISTBATCHESREQUEST']._serialized_start=1274
-  _globals['_LISTBATCHESREQUEST']._serialized_end=1339
-  _globals['_LISTBATCHESRESPONSE']._serialized_start=1341
-  _globals['_LISTBATCHESRESPONSE']._serialized_end=1439
-  _globals['_CANCELBATCHREQUEST']._serialized_start=1441
-  _globals['_CANCELBATCHREQUEST']._serialized_end=1479
-  _globals['_CANCELBATCHRESPONSE']._serialized_start=1481
-  _globals['_CANCELBATCHRESPONSE']._serialized_end=1559
-  _globals['_FILE']._serialized_start=1562
-  _globals['_FILE']._serialized_end=1752
-  _globals['_BATCH']._serialized_start=1755
-  _globals['_BATCH']._serialized_end=2378
-  _globals['_BATCH_METADATAENTRY']._serialized_start=1031
-  _globals['_BATCH_METADATAENTRY']._serialized_end=1078
-  _globals['_BATCHPROBLEM']._serialized_start=2380
-  _globals['_BATCHPROBLEM']._serialized_end=2454
-  _globals['_BATCHSERVICE']._serialized_start=2798
-  _globals['_BATCHSERVICE']._serialized_end=3614
+  _globals['_CREATEBATCHREQUEST']._serialized_end=1103
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_start=1056
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_end=1103
+  _globals['_CREATEBATCHRESPONSE']._serialized_start=1105
+  _globals['_CREATEBATCHRESPONSE']._serialized_end=1183
+  _globals['_GETBATCHREQUEST']._serialized_start=1185
+  _globals['_GETBATCHREQUEST']._serialized_end=1220
+  _globals['_GETBATCHRESPONSE']._serialized_start=1222
+  _globals['_GETBATCHRESPONSE']._serialized_end=1297
+  _globals['_LISTBATCHESREQUEST']._serialized_start=1299
+  _globals['_LISTBATCHESREQUEST']._serialized_end=1364
+  _globals['_LISTBATCHESRESPONSE']._serialized_start=1366
+  _globals['_LISTBATCHESRESPONSE']._serialized_end=1464
+  _globals['_CANCELBATCHREQUEST']._serialized_start=1466
+  _globals['_CANCELBATCHREQUEST']._serialized_end=1504
+  _globals['_CANCELBATCHRESPONSE']._serialized_start=1506
+  _globals['_CANCELBATCHRESPONSE']._serialized_end=1584
+  _globals['_FILE']._serialized_start=1587
+  _globals['_FILE']._serialized_end=1777
+  _globals['_BATCH']._serialized_start=1780
+  _globals['_BATCH']._serialized_end=2403
+  _globals['_BATCH_METADATAENTRY']._serialized_start=1056
+  _globals['_BATCH_METADATAENTRY']._serialized_end=1103
+  _globals['_BATCHPROBLEM']._serialized_start=2405
+  _globals['_BATCHPROBLEM']._serialized_end=2479
+  _globals['_BATCHSERVICE']._serialized_start=2823
+  _globals['_BATCHSERVICE']._serialized_end=3639
 # @@protoc_insertion_point(module_scope)

@@ -416,10 +416,15 @@ class CreateBatchRequest(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     COMPLETION_WINDOW_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     input_file_id: _builtins.str
     """Id of the uploaded file whose lines are its requests."""
     endpoint: _builtins.str
     """Route of all of its lines, such as /v1/chat/completions."""
+    idempotency_key: _builtins.str
+    """A text of at most 255 characters that the client draws for this batch. A call with a key that has made a batch
+    already answers with that one, so a call whose answer was lost is sent again without harm. Empty: none.
+    """
     @_builtins.property
     def completion_window(self) -> _duration_pb2.Duration:
         """Time within which it is over. Absent: 24 hours, which is the only one there is."""
@@ -435,10 +440,11 @@ class CreateBatchRequest(_message.Message):
         endpoint: _builtins.str = ...,
         completion_window: _duration_pb2.Duration | None = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window", "endpoint", b"endpoint", "input_file_id", b"input_file_id", "metadata", b"metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window", "endpoint", b"endpoint", "idempotency_key", b"idempotency_key", "input_file_id", b"input_file_id", "metadata", b"metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from appliance.common.version import VERSION
 from appliance.gateway.front.affinity import HEADER, MAX_SESSION_CHARS
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.front.end_user import MAX_END_USER_CHARS
+from appliance.gateway.front.stored_builder import MAX_KEY_CHARS
 from appliance.gateway.http import messages_request, responses_request, unsupported
 from appliance.gateway.http.app import ROUTES, Route
 from appliance.gateway.http.background import MAX_NUMBER_CHARS
@@ -169,6 +170,8 @@ def _parameters(name: str, path: str) -> list[dict[str, Any]]:
     ]
     if name.startswith("POST ") and path in BODIES and path != "/v1/batches":
         found += [{"$ref": f"#/components/parameters/{one}"} for one in ("traceparent", "x-request-timeout-ms", HEADER)]
+    if name == "POST /v1/batches":
+        found.append({"$ref": "#/components/parameters/idempotency-key"})
     return found
 
 
@@ -237,6 +240,7 @@ def _request_headers() -> dict[str, Any]:
     shapes = {
         "traceparent": ANY_TEXT,
         "x-request-timeout-ms": whole(1, MAX_TIMEOUT_MS),
+        "idempotency-key": text(1, MAX_KEY_CHARS),
         HEADER: text(1, MAX_SESSION_CHARS),
     }
     return {

@@ -90,12 +90,26 @@ def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
     book.apply("log", 0, [(NOON_MS, request(1)), (NOON_MS, request(2))])
     assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 7)}
     tomorrow, next_month = NOON + 86_400, datetime(2026, 4, 1, tzinfo=UTC).timestamp()
-    assert book.spent(tomorrow, ["alpha"]) == {"alpha": SpentNow(0, 150, 0)}
+    assert book.spent(tomorrow, ["alpha"]) == {"alpha": SpentNow(0, 150, 0, 7)}
     assert book.spent(next_month, ["alpha"]) == {}
-    book.forget_reservations(NOON)
-    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 7)}
     book.forget_reservations(tomorrow)
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 7)}
+    book.forget_reservations(next_month)
     assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 0)}
+
+
+def test_the_end_of_a_batch_releases_what_its_lines_reserved(tmp_path: Path) -> None:
+    """A line that was cancelled between two attempts has no entry; the batch's end takes its place, and nothing else's.
+    Control: the tenant's wish to cancel, while lines still run, releases nothing."""
+    book, _ = open_book(tmp_path)
+    names = ["batch_1-7", "batch_1-7.2", "batch_10-7", "batch_1", "req_1"]
+    book.reserve(NOON, [Reserved(name, "alpha", 1) for name in names])
+    fields = {"tenant": "alpha", "batch": "batch_1", "endpoint": "/v1/x", "lines": 9, "completed": 8, "failed": 0}
+    wished, over = (entry("batch", event="cancelled", principal=who, **fields) for who in ("key:alpha-1", ""))
+    book.apply("log", 0, [(NOON_MS, wished)])
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(0, 0, 5)}
+    book.apply("log", 1, [(NOON_MS, over)])
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(0, 0, 3)}
 
 
 def lease(what: str, cost: int, name: str = "lease_1", day: int = period_of(NOON).day) -> Entry:

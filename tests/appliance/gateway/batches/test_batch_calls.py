@@ -116,6 +116,23 @@ async def test_a_batch_from_file_to_results(stack: Stack, client: Client) -> Non
         await official.files.retrieve(uploaded.id)
 
 
+async def test_a_key_makes_one_batch(stack: Stack, client: Client) -> None:
+    """A call that is sent again with its key answers with the batch that the first made, by either API; another request
+    with it is FAILED_PRECONDITION, and too long a key INVALID_ARGUMENT. Control: without one there are two."""
+    file = await client.upload([json.dumps(line("a")).encode()])
+    asked = {"input_file_id": file.id, "endpoint": HTTP}
+    ids = [(await client.ask("CreateBatch", **asked, idempotency_key="k")).batch.id for _ in range(2)]
+    assert ids[0] == ids[1]
+    official = stack.openai().batches
+    window = {"completion_window": "24h", "extra_headers": {"idempotency-key": "k"}}
+    assert (await official.create(**asked, **window)).id == ids[0]  # type: ignore[call-overload]
+    other = await refused(client.ask("CreateBatch", **asked, metadata={"a": "b"}, idempotency_key="k"))
+    assert other.code() is grpc.StatusCode.FAILED_PRECONDITION
+    long = await refused(client.ask("CreateBatch", **asked, idempotency_key="k" * 256))
+    assert long.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len({(await client.ask("CreateBatch", **asked)).batch.id for _ in range(2)} | {ids[0]}) == 3
+
+
 async def test_a_refused_file_and_a_cancelled_batch(stack: Stack, client: Client) -> None:
     """Mistakes have the numbers of their lines; a batch in which lines run is cancelled, and then over: cancelling it
     once more, and deleting a file in use, are FAILED_PRECONDITION."""

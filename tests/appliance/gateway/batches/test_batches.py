@@ -267,6 +267,21 @@ async def test_a_withdrawn_credential_ends_its_lines(stack: Stack) -> None:
     assert (await stack.ended(other, (await begin(other, [line("c")])).id, "completed")).request_counts.completed == 1
 
 
+async def test_a_batch_is_made_once_for_a_key(stack: Stack) -> None:
+    """A create that is tried again with its `Idempotency-Key` answers with the batch that the first one made, and with
+    409 where it asks for another; without a key there are two (control). Too long a key is refused."""
+    client = stack.openai()
+    first = await begin(client, [line("a")], extra_headers={"Idempotency-Key": "k" * 255})
+    asked = {"input_file_id": first.input_file_id, "endpoint": first.endpoint, "completion_window": "24h"}
+    again = await client.batches.create(**asked, extra_headers={"idempotency-key": "k" * 255})
+    assert again.id == first.id
+    with pytest.raises(openai.ConflictError):
+        await client.batches.create(**asked, metadata={"b": "c"}, extra_headers={"idempotency-key": "k" * 255})
+    assert len({(await client.batches.create(**asked)).id for _ in range(2)} | {first.id}) == 3
+    with pytest.raises(openai.BadRequestError, match="255"):
+        await client.batches.create(**asked, extra_headers={"idempotency-key": "k" * 256})
+
+
 async def test_cancel_lets_running_lines_end_and_begins_no_others(stack: Stack) -> None:
     """The lines that run have their results in the file; no other begins. A batch that is over cannot be cancelled."""
     client, gate = stack.openai(), asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -197,3 +198,56 @@ async def test_the_supervisors_end_may_come_anew(stack: Stack) -> None:
     assert away.value.status_code == 503
     await until(lambda: stack.link.up)
     assert (await client.files.content(file.id)).read() == DATA
+
+
+async def begin_upload(stack: Stack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """An upload of which more would come, once the store has begun its file."""
+    reader, writer = await asyncio.open_connection(*stack.url.removeprefix("http://").split(":"))
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stack.keys['acme']}\r\n"
+        "content-type: multipart/form-data; boundary=b\r\ncontent-length: 1000000\r\n\r\n"
+    )
+    part = '--b\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n' + "x" * 1_000
+    writer.write((head + part).encode())
+    await until(lambda: _begun(stack))
+    return reader, writer
+
+
+def _begun(stack: Stack) -> int:
+    with stack.store.book.look() as connection:
+        return int(connection.execute("SELECT COUNT(*) FROM files WHERE whole = 0").fetchone()[0])
+
+
+async def test_a_drain_ends_uploads_with_a_retryable_error(stack: Stack) -> None:
+    """An upload that outlasts a drain is answered 503 with the time to come back, and nothing of it is kept."""
+    reader, writer = await begin_upload(stack)
+    stopping = asyncio.create_task(stack.ends.stop(0.2))
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    await stopping
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 503 ") and b"\r\nretry-after: " in head
+    assert "shutting down" in json.loads(body)["error"]["message"]
+    assert not _begun(stack) and stack.store.figures()["files"] == 0
+
+
+async def test_a_drain_cuts_a_download_so_that_it_does_not_look_whole(stack: Stack) -> None:
+    """A download that its client reads slowly ends with its connection, before the last chunk and without an error in
+    the middle of the file. Control: one that is read comes whole, with its last chunk."""
+    data = (b"x" * 4_095 + b"\n") * (8 << 8)
+    file = await stack.openai().files.create(file=("in.jsonl", data), purpose="batch")
+    asked = f"GET /v1/files/{file.id}/content HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stack.keys['acme']}\r\n"
+    for drains in (False, True):
+        reader, writer = await asyncio.open_connection(*stack.url.removeprefix("http://").split(":"), limit=1 << 16)
+        writer.write((asked + "connection: close\r\n\r\n").encode())
+        await reader.readuntil(b"\r\n\r\n")
+        if drains:
+            await stack.ends.stop(0.2)
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(1 << 20):
+                found += part
+        writer.close()
+        assert found.endswith(b"0\r\n\r\n") is not drains
+        assert (found.count(b"x") == data.count(b"x")) is not drains
+        assert b"shutting down" not in found

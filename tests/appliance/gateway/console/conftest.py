@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from appliance.common.operator_roles import EVERY
+from appliance.gateway.console.headers import ROLES
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.telemetry.admin import admin_app
 from tests.appliance.admin_server import FakeAppliance
@@ -19,6 +22,16 @@ from tests.appliance.gateway.console.pictures import FakeGateway
 
 STOP_S = 10.0
 """How long a server may take to end; its thread does not hold up the tests' end."""
+
+
+def _owned(app: ASGIApp) -> ASGIApp:
+    """A listener whose callers have every role (``test_local_roles`` shows what others get)."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[ROLES] = lambda: EVERY
+        await app(scope, receive, send)
+
+    return serve
 
 
 @dataclass
@@ -39,7 +52,7 @@ class Console:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         routes = console_routes(self.gateway.look, self.gateway.traces, self.gateway.usage)
-        app = admin_app(FakeAppliance().parts(), routes)
+        app = _owned(admin_app(FakeAppliance().parts(), routes))
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", loop="asyncio")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

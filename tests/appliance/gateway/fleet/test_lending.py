@@ -110,7 +110,7 @@ class Host:
         world = self.world
         spends = Spends(lambda: NOON + world.now)
         period = period_of(NOON)
-        amounts = [self.disk.spent, self.disk.spent, self.disk.reserved]
+        amounts = [self.disk.spent, self.disk.spent, self.disk.reserved, 0]
         spends.take(Spent(period.day, period.month, ["acme"], {"acme": amounts}))
         self.ledger = Ledger(world.part, {"acme": b"k" * 32}, self.clock, spends)
         self.parts = OwnParts(self.ledger, spends, self.clock)

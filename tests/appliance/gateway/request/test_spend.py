@@ -12,7 +12,7 @@ from appliance.common.control import Spent
 from appliance.common.errors import InvalidRequestError, PermissionDeniedError, SpendLimitError
 from appliance.common.usage.periods import period_of
 from appliance.gateway.request.ledger import Ledger
-from appliance.gateway.request.spend import Spends
+from appliance.gateway.request.spend import SpendParts, Spends
 from policy.loader import Source, load_policy
 from policy.prices import amount_text
 
@@ -128,28 +128,40 @@ def test_a_new_day_and_a_new_month_begin_at_zero() -> None:
 
 def test_what_the_supervisor_knows_is_the_beginning() -> None:
     """A fresh gateway goes on from the account on disk, with what was reserved for requests that never ended; an
-    account of yesterday says nothing of today, and one that lags sets nothing back."""
+    account of yesterday says nothing of today, its reservations count in the month, and one that lags sets nothing
+    back."""
     clock = Clock()
     spends = Spends(clock)
     now = period_of(clock.now)
-    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [5, 70, 30]}))
+    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [5, 70, 30, 0]}))
     assert (spends.of("alpha").day, spends.of("alpha").month) == (35, 100)
     spends.reserve("alpha", 30)
     spends.settle("alpha", 30, 20)
     assert (spends.of("alpha").day, spends.of("alpha").month) == (55, 120)
-    spends.take(Spent(now.day - 1, now.month, ["alpha"], {"alpha": [900, 95, 900]}))
-    assert (spends.of("alpha").day, spends.of("alpha").month) == (55, 125)
+    spends.take(Spent(now.day - 1, now.month, ["alpha"], {"alpha": [900, 95, 900, 0]}))
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (55, 125 + 900)
 
 
-def test_what_never_ended_counts_until_the_day_is_over() -> None:
-    """Reservations of a gateway that was killed: against both limits today, against neither tomorrow."""
-    clock = Clock(EVENING - 86_400)
+def test_what_never_ended_counts_until_its_periods_are_over() -> None:
+    """Reservations of a gateway that was killed: against both limits today, against the month's until that ends; so do
+    those of earlier days, in a gateway that runs over midnight and in one that begins after it."""
+    clock = Clock(EVENING - 2 * 86_400)
     spends = Spends(clock)
     now = period_of(clock.now)
-    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [1, 2, 100]}))
-    assert (spends.of("alpha").day, spends.of("alpha").month) == (101, 102)
+    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [1, 2, 100, 30]}))
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (101, 132)
     clock.now += 61
-    assert (spends.of("alpha").day, spends.of("alpha").month) == (0, 2)
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (0, 132)
+    later = Spends(clock)
+    later.take(Spent(now.day + 1, now.month, ["alpha"], {"alpha": [0, 2, 0, 130]}))
+    assert later.of("alpha") == spends.of("alpha")
+    assert later.parts("alpha") == spends.parts("alpha") == SpendParts(0, 2, 0, 130)
+    late = Spends(clock)
+    late.take(Spent(now.day, now.month, ["alpha"], {"alpha": [1, 2, 100, 30]}))
+    assert late.of("alpha") == spends.of("alpha"), "an answer that was made before midnight"
+    clock.now += 2 * 86_400
+    assert period_of(clock.now).month == now.month + 1
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (0, 0)
 
 
 def test_a_clock_that_was_far_ahead_keeps_no_period_for_ever() -> None:

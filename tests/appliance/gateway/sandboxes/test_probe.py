@@ -124,6 +124,21 @@ async def test_an_idle_sandbox_is_asked_at_intervals(either: Clocked) -> None:
         assert one.link.frames == before + 1, "control: another frame moves it"
 
 
+async def test_an_idle_link_has_no_timer(either: Clocked) -> None:
+    """The look for a missed bell ends with the answer to a probe: nothing wakes the loop between two of them. It stays
+    while an answer is awaited (control)."""
+    one = either
+    one.pass_s(PERIOD_S)
+    assert one.link._link._timer is not None
+    one.say(Pong(1))
+    assert one.link._link._timer is None
+    if one.engine is not None:
+        one.pass_s(PERIOD_S)
+        one.submit(1)
+        one.say(Pong(2))
+        assert one.link._link._timer is not None
+
+
 async def test_one_without_an_answer_hangs_and_is_ended(either: Clocked) -> None:
     """It counts as hung from the bound on, is well again with a late answer, and is ended at the configured limit as
     one that is at fault."""

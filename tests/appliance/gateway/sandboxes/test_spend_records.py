@@ -107,7 +107,7 @@ async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.M
     def answer(query: SpendQuery) -> None:
         told.append(query)
         if len(told) > 1:  # the first is lost
-            records.take_spent(Spent(1, 2, query.tenants, {query.tenants[0]: [3, 4, 0]}))
+            records.take_spent(Spent(1, 2, query.tenants, {query.tenants[0]: [3, 4, 0, 0]}))
 
     records = SpendRecords(answer, taken.append)
     tenants = [f"t{number}" for number in range(1200)]
@@ -118,8 +118,8 @@ async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.M
     assert len(told) == 4
     records.attached(WELCOME)  # this gateway's own account is complete: a new supervisor is asked nothing
     assert len(told) == 4
-    records.take_spent(Spent(1, 2, ["t0", "new"], {"t0": [9, 9, 9], "new": [1, 1, 0]}))
-    assert taken[-1].spent == {"new": [1, 1, 0]}
+    records.take_spent(Spent(1, 2, ["t0", "new"], {"t0": [9, 9, 9, 9], "new": [1, 1, 0, 0]}))
+    assert taken[-1].spent == {"new": [1, 1, 0, 0]}
     silent = SpendRecords(lambda _: None, taken.append)
     with pytest.raises(ControlError, match="did not tell in time"):
         await silent.fetch(["a"], 0.02)

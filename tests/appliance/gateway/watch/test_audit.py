@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
 
 from appliance.common import control
 from appliance.common.audit.entry import Entry, from_wire
 from appliance.common.control import Audited
 from appliance.common.errors import RateLimitedError, UnauthenticatedError
 from appliance.gateway.generate_request import Principal
-from appliance.gateway.request.audit_feed import MAX_COUNTED, MAX_PENDING, MESSAGES_A_TURN, AuditFeed, NoAuditFeed
+from appliance.gateway.request import audit_feed
+from appliance.gateway.request.audit_feed import (
+    FLUSH_S,
+    MAX_COUNTED,
+    MAX_PENDING,
+    MESSAGES_A_TURN,
+    AuditFeed,
+    NoAuditFeed,
+)
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
 from policy.decision import Decision, Effect, Reason
 
@@ -116,6 +129,37 @@ def test_a_supervisor_that_is_away_costs_a_bounded_list_and_a_gap() -> None:
         feed.flush()
         assert 0 < len(peer.taken) - before <= MESSAGES_A_TURN
     assert [one.fields["request"] for one in peer.entries] == [f"req_{number}" for number in range(MAX_PENDING)]
+
+
+async def test_a_feed_with_nothing_to_hand_on_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without entries it wakes up for nothing; the first one, or a count, is handed on after one sleep, and while the
+    supervisor takes none it goes on trying (control)."""
+    sleeps: list[float] = []
+    plain = asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        sleeps.append(delay_s)
+        await plain(0.001)
+
+    monkeypatch.setattr(audit_feed, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
+    peer = Peer()
+    feed = AuditFeed(peer.send)
+    running = asyncio.create_task(feed.run())
+    add = partial(feed.add, "integrity", model="m", generation=1, count=1)
+    for number, make in enumerate((add, partial(feed.count, "refused", outcome="X", reason="y")), start=1):
+        await plain(0.05)
+        assert len(sleeps) == number - 1
+        make()
+        while len(peer.entries) < number:
+            await plain(0.001)
+        await plain(0.05)
+        assert sleeps == [FLUSH_S] * number
+    peer.room = 0
+    add()
+    while len(sleeps) < 6:
+        await plain(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def test_a_flood_of_denials_pushes_no_request_out() -> None:

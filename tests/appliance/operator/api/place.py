@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from appliance.common.account_roles import Roles
 from appliance.common.policy_history import PolicyHistory, relative
 from appliance.operator.api.front import METHODS, OperatorFront
-from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 from appliance.operator.cli.key import create_key
 from policy.files import read_sources

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import grpc
 import pytest
 
+from appliance.common.account_roles import Roles
 from appliance.common.credentials import read_key_table
 from appliance.common.operator_roles import OperatorRole
 from appliance.operator.api.front import OperatorFront
 from appliance.operator.api.generated import admin_pb2 as pb
 from appliance.operator.api.method import ChangeTurn
-from appliance.operator.api.roles import Roles
 from appliance.operator.api.server import serving
 from tests.appliance.admin_server import LIVE, FakeAppliance, serve_admin
 from tests.appliance.operator.api.place import OWN_POOL, Client, Place, a_place, calling

@@ -16,12 +16,12 @@ from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as reflection
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
+from appliance.common.account_roles import OVERFLOW, Caller, Roles, caller_of
 from appliance.common.errors import ConfigError
 from appliance.common.operator_config import OperatorApiConfig
 from appliance.common.operator_roles import EVERY, NEEDED, OperatorRole
 from appliance.operator.api import server
 from appliance.operator.api.front import METHODS
-from appliance.operator.api.roles import OVERFLOW, Caller, Roles, caller_of
 from isolation.host.process import run
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.gateway.grpc.grpc_client import detail_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -449,3 +450,30 @@ def test_malformed_frames_are_refused(header: bytes) -> None:
     with pytest.raises(ControlError):
         m.check_lengths(1, m.MAX_PAYLOAD_BYTES + 1)
     m.check_lengths(m.MAX_HEADER_BYTES, m.MAX_PAYLOAD_BYTES)
+
+
+def test_a_key_makes_one_batch(store: Store) -> None:
+    """A call that is sent again with its key gets the batch that it made, also after a restart, beyond the number of
+    batches that a tenant may have; other values are refused. Another tenant's same key, another key, and none make
+    batches of their own (controls). The key goes with its batch, and is nowhere in the clear."""
+    file = store.upload(b"{}\n")
+    first = m.BeginBatch("alpha", "key:alpha", file, "/v1/completions", DAY_S, {"a": "b"}, "00ff")
+    made = store.call(first)
+    assert isinstance(made, m.BatchFound)
+    store.reopen()
+    store.now += 60
+    assert store.call(first) == made
+    assert store.refusal(replace(first, metadata={})) == "other_batch"
+    others = [store.call(replace(first, key=key)) for key in ("", "", "00fe")]
+    theirs = store.call(replace(first, tenant="beta", file=store.upload(b"{}\n", "beta")))
+    ids = {one.batch.id for one in (made, theirs, *others)}  # type: ignore[union-attr]
+    assert len(ids) == 5
+    for _ in range(MAX_OPEN_BATCHES - 4):
+        store.batch(file)
+    assert store.refusal(replace(first, key="00fd")) == "too_many_batches"
+    assert store.call(first) == made
+    assert b"00ff" not in (store.folder / "kept" / NAME).read_bytes()
+    with store.store.book.change() as connection:
+        store.store._batches.remove(connection, made.batch.id)
+    again = store.call(first)
+    assert isinstance(again, m.BatchFound) and again.batch.id not in ids

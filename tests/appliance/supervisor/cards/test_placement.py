@@ -65,7 +65,7 @@ class House:
         self.told.append(decode(encode(message)))
         return True
 
-    def boot(self, plan: BootPlan, _runtime: object, stop: threading.Event) -> Booted:
+    def boot(self, plan: BootPlan, _runtime: object, stop: threading.Event, **_: object) -> Booted:
         """An engine is ready at once, unless it hangs in the driver of its card."""
         self.booted.append(plan)
         if plan.card is not None and plan.card.card == self.hangs_on:

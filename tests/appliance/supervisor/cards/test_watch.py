@@ -255,7 +255,7 @@ async def test_a_keepers_engine_is_ended_and_the_gateway_told_why(
     """From the plan of its boot over the process on the card to what the gateway is told: first why, then that it is
     down; a text sandbox beside it goes on."""
     machine.card(pid=os.getpid(), held=79 * GIB)
-    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(Sandbox(), None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(Sandbox(), None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
     told: list[Control] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from contextlib import suppress
 from pathlib import Path
@@ -260,6 +261,22 @@ def test_forget_makes_a_namespace_unfindable_and_zero(tmp_path: Path) -> None:
         pool.check_integrity()
         one.run(submit(3, prompt(1)), submit(4, prompt(2), tenant=2))
         assert (one.cached[3], one.cached[4]) == (0, 40)
+
+
+def test_a_word_to_forget_reaches_a_sleeping_engine_at_once(tmp_path: Path) -> None:
+    """The port's thread sleeps without an end and is woken by the word, and so is an engine that waits for the
+    supervisor's bell; the end of the port does not wait either."""
+    with spilling(tmp_path) as one:
+        one.run(submit(1, prompt(1)))
+        time.sleep(0.05)  # The thread sleeps.
+        assert not one.wire.guest.wait(0.05), "control: nothing comes by itself"
+        one.port.forget(namespace(1))
+        began = time.monotonic()
+        assert one.wire.guest.wait(20.0)
+        one.port.close()
+        one.port.close()
+        assert time.monotonic() - began < 5.0, "the thread's sleep is far longer"
+        assert one.wire.guest.receive(8) == [Forget(namespace(1))]
 
 
 def test_a_random_load_with_spill_gives_the_tokens_of_one_without(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jsonschema
@@ -141,10 +142,11 @@ def allowed_by(row: Row) -> list[int]:
     return np.flatnonzero(bits).tolist()
 
 
+@lru_cache(maxsize=64)
 def held(
     name: str, source: bytes, *, special: bool = True, thinking: Thinking = Thinking.NONE, thinks: bool = False
 ) -> Held:
-    """Compile the grammar of a format."""
+    """Compile the grammar of a format; the tests of a module ask for some of them again and again."""
     found = spelt(name, special=special, thinking=thinks)
     grammar = CompiledGrammar(found.tokenizer, GrammarKind.TOOLS, source, found.words, thinking=thinking)
     return Held(found, grammar, source, thinking)

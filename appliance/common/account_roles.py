@@ -1,4 +1,4 @@
-"""Who calls the operator's API, by the kernel's word or by what was proved over TLS, and what they may do."""
+"""Accounts of this machine that call an operator's interface, by the kernel's word, and what they may do."""
 
 from __future__ import annotations
 
