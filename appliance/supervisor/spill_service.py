@@ -171,6 +171,8 @@ def open_vault(config: ApplianceConfig, namespace: Namespace) -> Vault | None:
         store = SpillStore(limits, keyring, carrier, leaving.__contains__)
     except OSError as error:
         keyring.close()
+        if carrier is not None:
+            carrier.close()
         raise StartError(f"cannot use the spill directory {spill.directory}: {error.strerror}") from error
     log.info("KV spills", memory=spill.memory, disk=spill.disk, store=limits.store)
     return Vault(keyring, store, namespace, leaving)

@@ -243,7 +243,9 @@ class SpillStore:
 
     def _leave(self, tenant: str, key: Key, item: SpilledObject, sealed: bytes | None) -> bool:
         """Hand an object without a place here to the store outside; False where it does not go there."""
-        return self._store is not None and bool(sealed) and self._store.offer(tenant, key, item, sealed or b"")
+        if self._store is None or sealed is None or len(sealed) != item.size:
+            return False  # A file that was cut, grew or is gone would open nowhere.
+        return self._store.offer(tenant, key, item, sealed)
 
     def _write(self, item: SpilledObject) -> bool:
         assert self._folder is not None, "a tier without a folder holds nothing"

@@ -119,3 +119,8 @@ class TierBooks:
         """Tenant and object to evict: the largest holder's longest unused."""
         tenant = max(self.bytes_of, key=self.bytes_of.__getitem__)
         return tenant, next(iter(self.objects[tenant]))
+
+    def victim_by_count(self) -> tuple[str, Key]:
+        """Tenant and object to evict where there are too many objects: the longest unused of who has most of them."""
+        tenant = max(self.objects, key=lambda name: len(self.objects[name]))
+        return tenant, next(iter(self.objects[tenant]))

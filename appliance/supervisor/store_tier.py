@@ -102,7 +102,8 @@ class StoreTier:
             return False
         self.tier.put(tenant, key, item)
         while self.tier.used > self.tier.limit or self.tier.count > MAX_STORE_OBJECTS:
-            evicted = self.tier.pop(*self.tier.victim())
+            full = self.tier.used > self.tier.limit
+            evicted = self.tier.pop(*(self.tier.victim() if full else self.tier.victim_by_count()))
             if evicted is not None:
                 self.forget(evicted)
                 self._figures.evicted += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.carrier_wire import ObjectStatus
+from appliance.common.carrier_wire import ENTRY, REQUEST, ObjectStatus, Order, check_head, decode_request, read_exactly
+from appliance.supervisor import kv_carrier, store_tier
 from appliance.supervisor.kv_carrier import PATIENCE_S, KvCarrier
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
@@ -221,6 +223,81 @@ def test_a_store_that_is_away_costs_a_block_and_keeps_it(keyring: Keyring) -> No
     hostile.away = False
     assert list(kept.get_many([binding(number) for number in range(6)])) == [content(number) for number in range(3)]
     kept.close()
+
+
+def test_a_flood_of_tiny_blocks_evicts_its_own(keyring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the number of objects is the bound, the tenant with most objects gives way, not the one with most bytes."""
+    monkeypatch.setattr(store_tier, "MAX_STORE_OBJECTS", 4)
+    kept, hostile = outside(keyring)
+    for number in range(2):
+        kept.put(binding(number), content(number))
+    for number in range(12):
+        kept.put(binding(number, "beta"), b"tiny")
+    hostile.settle()
+    assert [kept.get(binding(number)) for number in range(2)] == [content(0), content(1)]
+    assert kept.figures.evicted > 0 and kept.figures.store_objects == 4
+    kept.close()
+
+
+def test_a_file_that_was_cut_does_not_leave(keyring: Keyring, tmp_path: Path) -> None:
+    """What a disk has lost is evicted, not sent out as what it is not. Control: the next whole file leaves."""
+    hostile = HostileStore()
+    limits = SpillLimits(1, SEALED, tmp_path / "disk", store=1 << 20, store_seconds=3_600)
+    kept = SpillStore(limits, keyring, hostile, lambda _tenant: True)
+    kept.put(binding(0), content(0))
+    next((tmp_path / "disk").iterdir()).write_bytes(b"cut")
+    kept.put(binding(1), content(1))
+    assert (len(hostile.objects), kept.figures.evicted) == (0, 1)
+    kept.put(binding(2), content(2))
+    assert (len(hostile.objects), kept.figures.evicted) == (1, 1)
+    kept.close()
+
+
+def test_what_is_dropped_before_it_is_written_never_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a carrier that does not answer yet, the queue has a bound on objects, and one that is dropped there is
+    neither sent nor dropped outside; one that was on its way is dropped there (control)."""
+    monkeypatch.setattr(kv_carrier, "MAX_PUTS", 3)
+    told: list[ObjectStatus] = []
+    names = [bytes([number]) * 32 for number in range(5)]
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
+        path = Path(name) / "c"
+        listening.bind(str(path))
+        listening.listen()
+        way = KvCarrier(path, 60)
+        assert way.offer(names[0], memoryview(b"zero"), told.append)
+        peer = listening.accept()[0]
+        with peer:
+            assert _orders(peer) == (Order.PUT, (names[0],))
+            assert [way.offer(one, memoryview(b"more"), told.append) for one in names[1:]] == [True, True, True, False]
+            for one in (names[2], names[0]):
+                way.drop(one)
+            peer.sendall(bytes([ObjectStatus.OK]))
+            assert _orders(peer) == (Order.PUT, (names[1], names[3]))
+            peer.sendall(bytes([ObjectStatus.OK] * 2))
+            assert _orders(peer) == (Order.DROP, (names[0],))
+            peer.sendall(bytes([ObjectStatus.OK]))
+            assert told == [ObjectStatus.OK] * 3
+            way.close()
+
+
+def _orders(peer: socket.socket) -> tuple[Order, tuple[bytes, ...]]:
+    """Read one request as a carrier does."""
+    until = time.monotonic() + 5
+    head = bytes(read_exactly(peer, REQUEST.size, until))
+    request = decode_request(head, bytes(read_exactly(peer, check_head(head)[1] * ENTRY.size, until)))
+    read_exactly(peer, sum(request.sizes), until)
+    return request.order, request.names
+
+
+def test_a_question_that_waited_for_another_says_nothing_of_the_carrier(tmp_path: Path) -> None:
+    """While one engine's question is under way, another's is answered in time as away; the carrier still counts as
+    there. Control: one that does not listen counts as away after a question."""
+    way = KvCarrier(tmp_path / "nobody", 60)
+    with way._asking:
+        assert way.get([bytes(32)], [8]) == [(ObjectStatus.AWAY, b"")]
+    assert way.offer(bytes(32), memoryview(b"body"), lambda _status: None)
+    wait_until(lambda: not way.offer(bytes(32), memoryview(b"body"), lambda _status: None))
+    way.close()
 
 
 def count_in_memory(pid: int, wanted: bytes) -> int:
