@@ -17,6 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.store_tier import BATCH_OBJECTS
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.doorbell import ThreadBell
@@ -96,6 +97,8 @@ class SpillPort:
                 began = time.thread_time()
                 messages = self._channel.receive(READ_BATCH)
                 for message in messages:
+                    if self._closing.is_set():
+                        return
                     self.serve(message)
                 if not messages:
                     self._channel.wait(WAIT_S, self._bell.fileno())
@@ -118,11 +121,15 @@ class SpillPort:
                 self._store.put(self._binding(tenant, message.block), message.content)
             return
         count = 0
-        if tenant is not None:
-            for content in self._store.get_many([self._binding(tenant, block) for block in message.blocks]):
+        while tenant is not None and count < len(message.blocks):
+            blocks = message.blocks[count : count + BATCH_OBJECTS]
+            before = count
+            for content in self._store.get_many([self._binding(tenant, block) for block in blocks]):
                 if not self._send(Fetched(message.request, count, content)):
                     return
                 count += 1
+            if count < before + len(blocks):
+                break
         if count < len(message.blocks):
             self._send(Fetched(message.request, count, b""))
 
