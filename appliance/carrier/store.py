@@ -55,7 +55,7 @@ class ObjectStore:
     def put(self, objects: Iterable[tuple[bytes, bytearray]], count: int, seconds: int) -> list[ObjectStatus]:
         """Keep objects, by name, for so many seconds; gives what became of each. All of ``objects`` is consumed, also
         where the store is away."""
-        self._until = time.monotonic() + EXCHANGE_S
+        self._begin()
         sent = 0
         for name, body in objects:
             if sent < 0:
@@ -71,7 +71,7 @@ class ObjectStore:
 
     def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> Iterator[tuple[ObjectStatus, bytes | bytearray]]:
         """Yield each object, in order, as it comes."""
-        self._until = time.monotonic() + EXCHANGE_S
+        self._begin()
         given = 0
         try:
             self._send(b"".join(b"*2\r\n$3\r\nGET\r\n" + _word(_key(name)) for name in names))
@@ -88,7 +88,7 @@ class ObjectStore:
 
     def drop(self, names: Sequence[bytes]) -> list[ObjectStatus]:
         """Have the store forget objects; gives what became of each."""
-        self._until = time.monotonic() + EXCHANGE_S
+        self._begin()
         try:
             self._send(b"".join(b"*2\r\n$6\r\nUNLINK\r\n" + _word(_key(name)) for name in names))
         except (OSError, ValueError, ObjectStoreError) as error:
@@ -102,6 +102,11 @@ class ObjectStore:
         self._buffer.clear()
         if peer is not None:
             peer.close()
+
+    def _begin(self) -> None:
+        self._until = time.monotonic() + EXCHANGE_S
+        if self._peer is not None:
+            self.problem = ""
 
     def _statuses(self, sent: int, count: int) -> list[ObjectStatus]:
         """Read a reply for each command that was sent."""

@@ -131,6 +131,14 @@ def test_a_store_that_is_not_there_costs_nothing_but_the_answer() -> None:
     assert taken == list(NAMES) and time.monotonic() - began < 0.5 and asked.problem
 
 
+def test_one_refusal_is_no_problem_for_ever(running: RunningStore) -> None:
+    """What the store refused is told with that request, and no more with the next that it serves."""
+    one = ObjectStore(with_user(running))
+    assert one.put([(NAMES[0], bytearray(b"body"))], 1, 0) == [ObjectStatus.REFUSED] and one.problem
+    assert one.put([(NAMES[0], bytearray(b"body"))], 1, 60) == [ObjectStatus.OK] and not one.problem
+    one.close()
+
+
 WRONG = {
     "version": REQUEST.pack(9, Order.GET, 1, 0),
     "order": REQUEST.pack(1, 9, 1, 0),
