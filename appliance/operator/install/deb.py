@@ -329,7 +329,7 @@ fi
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
     systemctl disable --now athanor-statements.timer athanor-witness.timer athanor.target \\
-        athanor-gateway.service athanor-supervisor.service athanor-fetch.service athanor-operator.service \
+        athanor-gateway.service athanor-supervisor.service athanor-fetch.service athanor-operator.service \\
         athanor-carrier.socket athanor-carrier.service
 fi
 """,
