@@ -1,4 +1,4 @@
-"""What of a tenant may be kept on disk beyond its requests. Pure."""
+"""What of a tenant may be kept beyond its requests. Pure."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def keeps_files(tenant: Tenant) -> bool:
 def keeps_responses(tenant: Tenant) -> bool:
     """Return whether responses of a tenant are kept."""
     return tenant.features.stored_responses and tenant.retention is not Retention.NONE
+
+
+def leaves_machine(tenant: Tenant) -> bool:
+    """Return whether sealed KV of a tenant may lie in a store outside of the machine."""
+    return tenant.kv_store and tenant.retention is not Retention.NONE

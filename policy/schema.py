@@ -291,6 +291,11 @@ class DefaultsSchema(_Strict):
         default="standard",
         description="standard: finished KV blocks may serve later requests of this tenant. none: nothing is kept.",
     )
+    kv_store: bool = Field(
+        default=False,
+        description="Whether KV blocks of this tenant may lie, sealed, in the store outside of the machine that the "
+        "configuration's kv_store names. Not with retention: none. Classes strict and dedicated go there only so.",
+    )
     namespace: Literal["tenant", "user"] = Field(
         default="tenant",
         description="Who finds the KV blocks that a request left. tenant: the tenant's requests. user: requests for "

@@ -72,6 +72,10 @@ BREACHES = {
         "appliance/fetch/download.py",
         "import isolation.host.process",
     ),
+    "The carrier has no keys, no sandboxes and no program to start": (
+        "appliance/carrier/store.py",
+        "import isolation.keys.seal",
+    ),
     "Only the downloader speaks to stores": ("appliance/operator/fetch_client.py", "import obstore"),
     "Only programs of their own load NVIDIA's management library": (
         "appliance/supervisor/cards/watch.py",

@@ -15,10 +15,13 @@ from appliance.common.config_loader import load_config
 from appliance.common.usage import book
 
 UNITS = Path(__file__).resolve().parents[1] / "systemd"
-NAMES = sorted(path.name for path in UNITS.iterdir() if path.suffix in {".service", ".slice", ".target", ".timer"})
+NAMES = sorted(
+    path.name for path in UNITS.iterdir() if path.suffix in {".service", ".slice", ".target", ".timer", ".socket"}
+)
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 
 EXPOSURE_BARS = {
+    "athanor-carrier.service": 1.2,
     "athanor-fetch.service": 1.2,
     "athanor-gateway.service": 1.2,
     "athanor-operator.service": 1.5,
@@ -135,6 +138,21 @@ def test_the_downloader_has_a_network_and_its_own_folder_alone():
     assert str(config.model_cache.directory) in gateway["InaccessiblePaths"]
 
 
+def test_the_carrier_has_a_network_and_one_socket_alone():
+    """Its user and group are its own, what the others have is hidden, and the supervisor alone may connect to it, which
+    has no network; the target does not start it."""
+    carrier, supervisor = (read_unit(f"athanor-{role}.service")["Service"] for role in ("carrier", "supervisor"))
+    assert carrier["CapabilityBoundingSet"] == carrier["AmbientCapabilities"] == ""
+    assert carrier["User"] == carrier["Group"] == "athanor-carrier"
+    assert "SupplementaryGroups" not in carrier and "StateDirectory" not in carrier
+    hidden = {path.lstrip("-") for path in carrier["InaccessiblePaths"].split()}
+    assert hidden >= {"/run/athanor", "/run/athanor-supervisor", "/var/lib/athanor", "/var/lib/athanor-supervisor"}
+    socket = read_unit("athanor-carrier.socket")["Socket"]
+    assert (socket["SocketUser"], socket["SocketMode"]) == (supervisor["User"], "0600")
+    assert socket["FileDescriptorName"] == "carrier"
+    assert "athanor-carrier" not in (UNITS / "athanor.target").read_text()
+
+
 def test_the_operators_api_has_no_network_and_tells_users_apart():
     """Its socket lies in its own folder, it writes the operator's folder alone, and no user namespace hides the ids of
     its callers; the target does not start it."""
@@ -172,7 +190,7 @@ def test_users_and_directories(tmp_path):
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
     users = {line.split(":")[0]: line.split(":") for line in (tmp_path / "etc/passwd").read_text().splitlines()}
     groups = {line.split(":")[0]: line.split(":")[3] for line in (tmp_path / "etc/group").read_text().splitlines()}
-    assert set(users) == {"athanor-supervisor", "athanor-gateway", "athanor-fetch"}
+    assert set(users) == {"athanor-supervisor", "athanor-gateway", "athanor-fetch", "athanor-carrier"}
     assert all(user[6].endswith("nologin") for user in users.values())
     assert set(groups["athanor"].split(",")) == {"athanor-supervisor", "athanor-gateway"}
     named = set()

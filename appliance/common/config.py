@@ -25,6 +25,7 @@ from appliance.common.config_section import BYTES, SECONDS, TOKENS, Section, Uni
 from appliance.common.external_config import ExternalConfig
 from appliance.common.fleet_config import FleetConfig
 from appliance.common.gpu_defaults import PROCESSOR, CardNumber, check_sizes, left_to_the_card
+from appliance.common.kv_store_config import KvStoreConfig
 from appliance.common.listen_config import ListenConfig
 from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
 from appliance.common.model_rules import check_entry, rank_words
@@ -306,6 +307,8 @@ class ApplianceConfig(Section):
     """The audit log. Without this section there is none."""
     keys: KeysConfig | None = None
     """Tenants' encryption keys. Without this section nothing can be spilled, and no files are kept."""
+    kv_store: KvStoreConfig | None = None
+    """Store outside of this machine for sealed KV. Without this section no KV leaves the machine."""
     batches: BatchesConfig | None = None
     """Files and batches of tenants. Without this section there are none."""
     region: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?$")] = ""
@@ -333,6 +336,8 @@ class ApplianceConfig(Section):
     def _keyed(self) -> Self:
         if self.sandbox.spill is not None and self.keys is None:
             raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
+        if self.kv_store is not None and self.sandbox.spill is None:
+            raise ValueError("kv_store needs sandbox.spill: what finds no place in memory or on disk goes there")
         if self.fleet is not None and self.fleet.store and self.listen.fleet_key is None:
             raise ValueError("fleet.store needs listen.fleet_key: what hosts say to each other is proved under it")
         if self.batches is not None and (self.keys is None or self.audit is None):

@@ -91,10 +91,14 @@ class Namespaces:
     keys: dict[str, str]
 
 
+LEAVES = 2
+"""What ``Retention`` says of a tenant whose sealed KV may leave this machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Gateway: whether the policy lets these tenants' KV be kept outside of an engine (1) or not (0); tenants never
-    named count as 0."""
+    """Gateway: whether the policy lets these tenants' KV be kept outside of an engine (1), sealed in a store outside of
+    this machine too (``LEAVES``), or neither (0); tenants never named count as 0."""
 
     kept: dict[str, int]
 

@@ -128,6 +128,10 @@ class ModelCacheError(ConfigError):
     """The cache of models cannot do what was asked: no such model, no room, in use; the message says what to do."""
 
 
+class CarrierError(ConfigError):
+    """The carrier of sealed KV, or the supervisor as its client, says what the other does not take."""
+
+
 class InvalidRequestError(ApplianceError):
     """The request is malformed or a value is out of range."""
 

@@ -1,5 +1,5 @@
-"""One host process, supervisor, gateway, downloader or operator's API: for ``serve --role``, and as the launcher's
-child.
+"""One host process, supervisor, gateway, downloader, carrier or operator's API: for ``serve --role``, and as the
+launcher's child.
 
 The launcher starts ``python -m appliance.operator.child ROLE CONFIG PARENT DESCRIPTOR``. The configuration comes
 resolved through the descriptor, so that no child starts with another than the launcher read. CONFIG names the process
@@ -102,6 +102,21 @@ def run_fetch(load: Callable[[], ApplianceConfig]) -> None:
     asyncio.run(run_service(load))
 
 
+def run_carrier(load: Callable[[], ApplianceConfig]) -> None:
+    """Run the carrier of sealed KV in this process until SIGTERM. ``load`` gives the configuration, once.
+
+    Raises:
+        ApplianceError: it cannot start.
+    """
+    from appliance.carrier.service import run_service
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # The memory holds the store's password.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    run_service(load)
+
+
 def run_operator(load: Callable[[], ApplianceConfig], config_path: Path) -> None:
     """Run the operator's API in this process until SIGTERM.
 
@@ -146,7 +161,7 @@ def run_role(
     """Run one role; gives the exit status.
 
     Args:
-        role: supervisor, gateway, fetch or operator.
+        role: supervisor, gateway, fetch, carrier or operator.
         load: gives the configuration.
         parent: process of the launcher, whose end ends this one; None without a launcher.
         reread: reads the configuration again, with the place of each value; None: ``load`` can be called again.
@@ -179,6 +194,8 @@ def run_role(
         elif role == "fetch":
             load()  # the launcher's descriptor says with what the file is read again
             run_fetch(again)
+        elif role == "carrier":
+            run_carrier(load)
         else:
             run_supervisor(load, reread)
     except (ApplianceError, IsolationError, PolicyError) as error:

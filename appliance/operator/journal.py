@@ -19,7 +19,7 @@ from appliance.common.errors import ConfigError, os_errors_as
 from isolation.errors import ProcessError
 from isolation.host.process import MINIMAL_ENVIRONMENT, spawn
 
-UNITS = ("athanor-supervisor.service", "athanor-gateway.service", "athanor-fetch.service")
+UNITS = ("athanor-supervisor.service", "athanor-gateway.service", "athanor-fetch.service", "athanor-carrier.service")
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 """From the quietest to the loudest."""

@@ -20,7 +20,7 @@ from isolation.gvisor.environment import WIPING, WIPING_LATER
 LOCK = "launcher.lock"
 """Name of the lock in the run directory."""
 
-ROLES = ("both", "supervisor", "gateway", "fetch", "operator")
+ROLES = ("both", "supervisor", "gateway", "fetch", "carrier", "operator")
 
 
 def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> int:
@@ -49,6 +49,8 @@ def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Se
         from appliance.operator.fetch_client import own_environment
 
         environments["fetch"] = tuple(own_environment().items())
+    if config.kv_store is not None and config.kv_store.socket is None:
+        beside = (*beside, "carrier")
     if config.operator_api is not None:
         beside = (*beside, "operator")
     try:

@@ -27,7 +27,8 @@ from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
 from appliance.selftest.spread import spread
 from appliance.supervisor.spill_port import SpillPort
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.prefix_cache import PrefixCache
 from engine.core.kv.spill import ENOUGH, ReadContent, SpillTier

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from appliance.common.figures import counted
 from appliance.selftest.result import Result, judged
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.keys.errors import KeysError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import Binding, Sealer

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.ipc.codec import Message, decode, encode
 from isolation.ipc.errors import RingFull
 from isolation.ipc.spill import Fetch, Fetched, Keep

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.store_tier import BATCH_OBJECTS
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.doorbell import ThreadBell
@@ -96,6 +97,8 @@ class SpillPort:
                 began = time.thread_time()
                 messages = self._channel.receive(READ_BATCH)
                 for message in messages:
+                    if self._closing.is_set():
+                        return
                     self.serve(message)
                 if not messages:
                     self._channel.wait(WAIT_S, self._bell.fileno())
@@ -117,10 +120,18 @@ class SpillPort:
             if tenant is not None:
                 self._store.put(self._binding(tenant, message.block), message.content)
             return
-        for index, block in enumerate(message.blocks):
-            content = None if tenant is None else self._store.get(self._binding(tenant, block))
-            if not self._send(Fetched(message.request, index, content or b"")) or content is None:
-                return
+        count = 0
+        while tenant is not None and count < len(message.blocks):
+            blocks = message.blocks[count : count + BATCH_OBJECTS]
+            before = count
+            for content in self._store.get_many([self._binding(tenant, block) for block in blocks]):
+                if not self._send(Fetched(message.request, count, content)):
+                    return
+                count += 1
+            if count < before + len(blocks):
+                break
+        if count < len(message.blocks):
+            self._send(Fetched(message.request, count, b""))
 
     def _binding(self, tenant: str, block: bytes) -> Binding:
         return Binding(tenant, self._model_digest, block, self.epoch)

@@ -7,15 +7,19 @@ A gateway that was taken over could have a tenant's KV kept that should not be; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from appliance.common.config import ApplianceConfig
+from appliance.common.control import LEAVES
 from appliance.common.errors import StartError
+from appliance.common.kv_store_config import carrier_socket
+from appliance.supervisor.kv_carrier import KvCarrier
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.spill_port import SpillPort
-from appliance.supervisor.spill_store import SpillFigures, SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
 from isolation.ipc.channel import Channel
 from isolation.keys.errors import KeysError
 from isolation.keys.keyring import Keyring
@@ -36,11 +40,15 @@ class Vault:
     """Keyring, store and ports of one supervisor's run. ``owner`` is called from the ports' threads; ``shred`` and
     ``close`` block."""
 
-    def __init__(self, keyring: Keyring, store: SpillStore, namespace: Namespace) -> None:
+    def __init__(
+        self, keyring: Keyring, store: SpillStore, namespace: Namespace, leaving: set[str] | None = None
+    ) -> None:
+        """``leaving``: tenants whose blocks may leave this machine, which ``store`` asks and the vault keeps."""
         self._keyring = keyring
         self._store = store
         self._namespace = namespace
         self._kept: set[str] = set()
+        self._leaving: set[str] = set() if leaving is None else leaving
         self._ports: set[SpillPort] = set()
         self.shred_files: Callable[[str], int] = lambda _tenant: 0
         """Destroys what a tenant keeps beside KV; returns the number of objects. Set by the owner, may block."""
@@ -73,9 +81,14 @@ class Vault:
         port.close()
 
     def set_retention(self, kept: dict[str, int]) -> None:
-        """Set whether tenants' blocks may be kept; those of a tenant that no longer allows it are forgotten, here and
-        in the engines."""
+        """Set whether tenants' blocks may be kept (1), and leave this machine too (``LEAVES``), or neither (0); those
+        of a tenant that no longer allows it are forgotten: outside, or everywhere."""
         for tenant, wanted in kept.items():
+            if wanted == LEAVES:
+                self._leaving.add(tenant)
+            elif tenant in self._leaving:
+                self._leaving.discard(tenant)
+                self._store.drop_outside(tenant)
             if wanted:
                 self._kept.add(tenant)
             elif tenant in self._kept:
@@ -149,10 +162,17 @@ def open_vault(config: ApplianceConfig, namespace: Namespace) -> Vault | None:
         raise StartError(str(error)) from error
     if spill is None:
         return Vault(keyring, SpillStore(SpillLimits(0), keyring), namespace)
+    limits = SpillLimits(spill.memory, spill.disk, spill.directory)
+    carrier, leaving = None, set[str]()
+    if config.kv_store is not None:
+        limits = replace(limits, store=config.kv_store.size, store_seconds=config.kv_store.ttl)
+        carrier = KvCarrier(carrier_socket(config.kv_store, config.run_dir), config.kv_store.ttl)
     try:
-        store = SpillStore(SpillLimits(spill.memory, spill.disk, spill.directory), keyring)
+        store = SpillStore(limits, keyring, carrier, leaving.__contains__)
     except OSError as error:
         keyring.close()
+        if carrier is not None:
+            carrier.close()
         raise StartError(f"cannot use the spill directory {spill.directory}: {error.strerror}") from error
-    log.info("KV spills", memory=spill.memory, disk=spill.disk)
-    return Vault(keyring, store, namespace)
+    log.info("KV spills", memory=spill.memory, disk=spill.disk, store=limits.store)
+    return Vault(keyring, store, namespace, leaving)

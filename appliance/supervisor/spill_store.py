@@ -1,14 +1,16 @@
-"""KV blocks outside of engines: sealed, in host memory first and on a disk after that, bounded, by tenant.
+"""KV blocks outside of engines: sealed, in host memory first, on a disk after that, in a store outside at last.
 
 Everything kept here is sealed (``isolation.keys.seal``), also in memory. When a tier is full, the tenant that holds
 most of it gives way, with its object that was not used for longest: a tenant that floods a tier evicts its own, and one
-that holds less than an equal share loses nothing. What leaves memory goes to the disk, what leaves the disk is gone.
+that holds less than an equal share loses nothing. What leaves memory goes to the disk, what leaves the disk to the
+store outside of this machine (``store_tier``), where there is one and the policy lets the tenant's blocks leave, and
+what leaves that is gone.
 
 Nothing is fsynced, for nothing outlives the run: the keys take in a secret of this process's memory, and files of an
 earlier run are removed at start. Only what a shred removes is overwritten and brought to the medium first.
 
 Methods may be called from any thread; one lock guards the books, and is held while a disk is written or read. Sealing
-is outside of it.
+and the store outside are outside of it.
 """
 
 from __future__ import annotations
@@ -16,12 +18,11 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
+from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
+from appliance.supervisor.store_tier import FoundObject, ObjectCarrier, StoreTier
 from isolation.keys.errors import KeyringError, KeysError, SealBrokenError
 from isolation.keys.files import destroy
 from isolation.keys.keyring import Keyring
@@ -29,101 +30,24 @@ from isolation.keys.seal import OVERHEAD_BYTES, Binding, Sealer
 
 _SUFFIX = ".kv"
 
-Key = tuple[bytes, bytes]
-"""Epoch and block id."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpillLimits:
-    """Sizes of both tiers in bytes, sealed. A tenant may use all of it as long as no other tenant needs any."""
-
-    memory: int
-    disk: int = 0
-    folder: Path | None = None
-    """Folder for files; needed where ``disk`` is not 0."""
-
-
-@dataclass(slots=True)
-class SpillFigures:
-    """Counts of objects since the start, and what is held now."""
-
-    kept: int = 0
-    restored: int = 0
-    absent: int = 0
-    """Blocks asked for and not there."""
-    rejected: int = 0
-    """Blocks that did not open: changed, cut, moved or replayed."""
-    cut: int = 0
-    """Rejected blocks that had another length."""
-    evicted: int = 0
-    failed: int = 0
-    """Failures of the disk or the keyring."""
-    memory_bytes: int = 0
-    disk_bytes: int = 0
-    memory_objects: int = 0
-    disk_objects: int = 0
-
-    def told(self) -> dict[str, int]:
-        """Figures by name, as the gateway exports them."""
-        values = asdict(self)
-        rejected, cut = values.pop("rejected"), values.pop("cut")
-        return {**values, "rejected_length": cut, "rejected_seal": rejected - cut}
-
-
-@dataclass(slots=True)
-class _Object:
-    id: bytes
-    size: int
-    sealed: bytes | None
-    path: Path | None = None
-
-
-@dataclass(slots=True)
-class _Tier:
-    """Objects of one tier, by tenant, the longest unused first."""
-
-    limit: int
-    used: int = 0
-    count: int = 0
-    objects: dict[str, OrderedDict[Key, _Object]] = field(default_factory=dict)
-    bytes_of: dict[str, int] = field(default_factory=dict)
-
-    def put(self, tenant: str, key: Key, item: _Object) -> None:
-        self.objects.setdefault(tenant, OrderedDict())[key] = item
-        self.bytes_of[tenant] = self.bytes_of.get(tenant, 0) + item.size
-        self.used += item.size
-        self.count += 1
-
-    def pop(self, tenant: str, key: Key) -> _Object | None:
-        items = self.objects.get(tenant)
-        item = items.pop(key, None) if items is not None else None
-        if item is None or items is None:
-            return None
-        self.used -= item.size
-        self.count -= 1
-        self.bytes_of[tenant] -= item.size
-        if not items:
-            del self.objects[tenant], self.bytes_of[tenant]
-        return item
-
-    def use(self, tenant: str, key: Key) -> _Object | None:
-        items = self.objects.get(tenant)
-        item = items.get(key) if items is not None else None
-        if items is not None and item is not None:
-            items.move_to_end(key)
-        return item
-
-    def victim(self) -> tuple[str, Key]:
-        """Tenant and object to evict: the largest holder's longest unused."""
-        tenant = max(self.bytes_of, key=self.bytes_of.__getitem__)
-        return tenant, next(iter(self.objects[tenant]))
-
 
 class SpillStore:
-    """Store of sealed blocks in two tiers."""
+    """Store of sealed blocks in up to three tiers."""
 
-    def __init__(self, limits: SpillLimits, keyring: Keyring) -> None:
+    def __init__(
+        self,
+        limits: SpillLimits,
+        keyring: Keyring,
+        carrier: ObjectCarrier | None = None,
+        may_leave: Callable[[str], bool] = lambda _tenant: False,
+    ) -> None:
         """Empty the folder of what an earlier run left, or make it.
+
+        Args:
+            limits: bytes of each tier.
+            keyring: tenants' keys.
+            carrier: way to the store outside of this machine; None where there is none.
+            may_leave: whether a tenant's blocks may go there.
 
         Raises:
             OSError: the folder cannot be used.
@@ -132,8 +56,11 @@ class SpillStore:
         self._keyring = keyring
         self._sealer = Sealer(keyring)
         self._lock = threading.Lock()
-        self._memory = _Tier(limits.memory)
-        self._disk = _Tier(limits.disk if limits.folder is not None else 0)
+        self._memory = TierBooks(limits.memory)
+        self._disk = TierBooks(limits.disk if limits.folder is not None else 0)
+        self._store = None
+        if carrier is not None:
+            self._store = StoreTier(limits, carrier, self.figures, self._lock, may_leave)
         self._folder = limits.folder
         if limits.folder is not None:
             limits.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,36 +81,71 @@ class SpillStore:
         key = (binding.epoch, binding.block)
         with self._lock:
             self._discard(binding.tenant, key)
-            self._memory.put(binding.tenant, key, _Object(object_id, size, sealed))
+            self._memory.put(binding.tenant, key, SpilledObject(object_id, size, sealed))
             self.figures.kept += 1
             self._shrink()
         return True
 
     def get(self, binding: Binding) -> bytes | None:
         """Block of this name; None when it is absent, or is not what was kept under the name and therefore removed."""
-        key = (binding.epoch, binding.block)
+        return next(self.get_many((binding,)), None)
+
+    def get_many(self, bindings: Sequence[Binding]) -> Iterator[bytes]:
+        """Yield the blocks of these names of one tenant, in order, up to the first that is absent or does not open."""
+        at = 0
+        while at < len(bindings):
+            found = self._next(bindings[at:])
+            if not found:
+                self.figures.absent += 1
+                return
+            for one in found:
+                data = self._opened(bindings[at], one)
+                if data is None:
+                    return
+                yield data
+                at += 1
+
+    def _next(self, bindings: Sequence[Binding]) -> list[FoundObject]:
+        """Find the first of these blocks; where it is in the store outside, the first few that are."""
+        first = bindings[0]
         with self._lock:
-            item, sealed = self._find(binding.tenant, key)
-        if item is None or sealed is None:
+            item, sealed = self._find(first.tenant, (first.epoch, first.block))
+            if item is not None:
+                return [FoundObject(item.id, item.size, sealed)]
+            if self._store is None:
+                return []
+            items = self._store.run(first.tenant, [(one.epoch, one.block) for one in bindings])
+        return self._store.bring(items)
+
+    def _opened(self, binding: Binding, found: FoundObject) -> bytes | None:
+        """Open a block that was found; None, and counted, where it is not what was kept."""
+        if found.sealed is None:
             self.figures.absent += 1
             return None
         try:
-            data = self._sealer.open(binding, sealed, item.id)
+            data = self._sealer.open(binding, found.sealed, found.id)
         except KeysError as error:
-            if isinstance(error, SealBrokenError):
+            if found.outside and not found.sealed:
+                self.figures.absent += 1
+            elif isinstance(error, SealBrokenError):
                 self.figures.rejected += 1
-                self.figures.cut += len(sealed) != item.size
+                self.figures.cut += len(found.sealed) != found.size
             else:
                 self.figures.failed += 1
             with self._lock:
-                self._discard(binding.tenant, key)
+                self._discard(binding.tenant, (binding.epoch, binding.block))
             return None
         self.figures.restored += 1
+        self.figures.store_restored += found.outside
         return data
 
     def drop_tenant(self, tenant: str) -> int:
         """Forget a tenant's objects; gives how many."""
         return self._drop(lambda _key: True, tenant)
+
+    def drop_outside(self, tenant: str) -> int:
+        """Forget a tenant's objects in the store outside of this machine; gives how many."""
+        return 0 if self._store is None else self._drop(lambda _key: True, tenant, (self._store.tier,))
 
     def drop_epoch(self, epoch: bytes) -> int:
         """Forget what one life of an engine computed; gives how many."""
@@ -205,16 +167,28 @@ class SpillStore:
     def close(self) -> None:
         """Forget everything. The folder is removed unless it holds foreign files."""
         self._drop(lambda _key: True)
+        if self._store is not None:
+            self._store.close()
         if self._folder is not None:
             with suppress(OSError):
                 self._folder.rmdir()
 
-    def _drop(self, chosen: Callable[[Key], bool], tenant: str | None = None, *, thoroughly: bool = False) -> int:
+    def _tiers(self) -> tuple[TierBooks, ...]:
+        return (self._memory, self._disk, *(() if self._store is None else (self._store.tier,)))
+
+    def _drop(
+        self,
+        chosen: Callable[[Key], bool],
+        tenant: str | None = None,
+        tiers: tuple[TierBooks, ...] = (),
+        *,
+        thoroughly: bool = False,
+    ) -> int:
         """Forget objects of one tenant, or of all: a policy may take the retention of thousands, so that nobody else's
-        are looked at for one."""
+        are looked at for one. Without ``tiers``, those of all tiers."""
         count = 0
         with self._lock:
-            for tier in (self._memory, self._disk):
+            for tier in tiers or self._tiers():
                 for owner in list(tier.objects) if tenant is None else {tenant} & tier.objects.keys():
                     for key in [key for key in tier.objects[owner] if chosen(key)]:
                         item = tier.pop(owner, key)
@@ -224,7 +198,7 @@ class SpillStore:
             self._count()
         return count
 
-    def _find(self, tenant: str, key: Key) -> tuple[_Object | None, bytes | None]:
+    def _find(self, tenant: str, key: Key) -> tuple[SpilledObject | None, bytes | None]:
         item = self._memory.use(tenant, key)
         if item is not None:
             return item, item.sealed
@@ -239,14 +213,14 @@ class SpillStore:
             return item, b""  # It does not open, and is discarded as one that was changed.
 
     def _discard(self, tenant: str, key: Key) -> None:
-        for tier in (self._memory, self._disk):
+        for tier in self._tiers():
             item = tier.pop(tenant, key)
             if item is not None:
                 self._remove(item)
         self._count()
 
     def _shrink(self) -> None:
-        """Evict until both tiers are within their limits."""
+        """Evict until memory and disk are within their limits."""
         while self._memory.used > self._memory.limit:
             tenant, key = self._memory.victim()
             item = self._memory.pop(tenant, key)
@@ -254,18 +228,26 @@ class SpillStore:
                 break
             if item.size <= self._disk.limit and self._write(item):
                 self._disk.put(tenant, key, item)
-            else:
+            elif not self._leave(tenant, key, item, item.sealed):
                 self.figures.evicted += 1
         while self._disk.used > self._disk.limit:
             tenant, key = self._disk.victim()
+            sealed = self._find(tenant, key)[1] if self._store is not None else None
             item = self._disk.pop(tenant, key)
             if item is None:
                 break
             self._remove(item)
-            self.figures.evicted += 1
+            if not self._leave(tenant, key, item, sealed):
+                self.figures.evicted += 1
         self._count()
 
-    def _write(self, item: _Object) -> bool:
+    def _leave(self, tenant: str, key: Key, item: SpilledObject, sealed: bytes | None) -> bool:
+        """Hand an object without a place here to the store outside; False where it does not go there."""
+        if self._store is None or sealed is None or len(sealed) != item.size:
+            return False  # A file that was cut, grew or is gone would open nowhere.
+        return self._store.offer(tenant, key, item, sealed)
+
+    def _write(self, item: SpilledObject) -> bool:
         assert self._folder is not None, "a tier without a folder holds nothing"
         assert item.sealed is not None, "an object in memory has no bytes"
         path = self._folder / (secrets.token_hex(16) + _SUFFIX)
@@ -281,8 +263,10 @@ class SpillStore:
         item.path, item.sealed = path, None
         return True
 
-    def _remove(self, item: _Object, *, thoroughly: bool = False) -> None:
+    def _remove(self, item: SpilledObject, *, thoroughly: bool = False) -> None:
         item.sealed = None
+        if self._store is not None and item.name:
+            self._store.forget(item)
         if item.path is None:
             return
         try:
@@ -297,3 +281,5 @@ class SpillStore:
         figures = self.figures
         figures.memory_bytes, figures.disk_bytes = self._memory.used, self._disk.used
         figures.memory_objects, figures.disk_objects = self._memory.count, self._disk.count
+        if self._store is not None:
+            figures.store_bytes, figures.store_objects = self._store.tier.used, self._store.tier.count

@@ -32,7 +32,11 @@ _TAG_BYTES = 16
 _NONCE = bytes(12)
 """Constant nonce: every key seals exactly one object."""
 
-OVERHEAD_BYTES = _HEADER.size + _TAG_BYTES
+HEADER_BYTES = _HEADER.size
+"""Bytes before the ciphertext. They name object and KEK and hold no key; who keeps them apart can leave them out of a
+copy, which then names neither and is of no use to anybody else: the id is the salt of the object's key."""
+
+OVERHEAD_BYTES = HEADER_BYTES + _TAG_BYTES
 """Bytes that sealing adds to an object."""
 
 RUN_SECRET_BYTES = 32

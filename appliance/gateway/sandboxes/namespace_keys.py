@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from appliance.common.control import Control, NamespaceQuery, Namespaces, Retention, Welcome
+from appliance.common.control import LEAVES, Control, NamespaceQuery, Namespaces, Retention, Welcome
 from appliance.common.errors import ControlError
 from appliance.common.kv_shares import group_account
 from policy import model as policy_model
+from policy.kept import leaves_machine
 
 TENANTS_PER_QUERY = 500
 """Tenants of one question for namespace keys: the answer must fit one datagram."""
@@ -48,9 +49,9 @@ class NamespaceKeys:
         return dict(self._keys)
 
     def set_retention(self, retained: dict[str, int]) -> None:
-        """Tell the supervisor, now and whenever it comes anew, whose KV may be stored outside of an engine (1) and
-        whose may not (0); tenants that are named no more may not. The supervisor is told what has changed: most
-        reloads change nothing of this, and 10,000 tenants are 20 messages."""
+        """Tell the supervisor, now and whenever it comes anew, whose KV may be stored outside of an engine and
+        of this machine (``retention_of``); tenants that are named no more may not. The supervisor is told what has
+        changed: most reloads change nothing of this, and 10,000 tenants are 20 messages."""
         before, self._retained = self._retained, retained
         gone = {tenant: 0 for tenant in before if tenant not in retained}
         changed = {tenant: kept for tenant, kept in retained.items() if before.get(tenant) != kept}
@@ -81,10 +82,20 @@ class NamespaceKeys:
 
 
 def retention_of(policy: policy_model.PolicySet) -> dict[str, int]:
-    """Return whether the KV of each account may be stored outside of an engine: 1 or 0.
+    """Return whether the KV of each account may be stored outside of an engine (1), and outside of this machine too
+    (``LEAVES``), or neither (0).
 
-    The policy lets no tenant without retention into a sharing group."""
-    tenants = {
-        name: int(tenant.retention is policy_model.Retention.STANDARD) for name, tenant in policy.tenants.items()
-    }
-    return tenants | {group_account(name): 1 for name in policy.groups}
+    The policy lets no tenant without retention into a sharing group. A group's blocks leave where all its members' may.
+    """
+    tenants = {name: _kept(tenant) for name, tenant in policy.tenants.items()}
+    groups = {group_account(name): LEAVES for name in policy.groups}
+    for tenant in policy.tenants.values():
+        if tenant.group is not None and not leaves_machine(tenant):
+            groups[group_account(tenant.group)] = 1
+    return tenants | groups
+
+
+def _kept(tenant: policy_model.Tenant) -> int:
+    if leaves_machine(tenant):
+        return LEAVES
+    return int(tenant.retention is policy_model.Retention.STANDARD)

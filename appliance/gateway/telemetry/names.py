@@ -320,7 +320,8 @@ COUNTERS = {
     SPILL_BLOCKS: Instrument(
         "{block}",
         "KV blocks outside of engines by what became of them: kept, restored (hits), absent (misses), evicted, failed "
-        "(of disk or keyring), rejected_length and rejected_seal (changed, cut, moved or replayed).",
+        "(of disk or keyring), rejected_length and rejected_seal (changed, cut, moved or replayed); and of the store "
+        "outside of the machine: stored, store_restored, store_lost (it does not have them), store_away.",
         frozenset({"outcome"}),
     ),
     SANDBOX_LOSSES: Instrument(

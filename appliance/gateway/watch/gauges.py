@@ -40,8 +40,9 @@ from policy.rates import TREATMENTS
 
 log = structlog.get_logger()
 
-TIERS = ("memory", "disk")
-OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed")
+TIERS = ("memory", "disk", "store")
+STORE_OUTCOMES = ("stored", "store_restored", "store_lost", "store_away")
+OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed", *STORE_OUTCOMES)
 """Outcomes of a block: all values of the label."""
 
 KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in ("bytes", "objects"))})

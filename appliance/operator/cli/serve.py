@@ -25,13 +25,14 @@ class Role(StrEnum):
     SUPERVISOR = "supervisor"
     GATEWAY = "gateway"
     FETCH = "fetch"
+    CARRIER = "carrier"
     OPERATOR = "operator"
 
 
 def serve(
     config: Config = DEFAULT_CONFIG,
     role: Annotated[
-        Role, typer.Option(metavar="ROLE", help="both, supervisor, gateway, fetch or operator.")
+        Role, typer.Option(metavar="ROLE", help="both, supervisor, gateway, fetch, carrier or operator.")
     ] = Role.BOTH,
     settings: Settings = None,
 ) -> None:

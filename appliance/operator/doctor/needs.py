@@ -110,6 +110,8 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
     filled = [("checkpoints", sandbox.checkpoints)]
     if sandbox.spill is not None:
         filled.append(("spilled KV", sandbox.spill.directory))
+    if config.kv_store is not None and config.kv_store.socket is not None:
+        yield PathNeed("carrier's socket", config.kv_store.socket, Use.DEVICE)
     if config.audit is not None:
         filled.append(("audit log", config.audit.directory))
         if config.audit.key is not None:

@@ -320,7 +320,7 @@ if [ "$1" = configure ]; then
     /usr/bin/athanor install --systemd
     if [ -d /run/systemd/system ] && [ -n "$2" ]; then
         systemctl try-restart athanor-supervisor.service athanor-gateway.service athanor-fetch.service \\
-            athanor-operator.service
+            athanor-operator.service athanor-carrier.service
     fi
 fi
 """,
@@ -329,7 +329,8 @@ fi
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
     systemctl disable --now athanor-statements.timer athanor-witness.timer athanor.target \\
-        athanor-gateway.service athanor-supervisor.service athanor-fetch.service athanor-operator.service
+        athanor-gateway.service athanor-supervisor.service athanor-fetch.service athanor-operator.service \\
+        athanor-carrier.socket athanor-carrier.service
 fi
 """,
     "postrm": """\
@@ -337,7 +338,7 @@ fi
 set -e
 if [ "$1" = purge ]; then
     rm -rf /etc/athanor /var/lib/athanor /var/lib/athanor-supervisor /var/lib/athanor-fetch
-    for user in athanor-gateway athanor-supervisor athanor-fetch; do
+    for user in athanor-gateway athanor-supervisor athanor-fetch athanor-carrier; do
         if getent passwd "$user" >/dev/null; then userdel "$user"; fi
     done
     if getent group athanor >/dev/null; then groupdel athanor; fi

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 SHIPPED_COMMAND = "/usr/bin/athanor"
 """What the shipped units run; replaced by where the command is."""
 
-UNIT_KINDS = (".service", ".slice", ".target", ".timer")
+UNIT_KINDS = (".service", ".slice", ".target", ".timer", ".socket")
 UNITS = "systemd/system"
 
 ADMIN_PLACE, PACKAGE_PLACE = "etc", "usr/lib"
@@ -36,6 +36,9 @@ TIMERS = ("athanor-statements.timer", "athanor-witness.timer")
 
 API_SERVICE = "athanor-operator.service"
 """The operator's API, which is enabled by hand too."""
+
+CARRIER = ("athanor-carrier.socket", "athanor-carrier.service")
+"""The carrier of sealed KV: its socket, which is enabled by hand too, and the service that the socket starts."""
 
 HIDDEN_FROM_UNITS = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - named, not written to
 """What ProtectHome= and PrivateTmp= take away from the services."""

@@ -11,7 +11,7 @@ from appliance.common.catalog import embedded_model
 from appliance.common.credentials import new_pepper
 from appliance.common.errors import ConfigError, os_errors_as
 from appliance.common.keys import serialise_records
-from appliance.operator.install.rendering import ADMIN_PLACE, API_SERVICE, SERVICES, TARGET, TIMERS, UNITS
+from appliance.operator.install.rendering import ADMIN_PLACE, API_SERVICE, CARRIER, SERVICES, TARGET, TIMERS, UNITS
 from appliance.operator.install.sources import CONFIG, POLICY
 from isolation.host.atomic_file import write_whole
 
@@ -22,7 +22,7 @@ AUDIT = Path("var/lib/athanor-supervisor")
 FETCHED = Path("var/lib/athanor-fetch")
 """The downloader's own state: the cache of models."""
 
-RUN = (Path("run/athanor"), Path("run/athanor-supervisor"), Path("run/athanor-fetch"))
+RUN = (Path("run/athanor"), Path("run/athanor-supervisor"), Path("run/athanor-fetch"), Path("run/athanor-carrier"))
 
 FIRST_FILES = ("athanor.yaml", "policy.yaml", "credentials.json", "pepper")
 
@@ -88,7 +88,7 @@ def leftovers(root: Path) -> tuple[Path, ...]:
     units = root / ADMIN_PLACE / UNITS
     candidates = [root / ETC, root / VAR, root / AUDIT, root / FETCHED, *(root / path for path in RUN)]
     timed = [name.replace(".timer", ".service") for name in TIMERS]
-    candidates += [units / f"{name}.d" for name in (*SERVICES, API_SERVICE, TARGET, *TIMERS, *timed)]
+    candidates += [units / f"{name}.d" for name in (*SERVICES, API_SERVICE, *CARRIER, TARGET, *TIMERS, *timed)]
     candidates += [root / "var/lib/systemd/timers" / f"stamp-{name}" for name in TIMERS]
     return tuple(path for path in candidates if path.exists())
 
@@ -96,7 +96,7 @@ def leftovers(root: Path) -> tuple[Path, ...]:
 def links(root: Path) -> tuple[Path, ...]:
     """Links that ``systemctl enable`` made: they lead nowhere once the units are gone."""
     names = [f"multi-user.target.wants/{TARGET}", *(f"timers.target.wants/{name}" for name in TIMERS)]
-    names += [f"{TARGET}.wants/{name}" for name in (*SERVICES, API_SERVICE)]
+    names += [f"{TARGET}.wants/{name}" for name in (*SERVICES, API_SERVICE, *CARRIER)]
     return tuple(path for name in names if (path := root / ADMIN_PLACE / UNITS / name).is_symlink())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance.common.errors import ConfigError
-from appliance.operator.install.rendering import API_SERVICE, SERVICES, TARGET, TIMERS
+from appliance.operator.install.rendering import API_SERVICE, CARRIER, SERVICES, TARGET, TIMERS
 from isolation.errors import ProcessError
 from isolation.host.process import MINIMAL_ENVIRONMENT, run
 
@@ -17,7 +17,7 @@ PATIENCE_S = 120.0
 START_S = 1_000.0
 """Longest that a start may take: the units' own limit, and a little."""
 
-USERS = ("athanor-gateway", "athanor-supervisor", "athanor-fetch")
+USERS = ("athanor-gateway", "athanor-supervisor", "athanor-fetch", "athanor-carrier")
 GROUP = "athanor"
 
 
@@ -62,7 +62,7 @@ def stop() -> None:
     """
     if not systemd_runs():
         return
-    names = [TARGET, *TIMERS, API_SERVICE, *SERVICES]
+    names = [TARGET, *TIMERS, API_SERVICE, *CARRIER, *SERVICES]
     known = run(["systemctl", "list-unit-files", "--no-legend", *names], timeout_s=PATIENCE_S, check=False).stdout
     present = [name for name in names if name in known]
     if present:

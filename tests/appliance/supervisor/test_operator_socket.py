@@ -18,7 +18,8 @@ from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.policy_reader import accounts_of
 from appliance.supervisor.spill_service import Vault
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.keys.errors import KeyringError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import Binding

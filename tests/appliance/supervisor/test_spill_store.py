@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.keys.errors import KeyringError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import OVERHEAD_BYTES, Binding

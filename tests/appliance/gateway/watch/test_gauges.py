@@ -17,7 +17,8 @@ from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.telemetry import names
 from appliance.gateway.watch.gauges import KNOWN, DoorGauges, SpillGauges
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import OVERHEAD_BYTES, Binding
 

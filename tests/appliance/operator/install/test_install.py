@@ -39,7 +39,7 @@ def test_a_first_installation_is_whole(install: Run, tmp_path: Path) -> None:
     result = install()
     assert result.exit_code == 0, result.output
     units = {path.name for path in (tmp_path / "etc/systemd/system").iterdir()}
-    kinds = (".service", ".slice", ".target", ".timer")
+    kinds = (".service", ".slice", ".target", ".timer", ".socket")
     assert units == {path.name for path in source_folder().iterdir() if path.suffix in kinds}
     assert (tmp_path / "etc/sysusers.d/athanor.conf").is_file()
     assert (tmp_path / "etc/tmpfiles.d/athanor.conf").is_file()

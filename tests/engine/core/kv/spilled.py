@@ -11,7 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from appliance.supervisor.spill_port import SpillPort
-from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.engine import Engine
 from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.messages import FailureCode, Role

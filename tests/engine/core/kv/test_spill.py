@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.supervisor.spill_store import SpillLimits
+from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.engine import Engine
 from engine.core.kv.spill import LONGEST_NS, MAX_WAITING_OF_ONE, PATIENCE_NS
 from isolation.ipc.errors import RingFull

@@ -1,0 +1,246 @@
+"""Supervisor's way to the carrier of sealed KV: one connection that asks, and a thread with one that writes.
+
+Nothing here waits long. A question has ``PATIENCE_S``; what is written lies in a queue of bounded bytes, and what does
+not fit is refused at once. After a failure the carrier counts as away for ``RETRY_S``.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from appliance.common.carrier_wire import (
+    ANSWER,
+    MAX_OBJECTS,
+    CarrierRequest,
+    ObjectStatus,
+    Order,
+    left,
+    read_exactly,
+    send_all,
+)
+from appliance.common.errors import CarrierError
+
+log = structlog.get_logger()
+
+PATIENCE_S = 0.2
+"""Seconds for all objects of one question. An engine computes a block for which it has waited 0.25 s
+(``engine.core.kv.spill.PATIENCE_NS``)."""
+
+WRITE_S = 5.0
+"""Seconds for one request of the writing thread and its answer."""
+
+RETRY_S = 2.0
+"""Seconds after a failure in which the carrier is not asked."""
+
+QUEUE_BYTES = 64 << 20
+"""Bytes that wait to be written."""
+
+MAX_PUTS = 16_384
+"""Objects that wait to be written: tiny ones, which a hostile engine can send, would be millions in those bytes."""
+
+BATCH_BYTES = 8 << 20
+"""Bytes of one request."""
+
+MAX_DROPS = 65_536
+"""Names that wait to be dropped; a name beyond that is left to the end of its time."""
+
+SAY_EVERY_S = 60.0
+"""Seconds between two lines about a carrier that does not serve."""
+
+LINGER_S = 1.0
+"""Seconds for which ``close`` waits for the writing thread."""
+
+
+@dataclass(slots=True)
+class _Put:
+    name: bytes
+    body: memoryview | None
+    """None: dropped before it was written."""
+    done: Callable[[ObjectStatus], None]
+
+
+class KvCarrier:
+    """Client of one carrier; all methods may be called from any thread."""
+
+    def __init__(self, path: Path, seconds: int) -> None:
+        """``seconds``: time for which the store keeps an object."""
+        self._path = path
+        self._seconds = seconds
+        self._asking = threading.Lock()
+        self._peer: socket.socket | None = None
+        self._away_until = 0.0
+        self._said_at = -SAY_EVERY_S
+        self._changed = threading.Condition()
+        self._queue: deque[_Put | bytes] = deque()
+        """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
+        self._waiting: dict[bytes, _Put] = {}
+        """Objects of the queue that are still to be written, by name."""
+        self._queued = 0
+        self._puts = 0
+        """Objects in the queue, those that were dropped meanwhile included."""
+        self._drops = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._write, name="kv carrier", daemon=True)
+        self._thread.start()
+
+    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
+        """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``."""
+        until = time.monotonic() + PATIENCE_S
+        found: list[tuple[ObjectStatus, bytes | bytearray]] = []
+        # Who waited long for another's question does not ask: too short a time would look like a carrier that is away.
+        if time.monotonic() >= self._away_until and self._asking.acquire(timeout=PATIENCE_S / 2):
+            try:
+                peer = self._peer = self._peer or self._connect(left(until))
+                send_all(peer, (CarrierRequest(Order.GET, tuple(names), tuple(sizes)).encode(),), until)
+                for size in sizes:
+                    found.append(self._answer(peer, size, until))
+            except (CarrierError, OSError) as error:
+                self._fail(error)
+            finally:
+                self._asking.release()
+        return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))
+
+    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
+        """Queue an object; False where there is no room or the carrier is away. ``done`` is called from the thread."""
+        with self._changed:
+            fits = self._queued + len(body) <= QUEUE_BYTES and self._puts < MAX_PUTS
+            if self._closing or not fits or time.monotonic() < self._away_until:
+                return False
+            put = self._waiting[name] = _Put(name, body, done)
+            self._queue.append(put)
+            self._queued += len(body)
+            self._puts += 1
+            self._changed.notify()
+        return True
+
+    def drop(self, name: bytes) -> None:
+        """Have the store forget an object, some time soon and if it is there to hear it. One that is not on its way yet
+        is not written, and its ``done`` is not called."""
+        with self._changed:
+            put = self._waiting.pop(name, None)
+            if put is not None and put.body is not None:
+                self._queued -= len(put.body)
+                put.body = None
+            elif self._drops < MAX_DROPS:
+                self._drops += 1
+                self._queue.append(name)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread and both connections; what waits is not written."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(LINGER_S)
+        with self._asking:
+            self._disconnect()
+
+    def _answer(self, peer: socket.socket, size: int, until: float) -> tuple[ObjectStatus, bytes | bytearray]:
+        status, length = ANSWER.unpack(read_exactly(peer, ANSWER.size, until))
+        if length != (size if status == ObjectStatus.OK else 0) or status not in list(ObjectStatus):
+            raise CarrierError("the carrier answers what none of this release does")
+        return ObjectStatus(status), read_exactly(peer, length, until) if length else b""
+
+    def _connect(self, patience_s: float) -> socket.socket:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        peer.settimeout(patience_s)
+        try:
+            peer.connect(str(self._path))
+        except OSError:
+            peer.close()
+            raise
+        return peer
+
+    def _fail(self, error: Exception) -> None:
+        """Note that the carrier is away, and close the connection that asks: an answer may still be on it."""
+        now = time.monotonic()
+        if now - self._said_at >= SAY_EVERY_S:
+            self._said_at = now
+            log.warning("the carrier of sealed KV does not serve", problem=str(error) or type(error).__name__)
+        self._away_until = now + RETRY_S
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.close()
+
+    def _write(self) -> None:
+        """Write what is queued until the end."""
+        peer: socket.socket | None = None
+        while self._has_work():
+            peer = self._write_some(peer)
+        if peer is not None:
+            peer.close()
+
+    def _has_work(self) -> bool:
+        """Wait for something in the queue; False at the end."""
+        with self._changed:
+            while not (self._queue or self._closing):
+                self._changed.wait()
+            return not self._closing
+
+    def _write_some(self, peer: socket.socket | None) -> socket.socket | None:
+        """Write one request of at most ``BATCH_BYTES``; gives the connection, or None where it failed."""
+        with self._changed:
+            puts, drops = self._batch()
+        if not (puts or drops):
+            return peer
+        bodies = tuple(body for _, body in puts)
+        statuses = [ObjectStatus.AWAY] * len(puts)
+        try:
+            peer = peer or self._connect(WRITE_S)
+            if drops:
+                self._send(peer, CarrierRequest(Order.DROP, drops, (0,) * len(drops)), ())
+            else:
+                names = tuple(one.name for one, _ in puts)
+                request = CarrierRequest(Order.PUT, names, tuple(map(len, bodies)), self._seconds)
+                statuses = self._send(peer, request, bodies)
+        except (CarrierError, OSError) as error:
+            if peer is not None:
+                peer.close()
+            peer = None
+            with self._asking:
+                self._fail(error)
+        with self._changed:
+            self._queued -= sum(map(len, bodies))
+        for (one, _), status in zip(puts, statuses, strict=True):
+            one.done(status)
+        return peer
+
+    def _batch(self) -> tuple[list[tuple[_Put, memoryview]], tuple[bytes, ...]]:
+        """Take what one request writes, or what one drops; neither where all that waited was dropped meanwhile."""
+        puts, drops, size = list[tuple[_Put, memoryview]](), list[bytes](), 0
+        while self._queue and len(puts) + len(drops) < MAX_OBJECTS:
+            one = self._queue[0]
+            if isinstance(one, bytes):
+                if puts:
+                    break
+                drops.append(one)
+                self._drops -= 1
+            else:
+                if one.body is not None:
+                    if drops or (puts and size + len(one.body) > BATCH_BYTES):
+                        break
+                    puts.append((one, one.body))
+                    size += len(one.body)
+                    self._waiting.pop(one.name, None)
+                self._puts -= 1
+            self._queue.popleft()
+        return puts, tuple(drops)
+
+    def _send(self, peer: socket.socket, request: CarrierRequest, bodies: tuple[memoryview, ...]) -> list[ObjectStatus]:
+        until = time.monotonic() + WRITE_S
+        send_all(peer, (request.encode(), *bodies), until)
+        answers = read_exactly(peer, len(request.names), until)
+        if not all(status in list(ObjectStatus) for status in answers):
+            raise CarrierError("the carrier answers what none of this release does")
+        return [ObjectStatus(status) for status in answers]
