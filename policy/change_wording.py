@@ -381,7 +381,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "priority": _priority,
         "deterministic": _deterministic,
         "external": _external,
-        "kv_store": _switch("may have sealed KV leave the machine", "no longer has sealed KV leave the machine"),
+        "kv_export": _switch("may have sealed KV leave the machine", "no longer has sealed KV leave the machine"),
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
         "networks": _bounds("is taken from", "from everywhere"),
         "regions": _bounds("is served in", "any region"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from policy.model import PriceRule, PublicPrefix, Route, SharingGroup, Tenant
 
-DIGEST_DOMAIN = "athanor policy 9"
+DIGEST_DOMAIN = "athanor policy 10"
 
 
 def digest_of(

@@ -40,7 +40,7 @@ tenants:
     # What follows are the defaults; take the # away to change one.
     # class: shared            # strict or dedicated: kept further apart from other tenants
     # retention: standard      # none: nothing is kept after a request
-    # kv_store: false          # true: sealed KV may lie in the store outside of the machine
+    # kv_export: false         # true: sealed KV may lie in the store outside of the machine
     # priority: normal         # high or low; between tenants of one priority the weight decides
     # weight: 1
     # namespace: tenant        # user: cached prefixes of an end user are found by nobody else's requests

@@ -17,4 +17,4 @@ def keeps_responses(tenant: Tenant) -> bool:
 
 def leaves_machine(tenant: Tenant) -> bool:
     """Return whether sealed KV of a tenant may lie in a store outside of the machine."""
-    return tenant.kv_store and tenant.retention is not Retention.NONE
+    return tenant.kv_export and tenant.retention is not Retention.NONE

@@ -302,7 +302,7 @@ class Tenant:
     namespace: Namespace = Namespace.TENANT
     external: External = External.BY_CLASS
     """Whether it may use models that are computed outside of the appliance."""
-    kv_store: bool = False
+    kv_export: bool = False
     """Whether its KV may lie, sealed, in a store outside of the machine."""
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""

@@ -291,7 +291,7 @@ class DefaultsSchema(_Strict):
         default="standard",
         description="standard: finished KV blocks may serve later requests of this tenant. none: nothing is kept.",
     )
-    kv_store: bool = Field(
+    kv_export: bool = Field(
         default=False,
         description="Whether KV blocks of this tenant may lie, sealed, in the store outside of the machine that the "
         "configuration's kv_store names. Not with retention: none. Classes strict and dedicated go there only so.",

@@ -69,7 +69,7 @@ class TenantParts:
             regions=self._one(tuple(content.regions)),
             model_regions=self._one(tuple(map(_model_regions, content.model_regions))),
             hours=self._one(tuple(content.hours)),
-            kv_store=content.kv_store,
+            kv_export=content.kv_export,
             freeze_idle=content.freeze_idle,
             external=External(content.external),
             adapters=self._one(tuple(content.adapters)),

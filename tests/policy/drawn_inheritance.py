@@ -27,7 +27,7 @@ _settings: dict[str, st.SearchStrategy[Any]] = {
     "weight": st.sampled_from([1, 5]),
     "priority": st.sampled_from(["high", "normal", "low"]),
     "deterministic": st.sampled_from(["never", "allowed", "always"]),
-    "kv_store": st.booleans(),
+    "kv_export": st.booleans(),
     "freeze_idle": st.booleans(),
     "external": st.sampled_from(["by_class", "allow", "refuse"]),
     "regions": st.sampled_from([[], ["eu"], ["us-east", "eu"]]),

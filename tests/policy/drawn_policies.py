@@ -72,7 +72,7 @@ tenant = st.fixed_dictionaries(
         "weight": st.sampled_from([1, 5]),
         "priority": st.sampled_from(["high", "normal", "low"]),
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
-        "kv_store": st.booleans(),
+        "kv_export": st.booleans(),
         "freeze_idle": st.booleans(),
         "external": st.sampled_from(["by_class", "allow", "refuse"]),
         "regions": st.sampled_from([[], ["eu"], ["eu", "us-east"]]),

@@ -235,7 +235,7 @@ SINGLE = [
     ({"deterministic": "allowed"}, W, "may ask for deterministic results, instead of never", "deterministic"),
     ({"external": "allow"}, W, f"{ALLOWED}, instead of by_class", "external"),
     ({"external": "refuse"}, N, "may use no model outside of the appliance, instead of by_class", "external"),
-    ({"kv_store": True}, W, "may have sealed KV leave the machine", "kv_store"),
+    ({"kv_export": True}, W, "may have sealed KV leave the machine", "kv_export"),
     ({"freeze_idle": True}, W, "may have its idle sandboxes frozen", "freeze_idle"),
     ({"class": "dedicated"}, N, "has class dedicated instead of shared", "class"),
     ({"kv": {"reservation": "12.5%"}}, W, "has 12.5% of the KV pool reserved instead of 0%", "kv.reservation"),

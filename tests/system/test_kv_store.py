@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.runsc, pytest.mark.timeout(300)]
 POLICY = """\
 version: 1
 tenants:
-  alpha: {credentials: ["key:a"], models: ["*"], kv_store: true}
+  alpha: {credentials: ["key:a"], models: ["*"], kv_export: true}
   beta: {credentials: ["key:b"], models: ["*"]}
-  shy: {credentials: ["key:s"], models: ["*"], retention: none, kv_store: true}
+  shy: {credentials: ["key:s"], models: ["*"], retention: none, kv_export: true}
 """
 
 SEALED = BLOCK_BYTES + 16
