@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 
 from engine.errors import RequestRejectedError
+from engine.text import template
 from engine.text.conversation import parse_conversation
 from engine.text.marks import unmark
 from engine.text.template import ChatTemplate, parse_template
@@ -52,6 +53,12 @@ TOOLS = [
         },
     }
 ]
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a template gives is shown here, and not how long it takes: beside other work one of them took a second."""
+    monkeypatch.setattr(template, "RENDER_SECONDS", 30.0)
 
 
 class Model:
