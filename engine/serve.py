@@ -122,8 +122,8 @@ class Sleep:
         else:
             first_s = min(timeout_s, LOOK_AGAIN_S)
             woken = self._channel.wait(first_s, bell.fileno())
-            # No sleeper relies on the fences alone (``isolation.ipc.memory_order``): the supervisor's ring too is looked
-            # at once more.
+            # No sleeper relies on the fences alone (``isolation.ipc.memory_order``): the supervisor's ring too is
+            # looked at once more.
             if not woken and not bell.arm():
                 self._channel.wait(timeout_s - first_s, bell.fileno())
             try:

@@ -322,8 +322,8 @@ def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
 async def watch_engines(
     state: ApplianceState, gauges: Gauges, step_timeout_s: Callable[[], float], freeze: Callable[[], None]
 ) -> None:
-    """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle. At the end
-    a collector is sent what was counted since the last look."""
+    """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle. At the
+    end a collector is sent what was counted since the last look."""
     gauges.cards = state.cards
     gauges.begin()
     try:
