@@ -21,6 +21,7 @@ from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
+from isolation.ipc.memory_order import LOOK_AGAIN_S
 from isolation.ipc.messages import FailureCode
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
@@ -119,7 +120,12 @@ class Sleep:
             # It came a moment ago, or there is no room for it yet.
             self._channel.wait(min(timeout_s, LOOK_S))
         else:
-            self._channel.wait(timeout_s, bell.fileno())
+            first_s = min(timeout_s, LOOK_AGAIN_S)
+            woken = self._channel.wait(first_s, bell.fileno())
+            # No sleeper relies on the fences alone (``isolation.ipc.memory_order``): the supervisor's ring too is
+            # looked at once more.
+            if not woken and not bell.arm():
+                self._channel.wait(timeout_s - first_s, bell.fileno())
             try:
                 bell.disarm()
             except PeerGoneError:

@@ -327,8 +327,8 @@ def boot(
     held = Latch() if gate is None else gate
 
     def hold() -> None:
-        held.wait(plan.name, stop)
-        check_model(plan.files, plan.pinned)  # Meanwhile its files may have changed.
+        if held.wait(plan.name, stop):
+            check_model(plan.files, plan.pinned)  # Meanwhile its files may have changed.
 
     check_model(plan.files, plan.pinned)
     began, waited_s = time.monotonic(), held.waited_s

@@ -35,8 +35,8 @@ class Latch:
         if self._opened is not None:
             self._opened.set()
 
-    def wait(self, name: str, stop: threading.Event) -> None:
-        """Wait until it is open.
+    def wait(self, name: str, stop: threading.Event) -> bool:
+        """Wait until it is open; returns whether it was shut.
 
         Args:
             name: of the sandbox that boots.
@@ -46,10 +46,13 @@ class Latch:
             SandboxStartError: the boot was given up.
         """
         opened, began = self._opened, time.monotonic()
-        while opened is not None and not opened.wait(SLICE_S):
+        if opened is None or opened.is_set():
+            return False
+        while not opened.wait(SLICE_S):
             if stop.is_set():
                 raise SandboxStartError(f"sandbox {name} was not wanted any more while it waited for memory")
         self.waited_s += time.monotonic() - began
+        return True
 
 
 def check_model(files: ModelFiles | None, pinned: str) -> None:

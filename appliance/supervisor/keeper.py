@@ -367,9 +367,8 @@ class Keeper:
         watch, self._busy, self._frozen = LoadWatch(time.monotonic(), sandbox.processor_s()), False, False
         while True:
             await aligned_sleep(LOOK_S)
-            if self._frozen:
-                continue
-            busy = watch.look(time.monotonic(), sandbox.processor_s())
+            # Frozen it takes no time; each look begins a new one all the same, so that the next finds it busy.
+            busy = watch.look(time.monotonic(), watch.used_s if self._frozen else sandbox.processor_s())
             if busy is not None:
                 self._busy = busy
                 sandbox.settle(busy=busy)
@@ -393,13 +392,13 @@ class LoadWatch:
     clocks."""
 
     def __init__(self, now: float, used_s: float) -> None:
-        self._then, self._used_s = now, used_s
+        self._then, self.used_s = now, used_s
         self._busy = False
 
     def look(self, now: float, used_s: float) -> bool | None:
         """Whether it is busy, or None when that has not changed. A process tree that shrank is not busy."""
-        busy = used_s - self._used_s >= BUSY_SHARE * (now - self._then)
-        self._then, self._used_s = now, used_s
+        busy = used_s - self.used_s >= BUSY_SHARE * (now - self._then)
+        self._then, self.used_s = now, used_s
         if busy is self._busy:
             return None
         self._busy = busy

@@ -81,6 +81,8 @@ class ModelKeepers:
         threads."""
         self.on_wake: Callable[[], None] = lambda: None
         """Called when a model begins to wake; set by the owner."""
+        self._holds = False
+        """Whether the boots of a model wait at their gates."""
         self._falling_asleep: set[asyncio.Task[None]] = set()
         """Tasks of keepers that are ended because their model falls asleep."""
         self.ended: list[asyncio.Task[None]] = []
@@ -237,19 +239,38 @@ class ModelKeepers:
             name: of the model.
             waking: called when it begins.
             ends: models that fall asleep. Their memory is there when they have: no program starts before, but its
-                sandbox is made meanwhile. Cards are chosen by what is free, so nothing of a model on one is.
+                sandbox is made meanwhile. Cards are chosen by what is free, so nothing of a model on one is. Nor is
+                anything of a second model: boots at their gates hold threads of the pool that boots share, and what
+                they wait for may itself wait for a boot.
         """
         one = self._models.get(name)
         if one is None:
             return False
         async with one.turn:
-            if any(keeper.plan.card is not None for keeper in one.keepers):
+            if self._holds or any(keeper.plan.card is not None for keeper in one.keepers):
                 await asyncio.gather(*ends, return_exceptions=True)
             if one.state != SERVED or one.sleep_state != ASLEEP:
                 return False
             one.sleep_state, one.cause = WAKING, ""
             self.on_wake()
             waking()
+            await self._start_behind(one, ends)
+            one.cause = await _came_up(one.keepers, one.tasks)
+            if one.cause:
+                await self._end_for_sleep(one)
+            else:
+                one.sleep_state = AWAKE
+            return True
+
+    async def _start_behind(self, one: _Served, ends: Collection[asyncio.Task[None]]) -> None:
+        """Boot a model's sandboxes, and let their programs start once all of ``ends`` have ended."""
+        name = one.planned.entry.name
+        waits = any(not task.done() for task in ends)
+        if not waits:
+            self.start(name)
+            return
+        self._holds = True
+        try:
             for keeper in one.keepers:
                 keeper.gate.shut()
             self.start(name)
@@ -257,12 +278,8 @@ class ModelKeepers:
             await asyncio.gather(*ends, return_exceptions=True)
             for keeper in one.keepers:
                 keeper.gate.open()
-            one.cause = await _came_up(one.keepers, one.tasks)
-            if one.cause:
-                await self._end_for_sleep(one)
-            else:
-                one.sleep_state = AWAKE
-            return True
+        finally:
+            self._holds = False
 
     def leave(self, name: str, *, again: bool) -> None:
         """Note that a model shall end; ``again``: another of its name comes after it."""

@@ -26,6 +26,7 @@ from isolation.ipc.engine import Abort, Drain, StepOutput
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.listener import Listener
+from isolation.ipc.memory_order import LOOK_AGAIN_S
 from isolation.ipc.messages import Configure, EngineReady, FailureCode, Finish, Hello, Role
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.segment import standard_layout
@@ -55,6 +56,8 @@ class ScriptedChannel:
         self.also: list[int | None] = []
         self.full = full
         self.refused = False
+        self.silent = 0
+        """Waits that end because their time is over."""
 
     def send(self, message: Message, *, urgent: bool) -> None:
         """Take a frame, or refuse it while the ring is full."""
@@ -89,7 +92,8 @@ class ScriptedChannel:
         if not self.script and not self.refused:
             raise PeerGoneError("gone")
         self.refused = False
-        return True
+        self.silent -= 1
+        return self.silent < 0
 
 
 class ScriptedBell:
@@ -182,9 +186,21 @@ def test_the_supervisor_wakes_an_idle_engine() -> None:
     channel = ScriptedChannel([], [], [], [], [])
     with pytest.raises(PeerGoneError):
         serve(make_engine(MODEL), channel, bell)
-    assert channel.waits == [IDLE_WAIT_S, LOOK_S, IDLE_WAIT_S, IDLE_WAIT_S, IDLE_WAIT_S]
+    assert channel.waits == [LOOK_AGAIN_S, LOOK_S, LOOK_AGAIN_S, IDLE_WAIT_S, IDLE_WAIT_S]
     assert channel.also == [bell.fileno(), None, bell.fileno(), None, None]
     assert (bell.armed, bell.disarmed) == (3, 2)
+
+
+def test_a_lost_bell_of_the_supervisor_costs_one_look() -> None:
+    """Where no bell rang the engine looks at the supervisor's ring once more before it sleeps for long: what lies there
+    is taken then, and not at the end of the sleep. Where nothing lies there (control) it sleeps on."""
+    bell = ScriptedBell(there=[False, False, False, True, False], gone_after=9)
+    channel = ScriptedChannel([], [], [])
+    channel.silent = 3
+    with pytest.raises(PeerGoneError):
+        serve(make_engine(MODEL), channel, bell)
+    assert channel.waits == [LOOK_AGAIN_S, IDLE_WAIT_S - LOOK_AGAIN_S, LOOK_AGAIN_S, LOOK_AGAIN_S]
+    assert (bell.armed, bell.disarmed) == (5, 2)
 
 
 def test_what_a_reader_waits_for_is_urgent() -> None:

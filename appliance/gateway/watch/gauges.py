@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -140,7 +141,8 @@ class Gauges:
         """GPUs as the supervisor tells of them; ``watch_engines`` puts the appliance's in place."""
         self._restarts = Increases(ours=False)
         self._tokens = Increases(ours=True)
-        self._refreshed = -inf
+        self._refreshed, self._served = -inf, False
+        """When it was refreshed last, and whether requests ran at the last look."""
 
     def begin(self) -> None:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
@@ -192,9 +194,10 @@ class Gauges:
         record.hang = link.hang
 
     def keep_fresh(self) -> None:
-        """Refresh what a collector is sent, which no scrape asks for: at each call while requests run, else every
-        ``REST_S``. To be called every few seconds."""
-        if self._service.live or time.monotonic() >= self._refreshed + REST_S:
+        """Refresh what a collector is sent, which no scrape asks for: at each call while requests run and once more
+        behind the last, else every ``REST_S``. To be called every few seconds."""
+        served, self._served = self._served, bool(self._service.live)
+        if served or self._served or time.monotonic() >= self._refreshed + REST_S:
             self.refresh()
 
     def refresh(self) -> None:
@@ -319,12 +322,17 @@ def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
 async def watch_engines(
     state: ApplianceState, gauges: Gauges, step_timeout_s: Callable[[], float], freeze: Callable[[], None]
 ) -> None:
-    """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle."""
+    """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle. At the
+    end a collector is sent what was counted since the last look."""
     gauges.cards = state.cards
     gauges.begin()
-    while True:
-        state.note()
-        freeze()
-        gauges.check_engines(step_timeout_s())
-        gauges.keep_fresh()
-        await aligned_sleep(PERIOD_S)
+    try:
+        while True:
+            state.note()
+            freeze()
+            gauges.check_engines(step_timeout_s())
+            gauges.keep_fresh()
+            await aligned_sleep(PERIOD_S)
+    except asyncio.CancelledError:
+        gauges.refresh()
+        raise

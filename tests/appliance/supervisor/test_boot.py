@@ -158,7 +158,8 @@ def test_a_boot_at_a_gate_starts_no_program_and_counts_no_wait(tmp_path: Path) -
 def test_files_that_change_while_a_boot_waits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's files are checked before its sandbox is made and again when its program may start: what has changed
     between, while it waited for memory, starts no program."""
-    looks = list[int]()
+    looks, gate = list[int](), Latch()
+    gate.shut()
 
     def change(_files: object, _pinned: str) -> None:
         looks.append(1)
@@ -166,9 +167,25 @@ def test_files_that_change_while_a_boot_waits_are_refused(tmp_path: Path, monkey
             raise SandboxStartError("a file is not what it was at the start")
 
     monkeypatch.setattr(boot_module, "check_model", change)
-    outcome, runtime, _ = attempt(tmp_path, answer)
+    timer = threading.Timer(0.1, gate.open)
+    timer.start()
+    outcome, runtime, _ = attempt(tmp_path, answer, gate=gate)
+    timer.join()
     assert isinstance(outcome, SandboxStartError) and "not what it was" in str(outcome)
-    assert runtime.guest is None and list(tmp_path.iterdir()) == []
+    assert runtime.guest is None and list(tmp_path.iterdir()) == [] and len(looks) == 2
+
+
+def test_the_files_of_a_boot_that_does_not_wait_are_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was only touched makes a check read the whole model, so that no boot has two without a reason."""
+    looks = list[int]()
+    monkeypatch.setattr(boot_module, "check_model", lambda _files, _pinned: looks.append(1))
+    outcome, runtime, _ = attempt(tmp_path, answer)
+    assert isinstance(outcome, Booted) and outcome.channel is not None and runtime.guest is not None
+    assert looks == [1]
+    outcome.channel.close()
+    runtime.guest.delete()
 
 
 def test_a_stop_ends_a_boot_at_a_gate(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from isolation.errors import SandboxStartError
 def test_an_open_gate_holds_nothing_back() -> None:
     """A boot that waits for nobody passes at once, again and again."""
     gate = Latch()
-    gate.wait("engine-m", threading.Event())
+    assert not gate.wait("engine-m", threading.Event())
     gate.open()
-    gate.wait("engine-m", threading.Event())
+    assert not gate.wait("engine-m", threading.Event())
     assert gate.waited_s < 0.1
 
 
@@ -26,9 +26,9 @@ def test_a_shut_gate_lets_go_when_it_is_opened() -> None:
     gate.shut()
     timer = threading.Timer(0.05, gate.open)
     timer.start()
-    gate.wait("engine-m", threading.Event())
+    assert gate.wait("engine-m", threading.Event())
     assert 0.04 < gate.waited_s < 0.2
-    gate.wait("engine-m", threading.Event())
+    assert not gate.wait("engine-m", threading.Event())
     timer.join()
 
 

@@ -250,8 +250,13 @@ async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch:
 
 async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen and thawed at the gateway's word, which hears what became of it; a sandbox that computes stays as it is;
-    a word about an earlier one means nothing."""
-    sandbox = Sandbox()
+    a word about an earlier one means nothing. The load of one that is frozen is not read."""
+    sandbox, reads = Sandbox(), list[int]()
+
+    def read() -> float:
+        reads.append(1)
+        return 0.0
+
     monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
     monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
@@ -265,8 +270,13 @@ async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pyte
         assert (sandbox.frozen, published) == (False, [])
         keeper.freeze(1, frozen=True)
         assert sandbox.frozen
+        sandbox.used_s = read
+        await asyncio.sleep(0.05)
+        assert reads == []
         keeper.freeze(1, frozen=False)
         assert not sandbox.frozen
+        while not reads:
+            await asyncio.sleep(0.005)
         sandbox.used_s = time.monotonic  # all of a core
         while sandbox.settled != [True]:
             await asyncio.sleep(0.005)

@@ -20,3 +20,12 @@ def test_a_tree_that_lost_processes_is_idle() -> None:
     watch = LoadWatch(0.0, 5.0)
     assert watch.look(1.0, 6.0) is True
     assert watch.look(2.0, 2.0) is False
+
+
+def test_time_in_which_it_was_frozen_is_left_out() -> None:
+    """A sandbox that computes after an hour in which it was frozen is busy at the first look behind it, where each look
+    before said that it took no time; with that hour in the share it would not be (control)."""
+    rested, other = LoadWatch(0.0, 5.0), LoadWatch(0.0, 5.0)
+    assert rested.look(3_600.0, rested.used_s) is None
+    assert rested.look(3_602.0, 7.0) is True
+    assert other.look(3_602.0, 7.0) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,3 +314,42 @@ async def test_a_program_waits_for_the_memory_of_a_model_that_ends(card: object)
     assert await wakes
     assert released == ["program"]
     await keepers.sleep("a")
+
+
+async def test_the_boots_of_one_model_at_a_time_wait_at_their_gates() -> None:
+    """Boots that wait hold threads of a small pool, and what they wait for may itself wait for a boot: a model that is
+    put to sleep, woken and put to sleep again while others wake in its place. So the boots of one model wait, the next
+    model begins when the other has ended, and all come up although the pool has threads for those of one alone."""
+    pool = ThreadPoolExecutor(2)
+
+    class Pooled(Kept):
+        async def run(self) -> None:
+            loop, stop = asyncio.get_running_loop(), threading.Event()
+            try:
+                await loop.run_in_executor(pool, self.gate.wait, "engine", stop)
+            finally:
+                stop.set()
+            self.first_boot.set_result(None)  # type: ignore[arg-type]
+            await super().run()
+
+    keepers = ModelKeepers(Pooled, lambda: None)  # type: ignore[arg-type]
+    for name in "abc":
+        plans = (SimpleNamespace(name=f"engine-{name}", role=Role.ENGINE, card=None),)
+        files = SimpleNamespace(digest=name, signer="")
+        need = ModelNeed(name, 1, 1, 0)
+        keepers.add(SimpleNamespace(entry=never_kept(name), files=files, plans=plans, need=need))  # type: ignore[arg-type]
+    assert await keepers.wake("a", lambda: None)
+    orders: list[asyncio.Task[bool]] = [asyncio.create_task(keepers.sleep("a"))]
+    orders.append(asyncio.create_task(keepers.wake("a", lambda: None, tuple(orders))))  # type: ignore[arg-type]
+    orders.append(asyncio.create_task(keepers.sleep("a")))
+    sleeps = orders[0], orders[2]
+    for name in "bc":
+        orders.append(asyncio.create_task(keepers.wake(name, lambda: None, sleeps)))  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(10):
+            assert await asyncio.gather(*orders) == [True] * 5
+    finally:
+        for keeper in keepers.keepers:
+            keeper.gate.open()  # Where it fails the threads of the pool shall end.
+        await keepers.close()
+        pool.shutdown()

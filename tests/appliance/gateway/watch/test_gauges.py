@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,8 @@ from appliance.gateway.front.starts import Starts
 from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.http.event_window import BackgroundRuns
 from appliance.gateway.telemetry import names
-from appliance.gateway.watch.gauges import KNOWN, DoorGauges, SpillGauges
+from appliance.gateway.watch import gauges as gauges_module
+from appliance.gateway.watch.gauges import KNOWN, REST_S, DoorGauges, Gauges, SpillGauges
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.keys.keyring import Keyring
@@ -40,6 +42,25 @@ class Desk:
         """Note a counter likewise."""
         assert labels.keys() == names.COUNTERS[name].labels
         self.counts[name, *labels.values()] += amount
+
+
+def test_levels_are_fresh_while_requests_run_and_once_behind_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector is sent the last tokens of the last request with the next look, not ``REST_S`` later; an appliance
+    that serves nobody looks every ``REST_S`` (control)."""
+    now, looks = [0.0], list[float]()
+    gauges = object.__new__(Gauges)
+    gauges._service, gauges._refreshed, gauges._served = SimpleNamespace(live=[]), 0.0, False  # type: ignore[assignment]
+
+    def refresh(one: Gauges) -> None:
+        looks.append(now[0])
+        one._refreshed = now[0]
+
+    monkeypatch.setattr(Gauges, "refresh", refresh)
+    monkeypatch.setattr(gauges_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for at, live in ((2.0, []), (4.0, [1]), (6.0, [1]), (8.0, []), (10.0, []), (8.0 + REST_S, []), (20.0, [])):
+        now[0], gauges._service.live = at, live  # type: ignore[misc, assignment]
+        gauges.keep_fresh()
+    assert looks == [4.0, 6.0, 8.0, 8.0 + REST_S]
 
 
 def block(number: int) -> Binding:
