@@ -215,8 +215,7 @@ class Gateway:
             self._audit_policy("ok", policy.digest, "start")
             works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
             works += (watching, "watch over engines"), (self._batches.run(), "batches")
-            works += ((self._spend.run(self._audit.flush), "spend"),)
-            background += [self._keep(work, name) for work, name in works]
+            background += [self._keep(*work) for work in (*works, (self._spend.run(self._audit.flush), "spend"))]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(log_failure)

@@ -98,7 +98,7 @@ class SpendRecords:
                 if time.monotonic() >= deadline:
                     raise ControlError("the supervisor did not tell in time what tenants have spent") from None
 
-    async def run(self, flush: Callable[[], None]) -> None:
+    async def run(self, flush: Callable[[], object]) -> None:
         """Ask again, until cancelled, about tenants of which reservations of an earlier gateway are held: their
         requests may have ended since. ``flush`` sends what was used, so that the answer has it."""
         turn = 0
