@@ -128,7 +128,7 @@ class Gateway:
         tenant_sandboxes.reconsider(policy)
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
         ledger = Ledger(policy, {}, spends=(spends := Spends()), region=config.region)
-        self._spend = SpendRecords(supervisor.tell, spends.take)
+        self._spend = SpendRecords(supervisor.tell, spends.take, spends.lower, spends.held)
         questions = SupervisorQuestions.to(supervisor.tell)
         self._credentials = Credentials(self._file.key_file, supervisor.offer, config.tokens)
         self._service = GatewayService(
@@ -215,7 +215,7 @@ class Gateway:
             self._audit_policy("ok", policy.digest, "start")
             works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
             works += (watching, "watch over engines"), (self._batches.run(), "batches")
-            background += [self._keep(work, name) for work, name in works]
+            background += [self._keep(*work) for work in (*works, (self._spend.run(self._audit.flush), "spend"))]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
             publishing.add_done_callback(log_failure)

@@ -406,7 +406,7 @@ def test_an_adapter_answers_its_tenant_on_every_route(many: Served) -> None:
 
 def test_an_adapter_of_others_is_a_name_that_does_not_exist(many: Served) -> None:
     """To a tenant that may use every model, another's adapter and its alias are refused with status and body of a name
-    that is nobody's, on every route. Control: its owner is many."""
+    that is nobody's, on every route. Control: its owner is served."""
     for path, body in BODIES.items():
         told = []
         for name in ("athanor-mini:nothing", ADAPTED, "help"):
@@ -421,7 +421,7 @@ def test_an_adapter_of_others_is_a_name_that_does_not_exist(many: Served) -> Non
 
 def test_an_adapter_with_other_files_is_left_out(many: Served) -> None:
     """An adapter whose files are not those that were pinned is not there for its tenant either, which is told so; the
-    model and its other adapters are many."""
+    model and its other adapters are served."""
     answer = many.post("delta", "/v1/completions", model="athanor-mini:broken", prompt="hi", max_tokens=4)
     assert answer.status_code == 503
     assert text_of(many, "delta", ADAPTED)

@@ -69,8 +69,8 @@ def usage_routes(usage: UsageSource, page: str) -> list[Route]:
 
     return [
         Route("/console/usage", _answering(look)),
-        Route("/console/usage/models", _answering(models)),
-        Route(USERS, _answering(users)),
+        Route("/console/usage/models", _answering(models, of_one=True)),
+        Route(USERS, _answering(users, of_one=True, needed=f"GET {USERS}")),
         Route("/console/usage.csv", _answering(table)),
     ]
 
@@ -94,17 +94,20 @@ def read_asked(query: Mapping[str, str]) -> UsageAsked:
     return UsageAsked(span, find, int(offset), tenant)
 
 
-def _answering(answer: Callable[[UsageAsked], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return what takes a request for one of the routes."""
+def _answering(
+    answer: Callable[[UsageAsked], Awaitable[Response]], *, of_one: bool = False, needed: str = ""
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what takes a request for one of the routes: ``of_one`` asks about a tenant, and ``needed`` names a route
+    that needs a role. The request's URL decides neither: its host is what the caller says."""
 
     async def taken(request: Request) -> Response:
         if foreign(request):
             return problem(403, "the console answers its own page only")
-        if request.url.path == USERS and (refusal := needs_role(request, f"GET {USERS}")) is not None:
+        if needed and (refusal := needs_role(request, needed)) is not None:
             return refusal
         try:
             asked = read_asked(request.query_params)
-            if request.url.path.startswith("/console/usage/") and not asked.tenant:
+            if of_one and not asked.tenant:
                 raise ValueError("tenant must name one")
         except ValueError as error:
             return problem(400, str(error))

@@ -137,6 +137,27 @@ class Spends:
                 spent.month = max(spent.month, month)
                 spent.orphaned_before = before + (reserved if message.day < spent.period.day else 0)
 
+    def held(self) -> list[str]:
+        """Return the tenants of which reservations of an earlier gateway are held."""
+        return [tenant for tenant in self._tenants if (spent := self._spent(tenant)).orphaned or spent.orphaned_before]
+
+    def lower(self, message: Spent) -> None:
+        """Take a later account of tenants that are known. Reservations of an earlier gateway are no more than all that
+        are recorded, this one's included: so none that stands is given up, and those whose requests have ended, because
+        a batch ran its lines again or another process told of them, are held no longer. What they were charged counts
+        as spent: no more than was held, for the account may not have yet what another host lent. An account of another
+        day says nothing."""
+        for tenant in message.asked:
+            spent = self._spent(tenant)
+            if message.day == spent.period.day:
+                day, month, reserved, before = message.spent.get(tenant, (0, 0, 0, 0))
+                held = spent.orphaned + spent.orphaned_before
+                spent.orphaned = min(spent.orphaned, reserved)
+                spent.orphaned_before = min(spent.orphaned_before, before)
+                ended = held - spent.orphaned - spent.orphaned_before
+                spent.day += min(max(0, day - spent.day), ended)
+                spent.month += min(max(0, month - spent.month), ended)
+
     def _spent(self, tenant: str) -> _Spent:
         now = self._clock()
         spent = self._tenants.get(tenant)

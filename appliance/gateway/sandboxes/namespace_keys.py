@@ -15,6 +15,9 @@ from policy.kept import leaves_machine
 TENANTS_PER_QUERY = 500
 """Tenants of one question for namespace keys: the answer must fit one datagram."""
 
+MAX_GONE = 10_000
+"""Removed tenants that are remembered: as many as a policy may have."""
+
 
 class NamespaceKeys:
     """Keys as the supervisor has drawn them."""
@@ -25,6 +28,9 @@ class NamespaceKeys:
         self._changed = changed
         self._keys: dict[str, bytes] = {}
         self._retained: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        """0 for each tenant that was removed: a supervisor that did not hear it, because the connection was lost, is
+        told when it is there again."""
         self._to_ask: list[list[str]] = []
         """Questions for a supervisor that came anew, one after the other: its socket has no room for all answers."""
         self._arrived = asyncio.Event()
@@ -55,6 +61,7 @@ class NamespaceKeys:
         before, self._retained = self._retained, retained
         gone = {tenant: 0 for tenant in before if tenant not in retained}
         changed = {tenant: kept for tenant, kept in retained.items() if before.get(tenant) != kept}
+        self._gone = {name: 0 for name in [*self._gone, *gone][-MAX_GONE:] if name not in retained}
         self._send_retention({**gone, **changed})
 
     def attached(self, _welcome: Welcome) -> None:
@@ -62,7 +69,7 @@ class NamespaceKeys:
         known = list(self._keys)
         self._to_ask = [known[start : start + TENANTS_PER_QUERY] for start in range(0, len(known), TENANTS_PER_QUERY)]
         self._ask_next()
-        self._send_retention(self._retained)
+        self._send_retention({**self._gone, **self._retained})
 
     def take(self, message: Namespaces) -> None:
         """Take keys that have come."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import (
     MAX_RESERVATIONS,
     SPEND_CONFIRM_S,
@@ -46,13 +47,30 @@ ANSWER_S = 1.0
 """Seconds after which a question is asked again: the supervisor may have been restarted."""
 
 
+LOOK_S = 60.0
+"""Seconds between two questions about tenants of which reservations of an earlier gateway are held."""
+
+
 class SpendRecords:
     """Asks for spend and has reservations recorded."""
 
-    def __init__(self, tell: Callable[[Control], None], changed: Callable[[Spent], None]) -> None:
-        """``tell`` sends to the supervisor; ``changed`` is called with what it tells of tenants' spend."""
+    def __init__(
+        self,
+        tell: Callable[[Control], None],
+        changed: Callable[[Spent], None],
+        again: Callable[[Spent], None] = lambda _message: None,
+        held: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Args:
+        tell: sends to the supervisor.
+        changed: called with what it tells of tenants' spend for the first time.
+        again: called with what it tells of tenants that are known.
+        held: gives the tenants of which reservations of an earlier gateway are held.
+        """
         self._tell = tell
         self._changed = changed
+        self._again = again
+        self._held = held
         self._known: set[str] = set()
         """Tenants whose spend the supervisor has told."""
         self._arrived = asyncio.Event()
@@ -79,6 +97,18 @@ class SpendRecords:
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     raise ControlError("the supervisor did not tell in time what tenants have spent") from None
+
+    async def run(self, flush: Callable[[], object]) -> None:
+        """Ask again, until cancelled, about tenants of which reservations of an earlier gateway are held: their
+        requests may have ended since. ``flush`` sends what was used, so that the answer has it."""
+        turn = 0
+        while True:
+            await aligned_sleep(LOOK_S)
+            if held := self._held():
+                flush()
+                begin = turn % len(held)
+                self._tell(SpendQuery([*held[begin:], *held[:begin]][:TENANTS_PER_QUERY]))
+                turn += TENANTS_PER_QUERY
 
     async def reserve(self, request: str, tenant: str, cost: int) -> None:
         """Return once the largest cost of a request is recorded.
@@ -108,9 +138,12 @@ class SpendRecords:
         self._tell_reservations(list(self._waiting))
 
     def take_spent(self, message: Spent) -> None:
-        """Take the spend of tenants that were not known; a second answer about others says nothing new."""
+        """Take the spend of tenants, apart for those that were not known."""
+        known = [name for name in message.asked if name in self._known]
         news = {name: amounts for name, amounts in message.spent.items() if name not in self._known}
         self._changed(replace(message, spent=news))
+        if known:
+            self._again(replace(message, asked=known))
         self._known.update(message.asked)
         self._arrived.set()
 

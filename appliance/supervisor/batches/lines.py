@@ -115,7 +115,7 @@ class StoredBatches:
                 ),
             )
             if call.key:
-                connection.execute("INSERT INTO batch_keys VALUES (?, ?)", (_key_of(call), batch))
+                connection.execute("INSERT OR REPLACE INTO batch_keys VALUES (?, ?)", (_key_of(call), batch))
             self._audit(connection, "created", batch, tenant, call.principal)
             return BatchFound(self._told(_row(connection, batch)))
 
@@ -373,9 +373,11 @@ def _key_of(call: BeginBatch) -> bytes:
 
 
 def _made_with_key(connection: sqlite3.Connection, call: BeginBatch) -> Sequence[Any] | None:
-    """Return the batch that the tenant has made with the key of a call; None where it has made none."""
-    row = connection.execute("SELECT batch FROM batch_keys WHERE key = ?", (_key_of(call),)).fetchone()
-    return None if row is None else _row(connection, row[0])
+    """Return the batch that the tenant has made with the key of a call; None where it has made none. A release before
+    keys removes batches and leaves their keys, which mean nothing any more."""
+    query = f"{_SELECT} WHERE id = (SELECT batch FROM batch_keys WHERE key = ?)"  # noqa: S608 - a constant
+    found: Sequence[Any] | None = connection.execute(query, (_key_of(call),)).fetchone()
+    return found
 
 
 def _same(one: StoredBatch, call: BeginBatch) -> StoredBatch:

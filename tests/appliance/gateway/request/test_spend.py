@@ -164,6 +164,31 @@ def test_what_never_ended_counts_until_its_periods_are_over() -> None:
     assert (spends.of("alpha").day, spends.of("alpha").month) == (0, 0)
 
 
+def test_reservations_of_an_earlier_gateway_end_with_their_requests() -> None:
+    """A later account takes back what is recorded no longer, of both kinds, and brings what was charged; it never takes
+    what still stands, nor believes an account of another day, nor takes more than was held (controls)."""
+    clock = Clock(EVENING - 5 * 86_400)
+    spends = Spends(clock)
+    now = period_of(clock.now)
+    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [1, 2, 100, 30]}))
+    spends.reserve("alpha", 50)
+    assert spends.held() == ["alpha"]
+    spends.lower(Spent(now.day, now.month, ["alpha", "beta"], {"alpha": [1, 2, 150, 30], "beta": [0, 0, 9, 9]}))
+    assert spends.parts("alpha") == SpendParts(1, 2, 150, 30)
+    assert spends.parts("beta") == SpendParts(0, 0, 0, 0)
+    for account in (
+        Spent(now.day - 1, now.month, ["alpha"], {}),
+        Spent(now.day, now.month, ["alpha"], {"alpha": [500, 500, 150, 30]}),  # a loan is not in the book yet
+    ):
+        spends.lower(account)
+        assert spends.parts("alpha") == SpendParts(1, 2, 150, 30)
+    spends.lower(Spent(now.day, now.month, ["alpha"], {"alpha": [8, 9, 60, 0]}))
+    assert spends.parts("alpha") == SpendParts(8, 9, 110, 0)
+    spends.lower(Spent(now.day, now.month, ["alpha"], {}))
+    assert spends.parts("alpha") == SpendParts(8, 9, 50, 0)
+    assert spends.held() == []
+
+
 def test_a_clock_that_was_far_ahead_keeps_no_period_for_ever() -> None:
     """A jump of a month and back: the amounts stay, and the day ends when the calendar says so."""
     clock = Clock(EVENING - 5 * 86_400)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.common.control import CONTROL_VERSION, Control, Retention, Welcome
-from appliance.gateway.sandboxes.namespace_keys import TENANTS_PER_QUERY, NamespaceKeys
+from appliance.gateway.sandboxes.namespace_keys import MAX_GONE, TENANTS_PER_QUERY, NamespaceKeys
 
 TENANTS = {f"tenant-{number}": number % 2 for number in range(3 * TENANTS_PER_QUERY)}
 
@@ -39,3 +39,22 @@ def test_a_supervisor_that_comes_anew_is_told_all() -> None:
     sent.clear()
     keys.attached(Welcome(CONTROL_VERSION, "none", "none", []))
     assert told(sent) == [{"a": 1, "b": 0}]
+
+
+def test_a_removal_that_was_not_heard_is_told_again() -> None:
+    """Tenants that were removed while the connection was lost are named when it is there again, until they come back
+    (control); a bounded number of them is remembered."""
+    sent = list[Control]()
+    keys = NamespaceKeys(sent.append, lambda _keys: None)
+    keys.set_retention({"a": 1, "b": 1})
+    keys.set_retention({"a": 1})
+    sent.clear()
+    keys.attached(Welcome(CONTROL_VERSION, "none", "none", []))
+    assert told(sent) == [{"b": 0, "a": 1}]
+    keys.set_retention({"a": 1, "b": 1})
+    sent.clear()
+    keys.attached(Welcome(CONTROL_VERSION, "none", "none", []))
+    assert told(sent) == [{"a": 1, "b": 1}]
+    keys.set_retention({f"t{number}": 1 for number in range(MAX_GONE + 5)})
+    keys.set_retention({})
+    assert len(keys._gone) == MAX_GONE

@@ -138,3 +138,24 @@ def test_a_limit_without_an_account_is_refused(limit, audited, lines) -> None:
     found = unaccountable(policy, audited=audited)
     assert len(found) == lines
     assert not found or "audit.directory" in found[0]
+
+
+async def test_tenants_with_reservations_left_are_asked_about_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was used is sent first, and the answer about a known tenant goes where later accounts go. Nothing is asked
+    while nothing is held (control)."""
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    done: list[object] = []
+    held: list[str] = []
+    records = SpendRecords(done.append, lambda _: None, lambda message: done.append(message), lambda: held)
+    records.take_spent(Spent(1, 2, ["a"], {"a": [0, 0, 5, 0]}))
+    assert done == []
+    task = asyncio.create_task(records.run(lambda: done.append("flush")))
+    await asyncio.sleep(0.06)
+    assert done == []
+    held.append("a")
+    while not done:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    assert done[:2] == ["flush", SpendQuery(["a"])]
+    records.take_spent(Spent(1, 2, ["a", "b"], {"b": [1, 1, 0, 0]}))
+    assert done[-1] == Spent(1, 2, ["a"], {"b": [1, 1, 0, 0]})
