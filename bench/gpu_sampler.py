@@ -182,6 +182,18 @@ def seconds_of(calls: list[Callable[[], object]], device: torch.device) -> float
     return statistics.median(taken)
 
 
+def launches_of(calls: list[Callable[[], object]], device: torch.device) -> dict[str, float]:
+    """Microseconds of each launch of one call, by its kernel's name, as CUPTI tells them; empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+    return {one.key: round(one.device_time, 1) for one in profile.key_averages() if one.key.startswith("_")}
+
+
 def wrong_tokens(kind: Kind, logits: Tensor, found: list[int], wanted: list[int], positions: list[int]) -> int:
     """How many tokens that differ from the plain ones are not those of the specification either."""
     count = 0
@@ -205,10 +217,11 @@ def forms() -> dict[str, sampler.SamplerForm]:
     return {
         "plain": plain,
         "lean": lean,
-        "lean 64": replace(lean, registers=64),
-        "lean 2x128": replace(lean, reading=Threads(2, 1), registers=128),
-        "lean 8 a turn": replace(lean, programs=2_048),
-        "lists only": replace(plain, lean_lists=True, lean_sample=True),
+        "rows 16x64": replace(lean, looking=Threads(16, 1), looking_registers=64),
+        "rows 4x255": replace(lean, looking=Threads(4, 1), looking_registers=255),
+        "passing 4k": replace(lean, passing=4_096),
+        "together 8k": replace(lean, looking=Threads(16, 1), looking_registers=64, together=8_192),
+        "16k, 16x128": replace(lean, looking=Threads(16, 1), looking_registers=128, together=16_384, passing=4_096),
     }
 
 
@@ -246,6 +259,7 @@ def case(
         result["alternatives_error"] = (found.top_logprobs - wanted.top_logprobs).abs().max().item()
     calls = [lambda one=one: run.sample(one, places, positions, columns) for one in inputs]
     result["us"] = round(1e6 * seconds_of(calls, device), 1)
+    result["launches"] = launches_of(calls[:REPLAYS], device)
     result["gb_per_s"] = round(rows * vocab * dtype.itemsize / float(str(result["us"])) / 1e3)
     return result
 
@@ -329,6 +343,7 @@ def compare_forms(toy: bool, seconds: float) -> None:
                 line += f"{'failed':>15}"
                 continue
             line += f"{found['us']:>11}{found['wrong']:>4}"
+            print(json.dumps({"kind": kind.name, "registers": form.looking_registers, "launches": found["launches"]}), flush=True)
         print(f"{kind.name:28}{str(dtype).removeprefix('torch.'):>10}{line}", flush=True)
 
 

@@ -102,6 +102,14 @@ class SamplerForm:
     """Whether lists are searched by the functions of ``sampling_lean``."""
     lean_sample: bool = False
     """Whether samples are looked at in fewer steps."""
+    looking: Threads = WIDE
+    """Threads of a program that looks at one row."""
+    looking_registers: int = WIDE_REGISTERS
+    """Registers of one of these threads, at the most."""
+    together: int = TOGETHER
+    """Scores of a list that such a program holds in registers, as key and weight; a longer list is shortened first."""
+    passing: int = PASSING
+    """Scores of a longer list that it looks at together."""
 
 
 PLAIN_FORM = SamplerForm()
@@ -397,7 +405,7 @@ def sample(
     pieces, piece = SAMPLE_PIECES.value, SAMPLE_PIECE.value
     stride = max(piece, size // pieces // 16 * 16)
     line = (logits, logits.stride(0), rows, words, words.shape[1], masks, masks.shape[1])
-    wide = {"maxnreg": WIDE_REGISTERS, **WIDE.options}
+    wide = {"maxnreg": form.looking_registers, **form.looking.options}
     source = (*line, columns.counts, columns.bias_ids, columns.biases, out.limits)
     _sketch[(lines,)](*source, size, stride, LEAN=form.lean_sample, **wide)
     _prepare[(lines, min(stretches, ceil_div(form.programs, lines)))](
@@ -420,8 +428,8 @@ def sample(
         size,
         stretches,
         SPAN=span,
-        WIDTH=min(block, max(TOGETHER // span, LEAST_WIDTH)),
-        PART=min(block, max(PASSING // span, LEAST_WIDTH)),
+        WIDTH=min(block, max(form.together // span, LEAST_WIDTH)),
+        PART=min(block, max(form.passing // span, LEAST_WIDTH)),
         BLOCK=block,
         LEAN=form.lean_lists,
         **wide,
