@@ -219,9 +219,7 @@ def forms() -> dict[str, sampler.SamplerForm]:
         "lean": lean,
         "rows 16x64": replace(lean, looking=Threads(16, 1), looking_registers=64),
         "rows 4x255": replace(lean, looking=Threads(4, 1), looking_registers=255),
-        "passing 4k": replace(lean, passing=4_096),
-        "together 8k": replace(lean, looking=Threads(16, 1), looking_registers=64, together=8_192),
-        "16k, 16x128": replace(lean, looking=Threads(16, 1), looking_registers=128, together=16_384, passing=4_096),
+        "general cut": replace(lean, lean_floor=False),
     }
 
 
@@ -343,7 +341,10 @@ def compare_forms(toy: bool, seconds: float) -> None:
                 line += f"{'failed':>15}"
                 continue
             line += f"{found['us']:>11}{found['wrong']:>4}"
-            print(json.dumps({"kind": kind.name, "registers": form.looking_registers, "launches": found["launches"]}), flush=True)
+            print(
+                json.dumps({"kind": kind.name, "registers": form.looking_registers, "launches": found["launches"]}),
+                flush=True,
+            )
         print(f"{kind.name:28}{str(dtype).removeprefix('torch.'):>10}{line}", flush=True)
 
 

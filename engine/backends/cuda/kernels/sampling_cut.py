@@ -351,6 +351,7 @@ def cut_row(
     row: RowWords,
     wishes: Wishes,
     low: tl.tensor,
+    high: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
@@ -358,9 +359,9 @@ def cut_row(
     LEAN: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """The row's cut, and the weight that it keeps in each stretch (float64): the last stage searches for nothing, and
-    makes a list that all that is kept can be added up by. ``low``: lower limit of the list, scaled."""
+    makes a list that all that is kept can be added up by. ``low`` and ``high``: limits of the list, scaled."""
     infinity, least, centre = tl.cast(float("inf"), tl.float32), tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
-    floor, reach, high, parts = -infinity, infinity, infinity, tl.zeros([SPAN], tl.float64)
+    floor, reach, parts = -infinity, infinity, tl.zeros([SPAN], tl.float64)
     longest, wanted, smallest = list_.longest, tl.cast(0.0, tl.float64), number(row, MIN_P)
     most, share, typical = integer(row, TOP_K).to(tl.float64), number(row, TOP_P), number(row, TYPICAL_P)
     for turn in range(4):

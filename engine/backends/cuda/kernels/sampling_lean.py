@@ -97,7 +97,8 @@ def _joined(
 
 
 @triton.jit
-def _both(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tuple[tl.tensor, ...]:
+def both(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tuple[tl.tensor, ...]:
+    """Sums of two pairs."""
     return a + c, b + d
 
 
@@ -117,7 +118,7 @@ def two_totals(one: tl.tensor, other: tl.tensor) -> tuple[tl.tensor, ...]:
     if EMULATED:
         first, second = tl.sum(one, 0), tl.sum(other, 0)
     else:
-        first, second = tl.reduce((one, other), 0, _both)
+        first, second = tl.reduce((one, other), 0, both)
     return first, second
 
 
@@ -185,13 +186,13 @@ def _store_inside(target: tl.tensor, score: tl.tensor, inside: tl.tensor, low: t
 
 
 @triton.jit
-def _ends(list_: List, SPAN: tl.constexpr) -> tl.tensor:
+def ends_of(list_: List, SPAN: tl.constexpr) -> tl.tensor:
     """How many scores each stretch has in the list."""
     return figure(list_, LISTED, SPAN).to(tl.int32)
 
 
 @triton.jit
-def _scores(
+def near_scores(
     list_: List, ends: tl.tensor, start: tl.tensor, SPAN: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """Scores of all stretches, in each from place ``start`` on; minus infinity behind the last. Memory behind a list is
@@ -203,7 +204,7 @@ def _scores(
 
 
 @triton.jit
-def _amounts(value: tl.tensor, counted: tl.tensor) -> tl.tensor:
+def amounts(value: tl.tensor, counted: tl.tensor) -> tl.tensor:
     """What scaled scores add up to: their number, or their weights."""
     return tl.where(counted, 1.0, power(value * LOG2_E))
 
@@ -222,7 +223,7 @@ def bracket_lean(
 ) -> tuple[tl.tensor, ...]:
     """As ``bracket``, for a cut that is a floor, and a list that may have an upper limit: one look as a rule, since the
     floor is close above a list's first limit."""
-    more, ends, counted = more_of(list_, stage, SPAN), _ends(list_, SPAN), stage == BY_COUNT
+    more, ends, counted = more_of(list_, stage, SPAN), ends_of(list_, SPAN), stage == BY_COUNT
     scale = scale_of(list_.temperature)
     begin, end = low, high
     span = tl.where(counted, tl.cast(LOGIT_SPAN, tl.float32) / list_.temperature, -NEGLIGIBLE)
@@ -243,11 +244,11 @@ def bracket_lean(
         e = tl.maximum(bottom + tl.where(first, 0.40, 0.83) * width, floor)
         in_a, in_b = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
         in_c, in_d, in_e = in_a, in_a, in_a
-        following = _scores(list_, ends, 0, SPAN, PART, BLOCK)
+        following = near_scores(list_, ends, 0, SPAN, PART, BLOCK)
         for start in range(0, list_.longest, PART):
             value = (following - list_.peak) * scale
-            following = _scores(list_, ends, start + PART, SPAN, PART, BLOCK)
-            amount = _amounts(value, counted)
+            following = near_scores(list_, ends, start + PART, SPAN, PART, BLOCK)
+            amount = amounts(value, counted)
             in_a += tl.where(value >= a, amount, 0.0)
             in_b += tl.where(value >= b, amount, 0.0)
             in_c += tl.where(value >= c, amount, 0.0)
@@ -262,7 +263,7 @@ def bracket_lean(
 
 
 @triton.jit
-def _move(lines: tl.tensor, target: tl.tensor, score: tl.tensor, inside: tl.tensor, BLOCK: tl.constexpr) -> None:
+def move(lines: tl.tensor, target: tl.tensor, score: tl.tensor, inside: tl.tensor, BLOCK: tl.constexpr) -> None:
     """Store what is inside at these places from ``lines`` on: each thread what it has."""
     if EMULATED:
         tl.store(lines + target, score, mask=inside)
@@ -282,14 +283,14 @@ def shorten_lean(
     list_: List, low: tl.tensor, high: tl.tensor, SPAN: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """As ``shorten``."""
-    stretch, ends = tl.arange(0, SPAN), _ends(list_, SPAN)
+    stretch, ends = tl.arange(0, SPAN), ends_of(list_, SPAN)
     scale = scale_of(list_.temperature)
     count = tl.zeros([SPAN], tl.int32)
     higher, weight = tl.zeros([SPAN, PART], tl.float32), tl.zeros([SPAN, PART], tl.float32)
-    following = _scores(list_, ends, 0, SPAN, PART, BLOCK)
+    following = near_scores(list_, ends, 0, SPAN, PART, BLOCK)
     for start in range(0, list_.longest, PART):
         score = following
-        following = _scores(list_, ends, start + PART, SPAN, PART, BLOCK)
+        following = near_scores(list_, ends, start + PART, SPAN, PART, BLOCK)
         value = (score - list_.peak) * scale
         inside = (value >= low) & (value < high) & (score > -float("inf"))
         higher += tl.where(value >= high, 1.0, 0.0)
@@ -299,7 +300,7 @@ def shorten_lean(
         count += tl.sum(inside.to(tl.int32), 1)
         # What is overwritten was read by then, by all threads: nothing moves to a higher place.
         tl.debug_barrier()
-        _move(list_.scores, target, score, inside, BLOCK)
+        move(list_.scores, target, score, inside, BLOCK)
     own, exists = list_.figures + stretch, stretch < list_.stretches
     above = figure(list_, MORE, SPAN) + tl.sum(higher, 1)
     weight_above = figure(list_, MORE_WEIGHT, SPAN) + tl.sum(weight, 1)
@@ -323,10 +324,10 @@ def search_lean(
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """As ``search``, for a cut that is a floor and a list of which no stretch has more than ``WIDTH`` scores."""
-    more, ends = more_of(list_, stage, SPAN), _ends(list_, SPAN)
-    score = _scores(list_, ends, 0, SPAN, WIDTH, BLOCK)
+    more, ends = more_of(list_, stage, SPAN), ends_of(list_, SPAN)
+    score = near_scores(list_, ends, 0, SPAN, WIDTH, BLOCK)
     value = (score - list_.peak) * scale_of(list_.temperature)
-    amount = _amounts(value, stage == BY_COUNT)
+    amount = amounts(value, stage == BY_COUNT)
     infinity = tl.cast(float("inf"), tl.float32)
     exists = (value > -infinity) & (value >= floor)
     amount, value = tl.where(exists, amount, 0.0), tl.where(exists, value, -infinity)

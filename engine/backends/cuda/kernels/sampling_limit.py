@@ -85,8 +85,9 @@ def lowest_level(value: tl.tensor, temperature: tl.tensor) -> tl.tensor:
 @triton.jit
 def suggested_limit(
     line: MaskedLine, row: RowWords, wishes: Wishes, stride: tl.tensor, temperature: tl.tensor, LEAN: tl.constexpr
-) -> tl.tensor:
-    """A score above which everything that the row's cut keeps lies, if a sample tells the truth.
+) -> tuple[tl.tensor, ...]:
+    """A score above which everything that the row's cut keeps lies, if a sample tells the truth; the sample's largest
+    score; and the weight of all that lies below the first, relative to the second.
 
     What a cut by weight drops is many small weights, which a sample knows well, and a share of the whole, which it does
     not: a few scores may have most of it. So the whole is taken as what it is at least: the sample's ``CHANCE`` largest
@@ -115,4 +116,6 @@ def suggested_limit(
         others = tl.sum(tl.where(value < chance, weight, 0.0))
         whole = others + tl.sum(tl.where(value < chance, 0.0, weight)) / times
         limit = tl.minimum(level(value, weight, lowest, dropped * CERTAIN * whole, STEPS_HERE), chance)
-    return tl.where((size < 1_024) | (limit <= lowest), -float("inf"), peak + limit * temperature)
+    below = tl.sum(tl.where(value < limit, weight, 0.0)) * times
+    known = (size >= 1_024) & (limit > lowest)
+    return tl.where(known, peak + limit * temperature, -float("inf")), peak, tl.where(known, below, 0.0)
