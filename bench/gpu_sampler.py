@@ -217,8 +217,6 @@ def forms() -> dict[str, sampler.SamplerForm]:
     return {
         "plain": plain,
         "lean": lean,
-        "rows 16x64": replace(lean, looking=Threads(16, 1), looking_registers=64),
-        "rows 4x255": replace(lean, looking=Threads(4, 1), looking_registers=255),
         "general cut": replace(lean, lean_floor=False),
     }
 

@@ -296,8 +296,6 @@ def describe(
             # No number and minus infinity are in no list.
             listed = list_part(target, score, score >= tl.maximum(tl.load(limit), -LARGEST_SCORE), True)
             tl.store(out + LISTED * stretches, listed.to(tl.float32))
-            tl.store(out + MORE * stretches, 0.0)
-            tl.store(out + MORE_WEIGHT * stretches, 0.0)
 
 
 @triton.jit
@@ -360,6 +358,11 @@ def cut_of(
     floor, reach = -infinity, infinity
     parts, found = tl.zeros([SPAN], tl.float64), longest < 0
     least, centre = tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
+    # Nothing lies above a first list, which has no upper limit.
+    above, exists = list_.figures + tl.arange(0, SPAN), tl.arange(0, SPAN) < list_.stretches
+    tl.store(above + MORE * list_.stretches, tl.zeros([SPAN], tl.float32), mask=exists)
+    tl.store(above + MORE_WEIGHT * list_.stretches, tl.zeros([SPAN], tl.float32), mask=exists)
+    tl.debug_barrier()
     if FLOOR:
         most, share = integer(row, TOP_K), number(row, TOP_P)
         single = ((most > 0) != (share < 1)) & (number(row, TYPICAL_P) >= 1) & (number(row, MIN_P) == 0)
@@ -368,7 +371,7 @@ def cut_of(
         if single:
             whole, _ = figures_whole(list_, SPAN)
             found, floor, parts, longest, low, high = cut_by_floor(
-                list_, tl.sum(whole, 0), low, below, most, share, SPAN, WIDTH, PART, BLOCK
+                list_, tl.sum(whole, 0), low, below, most, share, SPAN, WIDTH, BLOCK
             )
             if (found == 0) & (longest < 0):
                 longest, low, high = list_all(list_, line, row, wishes, BLOCK), -infinity, infinity

@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.backends.cuda.kernels.sampling_figures import LISTED, MORE, MORE_WEIGHT
-from engine.backends.cuda.kernels.sampling_lean import amounts, both, ends_of, move, near_scores, power, total_and_ends
+from engine.backends.cuda.kernels.sampling_figures import LISTED, MORE_WEIGHT
+from engine.backends.cuda.kernels.sampling_lean import amounts, ends_of, move, near_scores, power, total_and_ends
 from engine.backends.cuda.kernels.sampling_lists import MOST_STEPS, List, halfway
 from engine.backends.cuda.kernels.sampling_row import scale_of
 from engine.backends.cuda.kernels.triton_common import EMULATED, LOG2_E
@@ -30,8 +30,8 @@ LOWEST = tl.constexpr(-40.0)
 LEAST_WEIGHT = tl.constexpr(1e-30)
 """What is less has no logarithm worth taking."""
 
-LEVELS = tl.constexpr(9)
-"""Steps of an estimate: halves of the distance."""
+LOOKS = tl.constexpr(5)
+"""Steps of an estimate: each leaves a quarter of the distance at the best."""
 
 QUARTERS = tl.constexpr(5)
 """Steps of a search that divide the distance by four, before those that end at a key."""
@@ -40,16 +40,6 @@ QUARTERS = tl.constexpr(5)
 @triton.jit
 def _three(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, e: tl.tensor, f: tl.tensor) -> tuple[tl.tensor, ...]:
     return a + d, b + e, c + f
-
-
-@triton.jit
-def two_sums(one: tl.tensor, other: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Sums of all numbers of both, at one time."""
-    if EMULATED:
-        first, second = tl.sum(one), tl.sum(other)
-    else:
-        first, second = tl.reduce((one, other), None, both)
-    return first, second
 
 
 @triton.jit
@@ -84,12 +74,16 @@ def window_of(
     ceiling = tl.minimum(tl.maximum(single, bottom), 0.0)
     weight = tl.where(value < ceiling, power(value * LOG2_E), 0.0) * times[:, None]
     least, most = rest - dropped * MARGIN, rest + dropped * MARGIN
-    begin, under, over, end = bottom, ceiling, bottom, ceiling
-    for _ in range(LEVELS):
-        one, other = (begin + under) * 0.5, (over + end) * 0.5
-        first, second = two_sums(tl.where(value < one, weight, 0.0), tl.where(value < other, weight, 0.0))
-        begin, under = tl.where(first <= least, one, begin), tl.where(first <= least, under, one)
-        over, end = tl.where(second < most, other, over), tl.where(second < most, end, other)
+    begin, end = bottom, ceiling
+    for _ in range(LOOKS):
+        quarter = (end - begin) * 0.25
+        a, b, c = begin + quarter, begin + 2 * quarter, begin + 3 * quarter
+        under_a, under_b, under_c = three_sums(
+            tl.where(value < a, weight, 0.0), tl.where(value < b, weight, 0.0), tl.where(value < c, weight, 0.0)
+        )
+        next_begin = tl.where(under_c <= least, c, tl.where(under_b <= least, b, tl.where(under_a <= least, a, begin)))
+        end = tl.where(under_a >= most, a, tl.where(under_b >= most, b, tl.where(under_c >= most, c, end)))
+        begin = next_begin
     infinity = tl.cast(float("inf"), tl.float32)
     return tl.where(begin > bottom, begin, low), tl.where(end < ceiling, end, infinity)
 
@@ -189,7 +183,6 @@ def cut_by_floor(
     share: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
-    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """The floor of a top-k of ``most`` (1 or more) or else a top-p of ``share``, and the weight that it keeps in each
@@ -212,13 +205,12 @@ def cut_by_floor(
     dropped = (whole - wanted).to(tl.float32)
     if (longest > WIDTH) & (counted == 0) & (dropped > below):
         low, high = window_of(list_, ends, low, dropped - below, dropped, SPAN, WIDTH, BLOCK)
-        ends, above = narrowed(list_, ends, low, high, SPAN, PART, BLOCK)
+        ends, above = narrowed(list_, ends, low, high, SPAN, WIDTH, BLOCK)
         longest = tl.max(ends, 0)
         spoilt = longest <= WIDTH
         if longest > WIDTH:
             own, exists = list_.figures + tl.arange(0, SPAN), tl.arange(0, SPAN) < list_.stretches
             tl.store(own + LISTED * list_.stretches, ends.to(tl.float32), mask=exists)
-            tl.store(own + MORE * list_.stretches, above * 0.0, mask=exists)
             tl.store(own + MORE_WEIGHT * list_.stretches, above, mask=exists)
             tl.debug_barrier()
     if longest <= WIDTH:

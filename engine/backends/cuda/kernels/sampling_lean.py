@@ -69,6 +69,10 @@ once more before a list of some ten thousand is shortened."""
 MOST_ROUNDS = tl.constexpr(3)
 """Times that a list is shortened, at the most, and never again after a time that changed nothing: equal scores."""
 
+MOST_SHIFT = tl.constexpr(60.0)
+"""Powers of two by which a stretch's largest weight may differ from the sample's: sums stay far from both ends of
+float32, and what is lost is less than a sum's own roundings. Beyond, weights are computed again."""
+
 LARGEST_SCALE = tl.constexpr(2.0**126)
 """Times ``LOG2_E`` it is a float32 number still."""
 
@@ -97,12 +101,6 @@ def _joined(
 
 
 @triton.jit
-def both(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Sums of two pairs."""
-    return a + c, b + d
-
-
-@triton.jit
 def total_and_ends(amount: tl.tensor, above: tl.tensor, below: tl.tensor) -> tuple[tl.tensor, ...]:
     """The sum of the first, the least of the second, and the largest of the third, at one time."""
     if EMULATED:
@@ -113,13 +111,20 @@ def total_and_ends(amount: tl.tensor, above: tl.tensor, below: tl.tensor) -> tup
 
 
 @triton.jit
-def two_totals(one: tl.tensor, other: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Sums of both, at one time."""
+def _joined_with_peak(
+    peak: tl.tensor, a: tl.tensor, b: tl.tensor, other: tl.tensor, c: tl.tensor, d: tl.tensor
+) -> tuple[tl.tensor, ...]:
+    return tl.maximum(peak, other, propagate_nan=tl.PropagateNan.ALL), a + c, b + d
+
+
+@triton.jit
+def peak_and_totals(score: tl.tensor, weight: tl.tensor, inside: tl.tensor) -> tuple[tl.tensor, ...]:
+    """The largest score, not a number where one is none, and the sums of the others, at one time."""
     if EMULATED:
-        first, second = tl.sum(one, 0), tl.sum(other, 0)
+        peak, whole, count = largest(score), tl.sum(weight, 0), tl.sum(inside, 0)
     else:
-        first, second = tl.reduce((one, other), 0, both)
-    return first, second
+        peak, whole, count = tl.reduce((score, weight, inside), 0, _joined_with_peak)
+    return peak, whole, count
 
 
 @triton.jit
@@ -141,36 +146,40 @@ def read_plain(
     unit = in_powers(scale)
     # No number and minus infinity are in no list.
     low = tl.maximum(tl.load(limit, mask=cut, other=float("inf")), -LARGEST_SCORE)
+    reference = tl.load(limit + tl.num_programs(0), mask=cut, other=0.0)
     place = tl.arange(0, BLOCK)
     following = logits_of(line, stretch * BLOCK + place)
     for here in range(stretch, stretches, step):
         # The next stretch is on its way while this one is looked at.
         raw = following.to(tl.float32)
         following = logits_of(line, (here + step) * BLOCK + place)
-        peak = largest(raw)
         own = out + here
+        if cut:
+            # Weights are relative to the sample's largest score first, so that nothing waits for the stretch's own.
+            inside = raw >= low
+            peak, whole, count = peak_and_totals(raw, power((raw - reference) * unit), inside.to(tl.int32))
+            shift = (peak - reference) * unit
+            if (shift <= MOST_SHIFT) & (shift >= -MOST_SHIFT):
+                whole *= power(-shift)
+            else:
+                whole = tl.sum(power((raw - tl.where(peak > -float("inf"), peak, 0.0)) * unit), 0)
+            tl.store(own + SUM * stretches, whole)
+            tl.store(own + LISTED * stretches, count.to(tl.float32))
+            if typical:
+                down = raw - tl.where(peak > -float("inf"), peak, 0.0)
+                moment = tl.where(power(down * unit) > 0, power(down * unit) * (down * scale), 0.0)
+                tl.store(own + MOMENT * stretches, tl.sum(moment, 0))
+            _store_inside(target + here * BLOCK, raw, inside, low)
+        else:
+            peak = largest(raw)
         tl.store(own + RAW_PEAK * stretches, peak)
         tl.store(own + PEAK * stretches, peak)
         # A stretch may have no score.
         down = raw - tl.where(peak > -float("inf"), peak, 0.0)
         if told:
             tl.store(own + RAW_SUM * stretches, tl.sum(power(down * LOG2_E), 0))
-        if drawn:
-            weight = power(down * unit)
-            if cut:
-                inside = raw >= low
-                whole, count = two_totals(weight, inside.to(tl.int32))
-                moment = whole * 0.0
-                if typical:
-                    moment = tl.sum(tl.where(weight > 0, weight * (down * scale), 0.0), 0)
-                tl.store(own + SUM * stretches, whole)
-                tl.store(own + MOMENT * stretches, moment)
-                tl.store(own + LISTED * stretches, count.to(tl.float32))
-                tl.store(own + MORE * stretches, 0.0)
-                tl.store(own + MORE_WEIGHT * stretches, 0.0)
-                _store_inside(target + here * BLOCK, raw, inside, low)
-            else:
-                tl.store(own + SUM * stretches, tl.sum(weight, 0))
+        if drawn & (cut == 0):
+            tl.store(own + SUM * stretches, tl.sum(power(down * unit), 0))
 
 
 @triton.jit
