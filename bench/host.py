@@ -89,11 +89,12 @@ def null_appliance(  # noqa: PLR0913 - each is one knob of a measurement
     listen: dict[str, Any] | None = None,
     like: Served | None = None,
     fleet: dict[str, Any] | None = None,
+    sandbox: dict[str, Any] | None = None,
 ) -> Iterator[Served]:
     """An appliance with the null engine, for the time of a block; ``max_num_seqs`` requests run in it at once. With
     ``audit`` it keeps an audit log, and so a usage book; ``program`` is what Python runs as ``athanor``; ``listen``
-    are further keys of that section, ``fleet`` is the section of that name; the credentials are those of ``like``,
-    where it is given."""
+    are further keys of that section, ``fleet`` and ``sandbox`` are the sections of those names; the credentials are
+    those of ``like``, where it is given."""
     with tempfile.TemporaryDirectory(prefix="athanor-host-") as folder:
         state = Path(folder)
         keys = prepare_keys(state)
@@ -119,6 +120,7 @@ def null_appliance(  # noqa: PLR0913 - each is one knob of a measurement
             "wipe_memory": wipe_memory,
             **({"audit": {"directory": "audit"}} if audit else {}),
             **({"fleet": fleet} if fleet is not None else {}),
+            **({"sandbox": sandbox} if sandbox is not None else {}),
         }
         (state / "athanor.yaml").write_text(json.dumps(config))
         environment = dict(os.environ)

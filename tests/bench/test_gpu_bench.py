@@ -14,14 +14,21 @@ from bench.gpu_prefill import compare
 from bench.gpu_report import BARS, Report
 from bench.gpu_tune import MARGIN, choose
 
+SECTIONS = ("roofline", "exactness", "memory", "kernels", "cold", "closed", "peer", "trace", "isolation")
+IN_PROCESS = ("roofline", "exactness", "memory", "kernels", "closed", "trace")
+"""Sections that start no further process: each of those loads torch again, and one of them a library beside it."""
+
 
 @pytest.mark.timeout(300)
-def test_everything_runs_at_toy_size(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sections", [IN_PROCESS, pytest.param(SECTIONS, marks=pytest.mark.full)], ids=["in process", "all"]
+)
+def test_sections_run_at_toy_size(root: Path, tmp_path: Path, sections: tuple[str, ...]) -> None:
     """Every section but those that need a card's counters gives its figures, results are lines of JSON, and the table
     at the end has a verdict for each bar."""
     out = tmp_path / "results.jsonl"
     done = subprocess.run(
-        [sys.executable, "bench/gpu.py", "--toy", "--out", str(out)],
+        [sys.executable, "bench/gpu.py", "--toy", "--out", str(out), "--only", *sections],
         cwd=root,
         capture_output=True,
         text=True,
@@ -33,7 +40,7 @@ def test_everything_runs_at_toy_size(root: Path, tmp_path: Path) -> None:
     ended = {line["name"]: line["failed"] for line in lines if line["section"] == "section"}
     assert done.returncode == 0, done.stdout[-3_000:]
     assert not any(ended.values())
-    assert set(ended) == {"roofline", "exactness", "memory", "kernels", "cold", "closed", "peer", "trace", "isolation"}
+    assert set(ended) == set(sections)
     for bar in BARS.values():
         assert bar.name in done.stdout
     exact = next(line for line in lines if line["section"] == "exactness")

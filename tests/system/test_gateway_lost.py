@@ -23,6 +23,7 @@ from appliance.common.usage.open_charges import GATEWAY_LOST
 from appliance.selftest.processes import rooms
 from bench.host import Served, null_appliance
 from tests.system.audit_files import written
+from tests.system.conftest import as_demos
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(300)]
 
@@ -37,7 +38,7 @@ TOKENS, STREAMED = 20, 300
 @pytest.fixture(scope="module")
 def served(runsc_path: Path) -> Iterator[Served]:
     """An appliance that computes nothing and keeps an audit log."""
-    with null_appliance(STEP_US, audit=True) as found:
+    with null_appliance(STEP_US, audit=True, sandbox=as_demos()) as found:
         yield found
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from appliance.selftest.processes import CpuClock, rooms
 from bench.host import Served, drive, null_appliance
+from tests.system.conftest import as_demos
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -20,7 +21,7 @@ TOKENS = 48
 @pytest.fixture(scope="module")
 def served(runsc_path: Path) -> Iterator[Served]:
     """A null appliance whose steps take two milliseconds."""
-    with null_appliance(step_us=2_000) as started:
+    with null_appliance(2_000, sandbox=as_demos()) as started:
         yield started
 
 

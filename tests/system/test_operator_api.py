@@ -26,7 +26,7 @@ from appliance.operator.audit_entries import in_order
 from appliance.operator.cli.bench_target import own_appliance
 from tests.appliance.gateway.front.operators import SPIFFE, elsewhere
 from tests.appliance.operator.api.place import OWN_POOL, Client
-from tests.system.conftest import PLAIN, Appliance
+from tests.system.conftest import PLAIN, Appliance, as_demos
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -144,6 +144,7 @@ async def test_operators_elsewhere_reach_both_interfaces(tmp_path: Path, runsc_p
 
         def adjust(_state: Path, config: dict[str, Any]) -> None:
             config["models"][0]["runner"] = "null"
+            config["sandbox"] |= as_demos()
             config["audit"] = {"directory": "audit"}
             config["operator_api"] = {}
             (tmp_path / "keys.json").write_bytes(known.provider.published())

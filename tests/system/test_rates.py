@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from bench.host import Served, null_appliance
-from tests.system.conftest import PLAIN
+from tests.system.conftest import PLAIN, as_demos
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(240)]
 
@@ -37,7 +37,7 @@ def policy(alpha: str, beta: str = FREE) -> str:
 @pytest.fixture(scope="module")
 def served(runsc_path: Path) -> Iterator[Served]:
     """A null appliance with four seats, whose steps take two milliseconds."""
-    with null_appliance(step_us=2_000, policy=policy(FREE), max_num_seqs=SEATS) as started:
+    with null_appliance(2_000, policy=policy(FREE), max_num_seqs=SEATS, sandbox=as_demos()) as started:
         yield started
 
 

@@ -29,7 +29,7 @@ from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
 from appliance.operator.demo import choose_ports, run_directory
 from isolation.host.atomic_file import write_whole
 from tests.appliance.gateway.front.pki import Authority, Pki
-from tests.system.conftest import ATHANOR, PLAIN
+from tests.system.conftest import ATHANOR, PLAIN, as_demos
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -97,7 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
-        "sandbox": {"step_timeout_s": STEP_TIMEOUT_S},
+        "sandbox": {**as_demos(), "step_timeout_s": STEP_TIMEOUT_S},
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:

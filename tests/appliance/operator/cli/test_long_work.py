@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +20,43 @@ from appliance.operator.install import deb
 from engine.backends.native.manifest import Variant
 from tests.appliance.operator.cli.conftest import Run
 
-PAUSE_S = 0.15
-"""How long a pretended piece of work takes; lines come twice as often."""
+INTERVAL_S = 0.05
+"""Seconds between two lines."""
+
+LINE_S = 10.0
+"""How long pretended work waits for a line: on a busy machine one comes late. Without it the work ends and the check of
+what was printed fails."""
+
+
+class Lines:
+    """Counts the lines that are made, so that pretended work lasts until one tells of it."""
+
+    def __init__(self) -> None:
+        self._made, self._changed = 0, threading.Condition()
+
+    def make(self, work: LongWork, line: Callable[[LongWork], str]) -> str:
+        """Make a line while nobody begins to wait: a line that ends a wait tells what was reached before the wait."""
+        with self._changed:
+            text = line(work)
+            self._made += 1
+            self._changed.notify_all()
+        return text
+
+    def wait(self) -> None:
+        """Return once one more line was made; it is printed before the work's block ends."""
+        with self._changed:
+            before = self._made
+            self._changed.wait_for(lambda: self._made > before, LINE_S)
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Lines:
     """Lines at short intervals, also of what is over at once."""
+    lines, line = Lines(), LongWork.line
     monkeypatch.setattr(long_work, "LEAST_LEFT_S", 0.0)
-    monkeypatch.setattr(long_work, "INTERVAL_S", PAUSE_S / 2)
+    monkeypatch.setattr(long_work, "INTERVAL_S", INTERVAL_S)
+    monkeypatch.setattr(LongWork, "line", lambda work: lines.make(work, line))
+    return lines
 
 
 def test_a_line_says_what_how_far_and_how_much_longer() -> None:
@@ -64,53 +93,54 @@ def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("quick")
-def test_lines_are_whole_and_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_whole_and_go_to_standard_error(quick: Lines, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line ends with a line end; no carriage return, no escape, nothing on standard output. After an error there
     are no more."""
     with pytest.raises(RuntimeError), LongWork("working", of_counted("step")) as work:
         for done in range(1, 4):
-            work.reach(done, 4)
-            time.sleep(PAUSE_S)
+            work.reach(done, 40)
+            quick.wait()
         raise RuntimeError
     said = capsys.readouterr()
     assert said.out == "" and said.err.endswith("\n")
     assert not set("\r\x1b\b") & set(said.err)
     lines = said.err.splitlines()
-    assert len(lines) >= 3 and all(re.match(r"working: \d of 4 steps \(\d+ %\), ", line) for line in lines)
+    assert len(lines) >= 3 and all(re.match(r"working: \d of 40 steps \(\d+ %\), ", line) for line in lines)
     assert any("left" in line for line in lines)
-    time.sleep(PAUSE_S)
+    time.sleep(2 * INTERVAL_S)
     assert capsys.readouterr().err == ""
 
 
-def slowly(result: Any = None) -> Callable[..., Any]:
-    """Work that takes a while."""
+def slowly(lines: Lines, result: Any = None) -> Callable[..., Any]:
+    """Work that lasts until a line tells of it."""
 
     def work(*_: Any, **__: Any) -> Any:
-        time.sleep(PAUSE_S)
+        lines.wait()
         return result
 
     return work
 
 
-@pytest.mark.usefixtures("quick")
-def test_kernels_are_told_as_they_are_compiled(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_told_as_they_are_compiled(
+    quick: Lines, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``athanor kernels build`` counts libraries; ``kernels gpu``, which cannot, says that it goes on."""
     variants = tuple(Variant(f"v{number}", "x", (), ()) for number in range(6))
     monkeypatch.setattr(kernels, "variants_of", lambda _: variants)
-    monkeypatch.setattr(kernels, "_compile", slowly(""))
+    monkeypatch.setattr(kernels, "_compile", slowly(quick, ""))
     monkeypatch.setattr(kernels, "_install", lambda *_: [])
     result = run("kernels", "build", str(tmp_path / "k"))
     assert result.exit_code == 0, result.output
     pattern = r"^compiling kernels: [1-5] of 6 libraries \(\d+ %\), .* so far, about .* left$"
     assert re.search(pattern, result.stderr, re.MULTILINE), result.stderr
-    monkeypatch.setattr(gpu_kernels, "build", slowly(gpu_kernels.BuiltKernels(tmp_path / "g", 1, "d" * 64)))
+    monkeypatch.setattr(gpu_kernels, "build", slowly(quick, gpu_kernels.BuiltKernels(tmp_path / "g", 1, "d" * 64)))
     result = run("kernels", "gpu", str(tmp_path), "--model", str(tmp_path), "--architecture", "sm_90")
     assert "compiling kernels for sm_90: " in result.stderr and "(1 kernel, " in result.stdout
 
 
-@pytest.mark.usefixtures("quick")
-def test_models_are_told_by_bytes(run: Run, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_told_by_bytes(
+    quick: Lines, run: Run, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``athanor model digest`` and ``model convert`` say how many bytes of all are read or written, also where no
     person watches; the digest itself is what it is without lines."""
     from appliance.common import model_digests
@@ -120,8 +150,8 @@ def test_models_are_told_by_bytes(run: Run, root: Path, tmp_path: Path, monkeypa
     read = model_digests.os.read
 
     def slow(fd: int, count: int) -> bytes:
-        time.sleep(PAUSE_S / 4)
-        return read(fd, min(count, 1 << 16))
+        quick.wait()
+        return read(fd, min(count, 2 << 20))
 
     monkeypatch.setattr(model_digests, "os", SimpleNamespace(**{**vars(model_digests.os), "read": slow}))
     result = run("model", "digest", str(model))
@@ -130,7 +160,7 @@ def test_models_are_told_by_bytes(run: Run, root: Path, tmp_path: Path, monkeypa
 
     def convert(*_: Any, progress: Callable[[int, int], None], **__: Any) -> conversion.Converted:
         progress(1 << 30, 4 << 30)
-        time.sleep(PAUSE_S)
+        quick.wait()
         return conversion.Converted(tmp_path, "llama", 1, ("F16",), "float16", 4 << 30, True)
 
     monkeypatch.setattr(conversion, "convert", convert)
@@ -139,8 +169,9 @@ def test_models_are_told_by_bytes(run: Run, root: Path, tmp_path: Path, monkeypa
         assert "converting: 1,024 of 4,096 MiB (25 %), " in result.stderr
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_image_and_a_package_are_told_by_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_and_a_package_are_told_by_parts(
+    quick: Lines, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``athanor image build`` says which part it is at and which share of the work is done, ``athanor package deb``
     what is copied and packed. The builder's parts are in their order, each with a smaller share before it than the
     next."""
@@ -149,7 +180,7 @@ def test_an_image_and_a_package_are_told_by_parts(run: Run, tmp_path: Path, monk
         @staticmethod
         def build(target: Path, cache: Path | None, variant: str, reached: Callable[[float, str], None]) -> Any:
             reached(0.4, "compiling modules of the engine sandbox")
-            time.sleep(PAUSE_S)
+            quick.wait()
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
@@ -162,7 +193,7 @@ def test_an_image_and_a_package_are_told_by_parts(run: Run, tmp_path: Path, monk
     def fill(_root: Path, _app: Any, progress: deb.PackingProgress, **_: Any) -> None:
         progress.stage("copying what it needs")
         progress.reach(1 << 30, 2 << 30)
-        time.sleep(PAUSE_S)
+        quick.wait()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(deb, "fill", fill)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.errors import ModelLoadError
 from engine.model.checkpoint.registry import build_model, load_model_config
@@ -29,6 +28,9 @@ SIZES = {"gate_up_proj": (64, 32), "down_proj": (32, 32)}
 
 def packed_reference(folder: Path) -> torch.nn.Module:
     """A random model whose experts are written in mxfp4, and the reference with the numbers that they mean."""
+    # Imported here: it loads torch's distribution and compiler, which every worker would do while it collects.
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     reference = save_reference(folder, "gpt_oss", intermediate_size=32)
     tensors = load_file(folder / SINGLE_FILE)
     generator = torch.Generator().manual_seed(5)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from contextlib import redirect_stdout
+from io import StringIO
 
 import triton
 from triton.runtime.jit import JITFunction
@@ -20,34 +19,26 @@ from engine.backends.cuda.kernels.ahead import AbsentGpu
 from tests.engine.backends.cuda.kernels.launches import LAUNCHES
 
 
-def spills(ptxas: Path, ptx: str, capability: str) -> tuple[int, int]:
-    """Registers of a thread, and bytes that did not fit them."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        done = subprocess.run(
-            [str(ptxas), "-v", f"--gpu-name={capability}", file.name, "-o", "/dev/null"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    found = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
-    stored = [int(number) for number in re.findall(r"(\d+) bytes spill stores", done.stderr)]
-    return max(found), max(stored, default=0)
+def used(said: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit them, by what the assembler says."""
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", said)]
+    stored = [int(number) for number in re.findall(r"(\d+) bytes spill stores", said)]
+    return max(registers), max(stored, default=0)
 
 
 def main() -> None:
     """Compile for the compute capability of the first argument (80, 90); the others name launches, none: all."""
     capability, wanted = int(sys.argv[1]), sys.argv[2:]
     sys.stderr.write(f"triton {triton.__version__}\n")
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    triton.knobs.nvidia.dump_ptxas_log = True  # printed when a kernel is compiled, and not when it is met again
+    said: dict[str, str] = {}
     triton.runtime.driver.set_active(AbsentGpu(f"sm_{capability}"))
     run = JITFunction.run
 
     def compile_launch(kernel: JITFunction, *args: object, grid: object, warmup: bool, **given: object) -> None:
-        built = run(kernel, *args, grid=grid, warmup=True, **given)
-        name = f"sm_{capability}a" if capability == 90 else f"sm_{capability}"
-        registers, spilled = spills(ptxas, built.asm["ptx"], name)
+        with redirect_stdout(StringIO()) as printed:
+            built = run(kernel, *args, grid=grid, warmup=True, **given)
+        registers, spilled = used(said.setdefault(built.hash, printed.getvalue()))
         print(
             json.dumps(
                 {
