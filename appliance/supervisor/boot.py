@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -35,7 +35,7 @@ from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.runtime import Runtime, Sandbox
-from isolation.gvisor.spec import SandboxSpec
+from isolation.gvisor.spec import Mount, SandboxSpec
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.embed import Embed
@@ -46,6 +46,7 @@ from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Configure, EngineReady, 
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.segment import standard_layout
 from isolation.ipc.text import Encode, Encoded, SourceKind
+from isolation.ipc.weights_file import FILE_NAME, TARGET
 
 log = structlog.get_logger()
 
@@ -141,6 +142,10 @@ class SavedStart:
     def patience_s(self) -> float:
         """Seconds after which the start is given up."""
         return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
+
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return the specification of a copy: with the file of weights where the checkpoint has one."""
+        return with_weights(spec, self.folder) if any(name == FILE_NAME for name, _, _ in self.checkpoint.files) else spec
 
     def verified(self) -> None:
         """Wait for the result of the verification.
@@ -341,7 +346,8 @@ def boot(
         plan.socket_dir.chmod(0o755)
         with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
             image = None if saved is None else saved.folder
-            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image, hold=hold)
+            spec = plan.spec if saved is None else saved.spec(plan.spec)
+            sandbox = runtime.boot(spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
             began += held.waited_s - waited_s  # For memory of others; no part of a boot.
             until = None if saved is None else began + saved.patience_s
@@ -364,6 +370,11 @@ def boot(
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said, computes = tail[-1] if tail else "", claimed(tail)
     return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
+
+
+def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:
+    """Return a specification with a checkpoint's file of weights mounted in it."""
+    return replace(spec, mounts=(*spec.mounts, Mount(folder / FILE_NAME, TARGET)))
 
 
 def end(booted: Booted) -> None:

@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from appliance.common.control import FALLEN_BACK
 from appliance.common.errors import ConfigError
 from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot, with_weights
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
@@ -41,6 +41,7 @@ from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import WAITS_LINE
+from isolation.ipc.weights_file import FILE_NAME, SOCKET_NAME, WeightsFile
 
 log = structlog.get_logger()
 
@@ -349,16 +350,22 @@ class WarmStarts:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, mode=0o755)
             folder.chmod(0o755)
-            spec = template(plan.spec, key, folder)
-            save_template(
-                self._runtime,
-                spec,
-                draft,
-                waits_line=WAITS_LINE,
-                timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
-                stop=self._give_way if start_is_ahead(plan) else self._stop,
-                on_line=line_logger(spec.name),
-            )
+            spec, ahead = template(plan.spec, key, folder), start_is_ahead(plan)
+            with ExitStack() as kept:
+                weights = None
+                if ahead:
+                    file = WeightsFile(draft / FILE_NAME, folder / SOCKET_NAME, plan.ahead_bytes)
+                    weights, spec = kept.enter_context(file), with_weights(spec, draft)
+                save_template(
+                    self._runtime,
+                    spec,
+                    draft,
+                    waits_line=WAITS_LINE,
+                    timeout_s=LOAD_TIMEOUT_S if ahead else CONNECT_TIMEOUT_S,
+                    stop=self._give_way if ahead else self._stop,
+                    on_line=line_logger(spec.name),
+                    weights=weights,
+                )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
