@@ -36,6 +36,7 @@ from isolation.errors import SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.runtime import Runtime, Sandbox
 from isolation.gvisor.spec import Mount, SandboxSpec
+from isolation.host.locked_file import LockedFile
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.embed import Embed
@@ -46,7 +47,7 @@ from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Configure, EngineReady, 
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.segment import standard_layout
 from isolation.ipc.text import Encode, Encoded, SourceKind
-from isolation.ipc.weights_file import FILE_NAME, TARGET
+from isolation.ipc.weights_names import FILE_NAME, TARGET
 
 log = structlog.get_logger()
 
@@ -145,7 +146,24 @@ class SavedStart:
 
     def spec(self, spec: SandboxSpec) -> SandboxSpec:
         """Return the specification of a copy: with the file of weights where the checkpoint has one."""
-        return with_weights(spec, self.folder) if any(name == FILE_NAME for name, _, _ in self.checkpoint.files) else spec
+        return spec if self.weights is None else with_weights(spec, self.folder)
+
+    @property
+    def weights(self) -> Path | None:
+        """File of weights that copies have mapped; None where their weights are in the image."""
+        names = {name for name, _, _ in self.checkpoint.files}
+        return self.folder / FILE_NAME if FILE_NAME in names else None
+
+    def lock_weights(self) -> LockedFile | None:
+        """Keep the file of weights in memory; None where there is none, or where it cannot be locked: the kernel may
+        then drop its pages, which are read from the disk again."""
+        if self.weights is None or not self.weights.stat().st_size:
+            return None
+        try:
+            return LockedFile(self.weights)
+        except OSError as error:
+            log.warning("mapped weights may leave memory, and count as available", problem=str(error))
+            return None
 
     def verified(self) -> None:
         """Wait for the result of the verification.
@@ -176,6 +194,8 @@ class Booted:
     """What an engine says that it computes with; a claim, for people."""
     ahead: bool = False
     """Whether it began with its model loaded."""
+    weights: LockedFile | None = None
+    """Its weights, where it has them mapped from a file; None once they may leave memory."""
 
     def describe_end(self) -> str:
         """Cause of its end, for people."""
@@ -369,7 +389,10 @@ def boot(
     took = time.monotonic() - began
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said, computes = tail[-1] if tail else "", claimed(tail)
-    return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
+    booted = Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
+    if saved is not None:
+        booted.weights = saved.lock_weights()
+    return booted
 
 
 def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:
@@ -386,6 +409,9 @@ def end(booted: Booted) -> None:
         booted.spill.close()
         booted.spill = None
     _remove(booted.sandbox)
+    if booted.weights is not None:
+        booted.weights.close()
+        booted.weights = None
     shutil.rmtree(booted.socket_dir, ignore_errors=True)
 
 

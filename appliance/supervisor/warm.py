@@ -31,7 +31,15 @@ from appliance.common.control import FALLEN_BACK
 from appliance.common.errors import ConfigError
 from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot, with_weights
+from appliance.supervisor.boot import (
+    CONNECT_TIMEOUT_S,
+    LOAD_TIMEOUT_S,
+    Booted,
+    BootPlan,
+    SavedStart,
+    boot,
+    with_weights,
+)
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
@@ -41,7 +49,8 @@ from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import WAITS_LINE
-from isolation.ipc.weights_file import FILE_NAME, SOCKET_NAME, WeightsFile
+from isolation.ipc.weights_file import WeightsFile
+from isolation.ipc.weights_names import FILE_NAME, SOCKET_NAME
 
 log = structlog.get_logger()
 

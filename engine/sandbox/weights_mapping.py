@@ -15,7 +15,8 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.errors import ConfigurationError
-from isolation.ipc.weights_file import SOCKET_NAME, TARGET, send_weights
+from engine.sandbox.attach import send_weights
+from isolation.ipc.weights_names import SOCKET_NAME, TARGET
 
 LEAST_BYTES = 1 << 20
 """Bytes of a tensor from which it moves: small ones would give many mappings and save nothing."""
@@ -26,10 +27,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 def move_weights(tensors: Iterable[Tensor], host_socket: str) -> int:
     """Move the whole pages of tensors that are never written again into the file of the template; gives bytes, 0 where
-    the host has no file.
+    the host has none or did not write it.
 
     Raises:
-        AttachError: the host has not written them.
         ConfigurationError: the file cannot be mapped.
     """
     pages = whole_pages(tensors)

@@ -17,7 +17,7 @@ SLICE_S = 0.25
 END_TIMEOUT_S = 60.0
 
 
-def save_template(
+def save_template(  # noqa: PLR0913 - what a template has
     runtime: Runtime,
     spec: SandboxSpec,
     folder: Path,

@@ -17,20 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from isolation.ipc.errors import AttachError
 from isolation.ipc.listener import is_admissible
-
-TARGET = "/prepared"
-"""Where the file is mounted."""
-
-SOCKET_NAME = "weights.sock"
-"""Socket of the host, in the template's socket directory."""
-
-FILE_NAME = "weights"
-"""The file's name in a checkpoint's folder."""
-
-WRITTEN = b"\1"
-"""The host's answer: all bytes are in the file."""
+from isolation.ipc.weights_names import WRITTEN
 
 _PIECE_BYTES = 1 << 20
 _FILE_MODE = 0o444
@@ -46,6 +34,8 @@ class WeightsFile:
     def __init__(self, path: Path, socket_path: Path, most: int) -> None:
         """Make the file, of ``most`` bytes without room on the disk, and listen. Raises: OSError: it cannot be made."""
         self.path = path
+        self.filled = False
+        """Whether the template's weights are in the file."""
         self._most = most
         self._stop = threading.Event()
         self._peers: Collection[int] = ()
@@ -88,6 +78,9 @@ class WeightsFile:
             except OSError:
                 return
             if count == 0:
+                # A restore maps what was mapped, and no byte behind it.
+                os.ftruncate(self._fd, at)
+                self.filled = at > 0
                 connection.sendall(WRITTEN)
                 return
             if at + count > self._most:
@@ -106,26 +99,6 @@ class WeightsFile:
             self._thread.join()
         self._socket.close()
         os.close(self._fd)
-
-
-def send_weights(path: str, pieces: list[memoryview]) -> bool:
-    """Send bytes to the host, which writes them into the file in this order; False where no host takes them.
-
-    Raises:
-        AttachError: the host has left half-way, or has no room for so much.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connection.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        try:
-            for piece in pieces:
-                connection.sendall(piece)
-            connection.shutdown(socket.SHUT_WR)
-            answer = connection.recv(1)
-        except OSError as error:
-            raise AttachError(f"the host does not take the weights: {error}") from error
-    if answer != WRITTEN:
-        raise AttachError("the host has not written the weights")
-    return True
+        if kind is None and not self.filled:
+            # The mount is part of the image, so a copy needs a file: an empty one.
+            os.truncate(self.path, 0)
