@@ -11,9 +11,8 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
@@ -31,11 +30,11 @@ from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, wit
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
 from appliance.supervisor.sandbox_output import claimed, last_words, line_logger
+from appliance.supervisor.saved_start import SavedStart
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
-from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.runtime import Runtime, Sandbox
-from isolation.gvisor.spec import Mount, SandboxSpec
+from isolation.gvisor.spec import SandboxSpec
 from isolation.host.locked_file import LockedFile
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
@@ -47,7 +46,6 @@ from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Configure, EngineReady, 
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.segment import standard_layout
 from isolation.ipc.text import Encode, Encoded, SourceKind
-from isolation.ipc.weights_names import FILE_NAME, TARGET
 
 log = structlog.get_logger()
 
@@ -68,10 +66,6 @@ SLICE_S = 0.25
 
 PROBE_ID = 1
 """Wire id of the readiness probe; the gateway's ids start far above."""
-
-PATIENCE_S = 15.0
-PATIENCE_FACTOR = 3.0
-"""A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
 
 MAX_VOCABULARY = 1 << 20
 """Most entries of a vocabulary; the largest published ones have a quarter of it."""
@@ -125,53 +119,6 @@ class BootPlan:
     def role_name(self) -> str:
         """``engine`` or ``text``."""
         return self.role.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class SavedStart:
-    """A checkpoint that is being verified while a sandbox is restored from it."""
-
-    checkpoint: Checkpoint
-    verdict: Future[None]
-
-    @property
-    def folder(self) -> Path:
-        """Folder of its files."""
-        return self.checkpoint.folder
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which the start is given up."""
-        return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
-
-    def spec(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return the specification of a copy: with the file of weights where the checkpoint has one."""
-        return spec if self.weights is None else with_weights(spec, self.folder)
-
-    @property
-    def weights(self) -> Path | None:
-        """File of weights that copies have mapped; None where their weights are in the image."""
-        names = {name for name, _, _ in self.checkpoint.files}
-        return self.folder / FILE_NAME if FILE_NAME in names else None
-
-    def lock_weights(self) -> LockedFile | None:
-        """Keep the file of weights in memory; None where there is none, or where it cannot be locked: the kernel may
-        then drop its pages, which are read from the disk again."""
-        if self.weights is None or not self.weights.stat().st_size:
-            return None
-        try:
-            return LockedFile(self.weights)
-        except OSError as error:
-            log.warning("mapped weights may leave memory, and count as available", problem=str(error))
-            return None
-
-    def verified(self) -> None:
-        """Wait for the result of the verification.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        self.verdict.result()
 
 
 @dataclass(slots=True)
@@ -389,15 +336,10 @@ def boot(
     took = time.monotonic() - began
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said, computes = tail[-1] if tail else "", claimed(tail)
-    booted = Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
-    if saved is not None:
-        booted.weights = saved.lock_weights()
-    return booted
-
-
-def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:
-    """Return a specification with a checkpoint's file of weights mounted in it."""
-    return replace(spec, mounts=(*spec.mounts, Mount(folder / FILE_NAME, TARGET)))
+    weights = None if saved is None else saved.lock_weights()
+    return Booted(
+        sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes, weights=weights
+    )
 
 
 def end(booted: Booted) -> None:
