@@ -26,9 +26,11 @@ from typing import Self
 import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint shall find it imported
 import torch
 
+from engine.backends.common.host_runner import HostRunner
 from engine.backends.common.pipelined import PipelinedRunner
 from engine.backends.common.ranked import LeadingRunner
 from engine.backends.cuda.load import import_kernels, may_use_device
+from engine.backends.native.program import NativeModel
 from engine.config import EngineConfig
 from engine.core.engine import Engine
 from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError, RankGoneError
@@ -39,6 +41,7 @@ from engine.sandbox.attach import attach, attach_spill
 from engine.sandbox.lockdown import generates_code, leave, lock_down, read_maps
 from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
 from engine.sandbox.rank_place import RankPlace
+from engine.sandbox.weights_mapping import move_weights
 from engine.serve import serve
 from engine.startup.load import load_engine
 from engine.startup.ranks import check_ranks, lead_parallel
@@ -66,7 +69,7 @@ def main(arguments: list[str], link: RankLink | None = None) -> int:
         import_kernels()
         if link is not None:
             link.everyone.meet(0)  # All have imported what they need: a checkpoint holds that too.
-        ahead = _Ahead.load(arguments[1]) if len(arguments) == MOST_ARGUMENTS else None
+        ahead = _Ahead.load(arguments[1], arguments[0]) if len(arguments) == MOST_ARGUMENTS else None
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
         check_ranks(config, 1 if link is None else link.size)
@@ -111,8 +114,8 @@ class _Ahead:
     """What it said of itself, for each host to hear."""
 
     @classmethod
-    def load(cls, text: str) -> Self:
-        """Load an engine by this configuration.
+    def load(cls, text: str, socket: str) -> Self:
+        """Load an engine by this configuration; its weights go into a file where the host of a template has one.
 
         Raises:
             ConfigurationError: of a second channel or of ranks, which need the host, or of an engine that may start
@@ -124,7 +127,10 @@ class _Ahead:
             raise ConfigurationError("an engine with a second channel or with ranks is not loaded ahead")
         if may_use_device(config):
             raise ConfigurationError("an engine on a GPU is not loaded ahead: a checkpoint cannot hold what CUDA has")
-        return cls(config, load_engine(config, say=said.append), said)
+        engine = load_engine(config, say=said.append)
+        if isinstance(engine.runner, HostRunner) and isinstance(engine.runner.forward, NativeModel):
+            move_weights(engine.runner.forward.constant, socket)
+        return cls(config, engine, said)
 
     def engine_for(self, config: EngineConfig) -> Engine:
         """The engine, for a host that sends its configuration.

@@ -11,7 +11,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,11 +30,12 @@ from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, wit
 from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
 from appliance.supervisor.sandbox_output import claimed, last_words, line_logger
+from appliance.supervisor.saved_start import SavedStart
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
-from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.runtime import Runtime, Sandbox
 from isolation.gvisor.spec import SandboxSpec
+from isolation.host.locked_file import LockedFile
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.embed import Embed
@@ -66,10 +66,6 @@ SLICE_S = 0.25
 
 PROBE_ID = 1
 """Wire id of the readiness probe; the gateway's ids start far above."""
-
-PATIENCE_S = 15.0
-PATIENCE_FACTOR = 3.0
-"""A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
 
 MAX_VOCABULARY = 1 << 20
 """Most entries of a vocabulary; the largest published ones have a quarter of it."""
@@ -125,32 +121,6 @@ class BootPlan:
         return self.role.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class SavedStart:
-    """A checkpoint that is being verified while a sandbox is restored from it."""
-
-    checkpoint: Checkpoint
-    verdict: Future[None]
-
-    @property
-    def folder(self) -> Path:
-        """Folder of its files."""
-        return self.checkpoint.folder
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which the start is given up."""
-        return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
-
-    def verified(self) -> None:
-        """Wait for the result of the verification.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        self.verdict.result()
-
-
 @dataclass(slots=True)
 class Booted:
     """A ready sandbox. ``channel`` is None once the gateway has it."""
@@ -171,6 +141,8 @@ class Booted:
     """What an engine says that it computes with; a claim, for people."""
     ahead: bool = False
     """Whether it began with its model loaded."""
+    weights: LockedFile | None = None
+    """Its weights, where it has them mapped from a file; None once they may leave memory."""
 
     def describe_end(self) -> str:
         """Cause of its end, for people."""
@@ -341,7 +313,8 @@ def boot(
         plan.socket_dir.chmod(0o755)
         with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
             image = None if saved is None else saved.folder
-            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image, hold=hold)
+            spec = plan.spec if saved is None else saved.spec(plan.spec)
+            sandbox = runtime.boot(spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
             began += held.waited_s - waited_s  # For memory of others; no part of a boot.
             until = None if saved is None else began + saved.patience_s
@@ -363,7 +336,10 @@ def boot(
     took = time.monotonic() - began
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said, computes = tail[-1] if tail else "", claimed(tail)
-    return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
+    weights = None if saved is None else saved.lock_weights()
+    return Booted(
+        sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes, weights=weights
+    )
 
 
 def end(booted: Booted) -> None:
@@ -375,6 +351,9 @@ def end(booted: Booted) -> None:
         booted.spill.close()
         booted.spill = None
     _remove(booted.sandbox)
+    if booted.weights is not None:
+        booted.weights.close()
+        booted.weights = None
     shutil.rmtree(booted.socket_dir, ignore_errors=True)
 
 

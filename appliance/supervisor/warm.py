@@ -17,9 +17,9 @@ import hashlib
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +31,10 @@ from appliance.common.control import FALLEN_BACK
 from appliance.common.errors import ConfigError
 from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, boot
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
+from appliance.supervisor.saved_start import SavedStart, with_weights
 from isolation.errors import CheckpointError, IsolationError
 from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, Stamp, contents, open_store
 from isolation.gvisor.runtime import Runtime
@@ -41,6 +42,8 @@ from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import WAITS_LINE
+from isolation.ipc.weights_file import WeightsFile
+from isolation.ipc.weights_names import FILE_NAME, SOCKET_NAME
 
 log = structlog.get_logger()
 
@@ -339,26 +342,24 @@ class WarmStarts:
             self.make_way()
 
     def _save(self, plan: BootPlan, key: str, draft: Path) -> None:
-        """Start a template, save it into a draft, end it.
-
-        Raises:
-            IsolationError, OSError: it failed.
-        """
+        """Start a template, save it into a draft, end it. Raises: IsolationError, OSError: it failed."""
         folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, mode=0o755)
             folder.chmod(0o755)
-            spec = template(plan.spec, key, folder)
-            save_template(
-                self._runtime,
-                spec,
-                draft,
-                waits_line=WAITS_LINE,
-                timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
-                stop=self._give_way if start_is_ahead(plan) else self._stop,
-                on_line=line_logger(spec.name),
-            )
+            ahead = start_is_ahead(plan)
+            with _weights_file(plan, template(plan.spec, key, folder), draft, folder) as (spec, weights):
+                save_template(
+                    self._runtime,
+                    spec,
+                    draft,
+                    waits_line=WAITS_LINE,
+                    timeout_s=LOAD_TIMEOUT_S if ahead else CONNECT_TIMEOUT_S,
+                    stop=self._give_way if ahead else self._stop,
+                    on_line=line_logger(spec.name),
+                    weights=weights,
+                )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -368,6 +369,19 @@ class WarmStarts:
         self._stop.set()
         self._give_way.set()
         self._wanted.put_nowait(None)
+
+
+@contextmanager
+def _weights_file(
+    plan: BootPlan, spec: SandboxSpec, draft: Path, folder: Path
+) -> Iterator[tuple[SandboxSpec, WeightsFile | None]]:
+    """Make the file for the weights of a template with the model, listen for it in its socket directory, and mount the
+    file; a template without the model has none."""
+    if not start_is_ahead(plan):
+        yield spec, None
+        return
+    with WeightsFile(draft / FILE_NAME, folder / SOCKET_NAME, plan.ahead_bytes) as file:
+        yield with_weights(spec, draft), file
 
 
 def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | None:

@@ -22,6 +22,7 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.errors import AttachError
 from isolation.ipc.messages import PROTOCOL_VERSION, WAITS_LINE, Configure, Hello, Role
 from isolation.ipc.segment import MAX_LAYOUT_BYTES, Layout
+from isolation.ipc.weights_names import WRITTEN
 
 CONNECT_TIMEOUT_S = 120.0
 """Seconds to find the host, all tries together; the host listens before it starts the sandbox."""
@@ -97,6 +98,20 @@ def attach_spill(path: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> 
         channel.close()
         raise
     return channel
+
+
+def send_weights(path: str, pieces: list[memoryview]) -> bool:
+    """Send bytes to the host of a template, which writes them into a file in this order; False where no host takes
+    them or it has no room for so many: they stay in memory then. The connection is closed behind it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(path)
+            for piece in pieces:
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(1) == WRITTEN
+        except OSError:
+            return False
 
 
 def socket_pair() -> tuple[LocalSocket, LocalSocket]:

@@ -9,6 +9,7 @@ from isolation.errors import SandboxStartError
 from isolation.gvisor.runtime import Runtime
 from isolation.gvisor.spec import SandboxSpec
 from isolation.host.stdio import LineCallback
+from isolation.ipc.weights_file import WeightsFile
 
 SLICE_S = 0.25
 """Interval of the checks whether the template is alive and still wanted."""
@@ -16,7 +17,7 @@ SLICE_S = 0.25
 END_TIMEOUT_S = 60.0
 
 
-def save_template(
+def save_template(  # noqa: PLR0913 - what a template has
     runtime: Runtime,
     spec: SandboxSpec,
     folder: Path,
@@ -25,6 +26,7 @@ def save_template(
     timeout_s: float,
     stop: threading.Event | None = None,
     on_line: LineCallback | None = None,
+    weights: WeightsFile | None = None,
 ) -> None:
     """Start a sandbox, wait for its "waiting" line, save it into a folder, and end it.
 
@@ -36,6 +38,7 @@ def save_template(
         timeout_s: seconds until that line must appear.
         stop: set to abandon the template.
         on_line: called with every other line.
+        weights: takes the weights of its program into a file, which ``spec`` mounts; None: they are saved as memory.
 
     Raises:
         IsolationError: it did not reach that point, or could not be saved; everything of the sandbox is removed.
@@ -50,6 +53,8 @@ def save_template(
 
     sandbox = runtime.boot(spec, hear)
     try:
+        if weights is not None:
+            weights.serve(sandbox.peer_pids)
         for _ in range(max(1, round(timeout_s / SLICE_S))):
             if waits.wait(SLICE_S) or sandbox.poll() is not None or (stop is not None and stop.is_set()):
                 break

@@ -76,7 +76,7 @@ class Listener:
             except TimeoutError:
                 break
             with connection:
-                if not _admissible(connection, expected_pids):
+                if not is_admissible(connection, expected_pids):
                     continue
                 try:
                     return _introduce(connection, layout, role)
@@ -100,7 +100,7 @@ class Listener:
         self.close()
 
 
-def _admissible(connection: socket.socket, expected_pids: Collection[int] | None) -> bool:
+def is_admissible(connection: socket.socket, expected_pids: Collection[int] | None) -> bool:
     """Whether the kernel's word on the peer is one that we expect."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(credentials)

@@ -59,6 +59,8 @@ class Builder:
         """Dtype of operands."""
         self._rows = -(-max_tokens // SPARE_ROWS) * SPARE_ROWS
         self._kept: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        """Packed weights, which no step writes."""
         self._tables: list[object] = []
 
     def keep(self, tensor: Tensor) -> int:
@@ -127,6 +129,7 @@ class Builder:
     ) -> None:
         """Append a product."""
         addresses = self.addresses(packed)
+        self.weights.append(packed.weight)
         self.add(
             Kind.LINEAR,
             dtype=packed.dtype,
@@ -263,6 +266,11 @@ class NativeModel:
         kept = f"; weights in {round(100 * held / stored)} % of their bytes, without loss" if held < stored else ""
         return self._library.description + kept + (f"; {reason}" if reason else "")
 
+    @property
+    def constant(self) -> list[Tensor]:
+        """Return the tensors that no step writes."""
+        return self._builder.weights
+
     def touch(self) -> None:
         """Write every page of the logits once more."""
         self._logits.zero_()
@@ -273,6 +281,7 @@ class NativeModel:
         head = self._pack(model.head.linear)
         shared = model.head_is_embedding and build.dtype != torch.int8
         table = head if shared else Packed(model.embedding.weight, config.vocab_size, hidden)
+        build.weights.append(table.weight)
         x, operand = build.floats(hidden), build.operand(hidden)
         angles = build.floats(half), build.floats(half)
         build.add(

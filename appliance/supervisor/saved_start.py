@@ -1,0 +1,72 @@
+"""A start from a checkpoint: its image, its file of weights, and how long it may take."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from isolation.gvisor.checkpoint import Checkpoint
+from isolation.gvisor.spec import Mount, SandboxSpec
+from isolation.host.locked_file import LockedFile
+from isolation.ipc.weights_names import FILE_NAME, TARGET
+
+log = structlog.get_logger()
+
+PATIENCE_S = 15.0
+PATIENCE_FACTOR = 3.0
+"""A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStart:
+    """A checkpoint that is being verified while a sandbox is restored from it."""
+
+    checkpoint: Checkpoint
+    verdict: Future[None]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of its files."""
+        return self.checkpoint.folder
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which the start is given up."""
+        return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
+
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return the specification of a copy: with the file of weights where the checkpoint has one."""
+        return spec if self.weights is None else with_weights(spec, self.folder)
+
+    @property
+    def weights(self) -> Path | None:
+        """File of weights that copies have mapped; None where their weights are in the image."""
+        names = {name for name, _, _ in self.checkpoint.files}
+        return self.folder / FILE_NAME if FILE_NAME in names else None
+
+    def lock_weights(self) -> LockedFile | None:
+        """Keep the file of weights in memory; None where there is none, or where it cannot be locked: the kernel may
+        then drop its pages, which are read from the disk again."""
+        if self.weights is None or not self.weights.stat().st_size:
+            return None
+        try:
+            return LockedFile(self.weights)
+        except OSError as error:
+            log.warning("mapped weights may leave memory, and count as available", problem=str(error))
+            return None
+
+    def verified(self) -> None:
+        """Wait for the result of the verification.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        self.verdict.result()
+
+
+def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:
+    """Return a specification with a checkpoint's file of weights mounted in it."""
+    return replace(spec, mounts=(*spec.mounts, Mount(folder / FILE_NAME, TARGET)))

@@ -1,0 +1,149 @@
+"""Weights that leave a template for a file: who may write it, how much, and what a copy reads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.sandbox.attach import send_weights
+from engine.sandbox.weights_mapping import whole_pages
+from isolation.gvisor.snapshot import save_template
+from isolation.gvisor.spec import Mount
+from isolation.host.locked_file import LockedFile
+from isolation.ipc.weights_file import WeightsFile
+from isolation.ipc.weights_names import FILE_NAME, SOCKET_NAME, TARGET
+
+MIB = 1 << 20
+
+GUEST = f"""
+import ctypes, mmap, os, socket, time
+size = 8 << 20
+room = mmap.mmap(-1, size)
+room.write(bytes(range(256)) * (size >> 8))
+at = ctypes.addressof(ctypes.c_char.from_buffer(room))
+host = socket.socket(socket.AF_UNIX)
+host.connect("/ipc/{SOCKET_NAME}")
+host.sendall(memoryview(room))
+host.shutdown(socket.SHUT_WR)
+assert host.recv(1) == bytes([1])
+host.close()
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t) + (ctypes.c_int,) * 3 + (ctypes.c_long,)
+file = os.open("{TARGET}", os.O_RDONLY)
+assert libc.mmap(at, size, 3, 2 | 16, file, 0) == at
+os.close(file)
+print("waits", flush=True)
+while not os.path.exists("/ipc/go"):
+    time.sleep(0.01)
+try:
+    os.open("{TARGET}", os.O_RDWR)
+    writes = "ok"
+except OSError as error:
+    writes = error.strerror
+print("found", room[:size] == bytes(range(256)) * (size >> 8), room[:4] == b"host", writes, flush=True)
+"""
+"""Sends 8 MiB, maps the file over them; as a copy it says whether they are there, and whether it may write them."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="ath-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize(("mib", "peer", "kept"), [(3, True, True), (5, True, False), (3, False, False)], ids=str)
+def test_only_the_template_fills_the_file_and_no_more_than_it_may(
+    folder: Path, mib: int, peer: bool, kept: bool
+) -> None:
+    """Three of at most four MiB are written and told; five are refused, and so is a process that is not the template:
+    the file then is empty, and the sender keeps its memory."""
+    data = os.urandom(mib * MIB)
+    with WeightsFile(folder / "w", folder / SOCKET_NAME, 4 * MIB) as file:
+        file.serve({os.getpid() if peer else 1})
+        told: list[bool] = []
+        sender = threading.Thread(
+            target=lambda: told.append(send_weights(str(folder / SOCKET_NAME), [memoryview(data)]))
+        )
+        sender.start()
+        sender.join(5.0 if peer else 0.5)
+    sender.join(5.0)
+    assert told == [kept]
+    assert (folder / "w").read_bytes() == (data if kept else b"")
+    assert (folder / "w").stat().st_mode & 0o777 == 0o444
+
+
+def test_without_a_host_weights_stay(folder: Path) -> None:
+    """An engine that was loaded ahead where no host takes weights is told so at once."""
+    assert not send_weights(str(folder / SOCKET_NAME), [memoryview(b"x")])
+
+
+def test_whole_pages_are_inside_of_large_tensors_and_named_once() -> None:
+    """Pages that a tensor shares with something else stay where they are; small tensors stay whole; a tensor that is
+    there twice moves once."""
+    large, small = torch.zeros(3 * MIB + 100, dtype=torch.uint8), torch.zeros(100)
+    found = whole_pages([large[1:], small, large[1:], large[MIB:]])
+    assert all(begin % 4096 == end % 4096 == 0 for begin, end in found)
+    assert len({page for begin, end in found for page in range(begin, end, 4096)}) * 4096 == sum(
+        e - b for b, e in found
+    )
+    assert large.data_ptr() <= found[0][0] and found[-1][1] <= large.data_ptr() + large.nbytes
+    assert sum(end - begin for begin, end in found) > 3 * MIB - 2 * 4096
+
+
+def test_a_locked_file_is_in_memory_until_it_is_closed(folder: Path) -> None:
+    """The kernel counts its pages as locked, and no longer once it is closed."""
+
+    def locked() -> int:
+        return next(
+            int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmLck" in line
+        )
+
+    (folder / "w").write_bytes(bytes(4 * MIB))
+    before, file = locked(), LockedFile(folder / "w")
+    assert locked() - before == 4_096
+    file.close()
+    file.close()
+    assert locked() == before
+    (folder / "empty").touch()
+    with pytest.raises(OSError, match="empty"):
+        LockedFile(folder / "empty")
+
+
+@pytest.mark.runsc
+def test_a_copy_maps_what_its_template_has_sent(runtime, make_spec, folder: Path) -> None:
+    """Under a real gVisor the image has none of the bytes and the copy reads them from the file, which it cannot write;
+    a byte that is changed in the file shows in the next copy, so they do come from there."""
+    for name in ("ipc", "met", "image"):
+        (folder / name).mkdir(mode=0o755)
+    (folder / "met" / "go").write_text("")
+    image = folder / "image"
+    mounts = [Mount(folder / "ipc", "/ipc"), Mount(image / FILE_NAME, TARGET)]
+    with WeightsFile(image / FILE_NAME, folder / "ipc" / SOCKET_NAME, 64 * MIB) as file:
+        spec = make_spec("template", GUEST, mounts=mounts)
+        save_template(runtime, spec, image, waits_line="waits", timeout_s=30.0, weights=file)
+        assert file.filled
+    assert (image / FILE_NAME).stat().st_size == 8 * MIB
+    told = []
+    for name in ("first", "second"):
+        lines: list[str] = []
+        copy = replace(spec, name=name, mounts=(Mount(folder / "met", "/ipc"), spec.mounts[1]))
+        sandbox = runtime.boot(copy, lines.append, image)
+        try:
+            assert sandbox.wait(30.0) == 0, sandbox.output_tail()
+            told.append([line for line in sandbox.output_tail() if line.startswith("found")])
+        finally:
+            sandbox.delete()
+        with (image / FILE_NAME).open("r+b") as changed:
+            changed.write(b"host")
+    assert told[0] == ["found True False Permission denied"], told
+    assert told[1] == ["found False True Permission denied"], told
