@@ -17,13 +17,13 @@ from pathlib import Path
 import structlog
 
 from appliance.common.carrier_wire import (
-    ANSWER,
     MAX_OBJECTS,
     CarrierRequest,
     ObjectStatus,
     Order,
     left,
-    read_exactly,
+    read_object,
+    read_statuses,
     send_all,
 )
 from appliance.common.errors import CarrierError
@@ -101,7 +101,7 @@ class KvCarrier:
                 peer = self._peer = self._peer or self._connect(left(until))
                 send_all(peer, (CarrierRequest(Order.GET, tuple(names), tuple(sizes)).encode(),), until)
                 for size in sizes:
-                    found.append(self._answer(peer, size, until))
+                    found.append(read_object(peer, size, until))
             except (CarrierError, OSError) as error:
                 self._fail(error)
             finally:
@@ -142,12 +142,6 @@ class KvCarrier:
         self._thread.join(LINGER_S)
         with self._asking:
             self._disconnect()
-
-    def _answer(self, peer: socket.socket, size: int, until: float) -> tuple[ObjectStatus, bytes | bytearray]:
-        status, length = ANSWER.unpack(read_exactly(peer, ANSWER.size, until))
-        if length != (size if status == ObjectStatus.OK else 0) or status not in list(ObjectStatus):
-            raise CarrierError("the carrier answers what none of this release does")
-        return ObjectStatus(status), read_exactly(peer, length, until) if length else b""
 
     def _connect(self, patience_s: float) -> socket.socket:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -240,7 +234,4 @@ class KvCarrier:
     def _send(self, peer: socket.socket, request: CarrierRequest, bodies: tuple[memoryview, ...]) -> list[ObjectStatus]:
         until = time.monotonic() + WRITE_S
         send_all(peer, (request.encode(), *bodies), until)
-        answers = read_exactly(peer, len(request.names), until)
-        if not all(status in list(ObjectStatus) for status in answers):
-            raise CarrierError("the carrier answers what none of this release does")
-        return [ObjectStatus(status) for status in answers]
+        return read_statuses(peer, len(request.names), until)
