@@ -302,8 +302,8 @@ class AuditState:
 
 @dataclass(frozen=True, slots=True)
 class SpillState:
-    """Supervisor, every few seconds where KV spills: counts of spilled blocks since its start, and what is held now, by
-    name (``appliance.gateway.watch.gauges``)."""
+    """Supervisor, every few seconds where KV spills: counts of spilled blocks since its start, what is held now, and the
+    state of the store outside, by name (``appliance.gateway.watch.gauges``)."""
 
     figures: dict[str, int]
 

@@ -1,15 +1,16 @@
 """G1, in the tiers outside the engine: no block spilled for one namespace returns to another.
 
 Pairs as in ``g1_reuse`` pass through the engine's end of the spill channel, its codec, the supervisor's end and the
-real sealed store: in memory, on a disk, and in a store outside of the machine. One tenant's blocks are evicted from the pool; then a correct
+real sealed store: in memory, on a disk, and in a store outside of the machine.
+One tenant's blocks are evicted from the pool; then a correct
 engine looks for them on another tenant's behalf, and a compromised engine requests them by name: under another tenant's
 key, under an unassigned key, in a later engine run, or after storing its own bytes under their name. An *attach* is a
 block of the owner's that was returned, or foreign bytes that were returned to the owner. The control is the owner, who
 gets all blocks, byte for byte.
 
-A store outside is asked over a network, which takes time. ``G1.store.asked`` counts what it is asked for while a correct
-or compromised engine looks for another tenant's blocks: nothing, so how long an answer takes tells nothing about what
-another tenant has there. The control is the owner, for whom it is asked each time.
+A store outside is asked over a network, which takes time. ``G1.store.asked`` counts what it is asked for while a
+correct or compromised engine looks for another tenant's blocks: nothing, so how long an
+answer takes tells nothing about what another tenant has there. The control is the owner, for whom it is asked each time.
 """
 
 from __future__ import annotations

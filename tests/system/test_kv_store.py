@@ -84,6 +84,14 @@ def counted(spilling: Spilling, outcome: str) -> float:
     return 0.0 if found is None else float(found[1])
 
 
+def away(spilling: Spilling, reason: str) -> float:
+    """Whether the store counts as away for this reason, by the gauge."""
+    page = httpx.get(f"{spilling.admin}/metrics", verify=PLAIN, timeout=20).text
+    found = re.search(rf'athanor_kv_store_away{{[^}}]*reason="{reason}"[^}}]*}} ([0-9.]+)', page)
+    assert found is not None, "the gauge is not there"
+    return float(found[1])
+
+
 def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_path: Path, runsc_path: Path) -> None:
     """Blocks that find no place in memory go to the store and come back, with the same answer; those of tenants without
     the policy's word never go. All blocks flipped, then swapped with each other, open nowhere: the answer is the same,
@@ -129,6 +137,8 @@ def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_pa
             spilling.crowd_out("a", 60)
             running.process.kill()
             running.process.wait()
+            wait_until(lambda: away(spilling, "store") == 1)
+            assert away(spilling, "carrier") == 0
             assert spilling.ask("a", text(4))[0] == answer
 
 

@@ -159,6 +159,7 @@ GPU_OUT, GPU_UNPLACED = "athanor.gpu.out", "athanor.gpu.unplaced"
 GPU_MOVES = "athanor.gpu.moves"
 SPILL_BYTES, SPILL_OBJECTS = "athanor.spill.bytes", "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
+KV_STORE_AWAY = "athanor.kv_store.away"
 KV_PUBLIC_BLOCKS, KV_PUBLIC_HITS = "athanor.kv.public_blocks", "athanor.kv.public_hits"
 MODELS = "athanor.models"
 MODEL_STATE = "athanor.model.state"
@@ -462,6 +463,12 @@ GAUGES = {
     GPU_MODEL_MEMORY: Instrument("By", "Memory of the GPU that the model's engines hold.", _GPU | {"model"}),
     GPU_MODEL_SHARE: Instrument("By", "Memory that they may hold together by gpu_share.", _GPU | {"model"}),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
+    KV_STORE_AWAY: Instrument(
+        "1",
+        "1 while the store outside of the machine does not serve: the carrier is away, the store is, or it has refused "
+        "something within a minute.",
+        frozenset({"reason"}),
+    ),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
     MODEL_STATE: Instrument(
         "1", "1 for the state that a model is in: awake, waking, asleep; else 0.", frozenset({"model", "state"})
