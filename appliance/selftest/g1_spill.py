@@ -10,7 +10,8 @@ gets all blocks, byte for byte.
 
 A store outside is asked over a network, which takes time. ``G1.store.asked`` counts what it is asked for while a
 correct or compromised engine looks for another tenant's blocks: nothing, so how long an
-answer takes tells nothing about what another tenant has there. The control is the owner, for whom it is asked each time.
+answer takes tells nothing about what another tenant has there. The control is the owner, for whom it is asked each
+time.
 """
 
 from __future__ import annotations

@@ -84,6 +84,13 @@ def counted(spilling: Spilling, outcome: str) -> float:
     return 0.0 if found is None else float(found[1])
 
 
+def restored_tokens(spilling: Spilling, tier: str) -> float:
+    """Tokens of requests that came back from a tier, by the metric."""
+    page = httpx.get(f"{spilling.admin}/metrics", verify=PLAIN, timeout=20).text
+    found = re.search(rf'athanor_kv_restored_tokens_total{{[^}}]*tier="{tier}"[^}}]*}} ([0-9.e+]+)', page)
+    return 0.0 if found is None else float(found[1])
+
+
 def away(spilling: Spilling, reason: str) -> float:
     """Whether the store counts as away for this reason, by the gauge."""
     page = httpx.get(f"{spilling.admin}/metrics", verify=PLAIN, timeout=20).text
@@ -115,6 +122,7 @@ def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_pa
             again, cached = spilling.ask("a", text(1))
             assert (again, cached > 100) == (answer, True)
             wait_until(lambda: counted(spilling, "store_restored") > 4)
+            wait_until(lambda: restored_tokens(spilling, "store") > 64)
 
             for number, spoil in ((3, flip), (4, swap)):
                 answer, _ = spilling.ask("a", text(number))

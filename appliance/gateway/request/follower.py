@@ -40,6 +40,8 @@ class Outcome:
 
     input_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: tuple[int, ...] = (0, 0, 0)
+    """Cached tokens whose KV came back for this request from each ``KvTier``: memory, disk, store."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
     """Output tokens that are reasoning, shown or not."""
@@ -71,6 +73,16 @@ class Outcome:
         self.charge.show(self.input_tokens, self.cached_tokens)
 
 
+def restored_of(started: EngineStarted, cached_tokens: int) -> tuple[int, ...]:
+    """Return the tokens that came back from memory, disk and store, together at most ``cached_tokens``: an engine may
+    say what it likes. Pure."""
+    left, found = cached_tokens, list[int]()
+    for tokens in (started.memory_tokens, started.disk_tokens, started.store_tokens):
+        found.append(min(tokens, left))
+        left -= found[-1]
+    return tuple(found)
+
+
 class RunProgress:
     """Reports the progress of one run, over all its outputs, to the trace, the outcome and the engine visit."""
 
@@ -92,6 +104,7 @@ class RunProgress:
         outcome.started = True
         scheduled_ns = min(self._trace.now_ns(), self._began_ns + reported.queue_us * 1_000)
         outcome.cached_tokens = min(reported.cached_tokens, outcome.input_tokens)
+        outcome.restored_tokens = restored_of(reported, outcome.cached_tokens)
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
         return None if again else Started(outcome.input_tokens, outcome.cached_tokens)

@@ -58,6 +58,7 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.attributes import told
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
+from isolation.ipc.spill import KvTier
 from policy.decision import Decision
 from policy.feature import Feature
 from policy.model import Priority
@@ -396,6 +397,11 @@ class Lifecycle:
         if refused:
             self.trace.annotate(refused_tokens=refused)
         parts.tenant_counts.add(tokens, error)
+        if any(outcome.restored_tokens):
+            for tier, count in zip(KvTier, outcome.restored_tokens, strict=True):
+                parts.count(names.RESTORED_TOKENS, count, model=self.model.name, tier=tier.name.lower())
+            memory, disk, store = outcome.restored_tokens
+            self.trace.annotate(**told(kv_memory_tokens=memory, kv_disk_tokens=disk, kv_store_tokens=store))
         reservation = self._reservation
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)

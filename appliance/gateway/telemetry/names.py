@@ -159,6 +159,7 @@ GPU_OUT, GPU_UNPLACED = "athanor.gpu.out", "athanor.gpu.unplaced"
 GPU_MOVES = "athanor.gpu.moves"
 SPILL_BYTES, SPILL_OBJECTS = "athanor.spill.bytes", "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
+RESTORED_TOKENS = "athanor.kv.restored_tokens"
 KV_STORE_AWAY = "athanor.kv_store.away"
 KV_PUBLIC_BLOCKS, KV_PUBLIC_HITS = "athanor.kv.public_blocks", "athanor.kv.public_hits"
 MODELS = "athanor.models"
@@ -317,6 +318,11 @@ COUNTERS = {
         "{request}",
         "Requests that an engine ended because a KV block in their tables was not theirs.",
         frozenset({"model"}),
+    ),
+    RESTORED_TOKENS: Instrument(
+        "{token}",
+        "Cached prompt tokens whose KV came back for their request from outside of the engine, by where it was.",
+        frozenset({"model", "tier"}),
     ),
     SPILL_BLOCKS: Instrument(
         "{block}",
