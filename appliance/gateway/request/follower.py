@@ -29,9 +29,11 @@ from appliance.gateway.request.prompt_report import PromptReport
 from appliance.gateway.request.thinking_text import ThinkingText
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
 from appliance.gateway.sandboxes.stream import TokenStream
+from appliance.gateway.telemetry.attributes import told
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc.engine import Started as EngineStarted
 from isolation.ipc.messages import Finish
+from isolation.ipc.spill import KvTier
 
 
 @dataclass(slots=True)
@@ -81,6 +83,15 @@ def restored_of(started: EngineStarted, cached_tokens: int) -> tuple[int, ...]:
         found.append(min(tokens, left))
         left -= found[-1]
     return tuple(found)
+
+
+def note_restored(outcome: Outcome, trace: RequestTrace, count: Callable[..., None]) -> None:
+    """Say on the span, and count by tier, how many tokens of a request that ends came back from outside the engine."""
+    if any(outcome.restored_tokens):
+        for tier, tokens in zip(KvTier, outcome.restored_tokens, strict=True):
+            count(tokens, tier=tier.name.lower())
+        memory, disk, store = outcome.restored_tokens
+        trace.annotate(**told(kv_memory_tokens=memory, kv_disk_tokens=disk, kv_store_tokens=store))
 
 
 class RunProgress:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -38,7 +39,7 @@ from appliance.gateway.generate_request import (
 )
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, charge_of
 from appliance.gateway.request.content import content_of
-from appliance.gateway.request.follower import Outcome
+from appliance.gateway.request.follower import Outcome, note_restored
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
 from appliance.gateway.request.shadow import NO_SHADOW, NoShadow, ShadowRequest
 from appliance.gateway.request.suspects import Standing, Suspects
@@ -58,7 +59,6 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.attributes import told
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
-from isolation.ipc.spill import KvTier
 from policy.decision import Decision
 from policy.feature import Feature
 from policy.model import Priority
@@ -397,11 +397,7 @@ class Lifecycle:
         if refused:
             self.trace.annotate(refused_tokens=refused)
         parts.tenant_counts.add(tokens, error)
-        if any(outcome.restored_tokens):
-            for tier, count in zip(KvTier, outcome.restored_tokens, strict=True):
-                parts.count(names.RESTORED_TOKENS, count, model=self.model.name, tier=tier.name.lower())
-            memory, disk, store = outcome.restored_tokens
-            self.trace.annotate(**told(kv_memory_tokens=memory, kv_disk_tokens=disk, kv_store_tokens=store))
+        note_restored(outcome, self.trace, partial(parts.count, names.RESTORED_TOKENS, model=self.model.name))
         reservation = self._reservation
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
