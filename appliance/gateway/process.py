@@ -155,8 +155,7 @@ class Gateway:
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
         state, self._state.batches = self._state, self._stored.batches
         state.charges, state.kv_store = lambda: self._charges.problem, lambda: self._spill.store_state
-        self._stop, self._announced = asyncio.Event(), False
-        self._reloads = SharedRuns(self._reload)
+        self._stop, self._announced, self._reloads = asyncio.Event(), False, SharedRuns(self._reload)
         self.reload = self._reloads.run
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:

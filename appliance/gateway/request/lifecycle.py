@@ -394,8 +394,7 @@ class Lifecycle:
         self.pair.leave()
         tokens = self.tokens
         refused = outcome.text_tokens if not tokens.input and isinstance(error, CALLERS_FAULT) else 0
-        if refused:
-            self.trace.annotate(refused_tokens=refused)
+        self.trace.annotate(**told(refused_tokens=refused))
         parts.tenant_counts.add(tokens, error)
         note_restored(outcome, self.trace, partial(parts.count, names.RESTORED_TOKENS, model=self.model.name))
         reservation = self._reservation
