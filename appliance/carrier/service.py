@@ -97,7 +97,8 @@ class CarrierService:
                 first = peer.recv(1)
                 if not first:
                     return
-                self._answer(peer, store, first)
+                answer(peer, store, first)
+                self._say(store.problem)
         except (CarrierError, OSError) as error:
             log.warning("a connection to the carrier ended", problem=str(error))
         finally:
@@ -106,26 +107,32 @@ class CarrierService:
                 self._open.discard(peer)
             peer.close()
 
-    def _answer(self, peer: socket.socket, store: ObjectStore, first: bytes) -> None:
-        until = time.monotonic() + REQUEST_S
-        head = first + bytes(read_exactly(peer, REQUEST.size - len(first), until))
-        _, count, _ = check_head(head)
-        request = decode_request(head, bytes(read_exactly(peer, count * ENTRY.size, until)))
-        if request.order is Order.GET:
-            for status, body in store.get(request.names, request.sizes):
-                send_all(peer, (ANSWER.pack(status, len(body)), body), time.monotonic() + REQUEST_S)
-        elif request.order is Order.PUT:
-            statuses = store.put(_bodies(peer, request, until), count, request.seconds)
-            send_all(peer, (bytes(statuses),), time.monotonic() + REQUEST_S)
-        else:
-            send_all(peer, (bytes(store.drop(request.names)),), time.monotonic() + REQUEST_S)
-        self._say(store.problem)
-
     def _say(self, problem: str) -> None:
         now = time.monotonic()
         if problem and now - self._said_at > SAY_EVERY_S:
             self._said_at = now
             log.warning("the store of sealed KV does not serve; blocks are computed anew", problem=problem)
+
+
+def answer(peer: socket.socket, store: ObjectStore, first: bytes) -> None:
+    """Read the request whose first byte has come, carry it out at the store and answer it.
+
+    Raises:
+        CarrierError: it is no request of this release, or the peer closed the connection.
+        OSError: the connection failed, or the request did not come, or the answer was not taken, in ``REQUEST_S``.
+    """
+    until = time.monotonic() + REQUEST_S
+    head = first + bytes(read_exactly(peer, REQUEST.size - len(first), until))
+    _, count, _ = check_head(head)
+    request = decode_request(head, bytes(read_exactly(peer, count * ENTRY.size, until)))
+    if request.order is Order.GET:
+        for status, body in store.get(request.names, request.sizes):
+            send_all(peer, (ANSWER.pack(status, len(body)), body), time.monotonic() + REQUEST_S)
+    elif request.order is Order.PUT:
+        statuses = store.put(_bodies(peer, request, until), count, request.seconds)
+        send_all(peer, (bytes(statuses),), time.monotonic() + REQUEST_S)
+    else:
+        send_all(peer, (bytes(store.drop(request.names)),), time.monotonic() + REQUEST_S)
 
 
 def _bodies(peer: socket.socket, request: CarrierRequest, until: float) -> Iterator[tuple[bytes, bytearray]]:

@@ -107,6 +107,32 @@ def check_head(head: bytes) -> tuple[Order, int, int]:
     return Order(order), count, seconds
 
 
+def read_object(peer: socket.socket, size: int, until: float) -> tuple[ObjectStatus, bytes | bytearray]:
+    """Read the carrier's answer for one object of a ``GET``, which has ``size`` bytes or none.
+
+    Raises:
+        CarrierError: it is none of this release, or the carrier closed the connection.
+        OSError: the connection failed, or the time is over (``TimeoutError``).
+    """
+    status, length = ANSWER.unpack(read_exactly(peer, ANSWER.size, until))
+    if status not in list(ObjectStatus) or length != (size if status == ObjectStatus.OK else 0):
+        raise CarrierError("the carrier answers what none of this release does")
+    return ObjectStatus(status), read_exactly(peer, length, until) if length else b""
+
+
+def read_statuses(peer: socket.socket, count: int, until: float) -> list[ObjectStatus]:
+    """Read the carrier's answer to a ``PUT`` or ``DROP`` of ``count`` objects.
+
+    Raises:
+        CarrierError: it is none of this release, or the carrier closed the connection.
+        OSError: the connection failed, or the time is over (``TimeoutError``).
+    """
+    answers = read_exactly(peer, count, until)
+    if not all(status in list(ObjectStatus) for status in answers):
+        raise CarrierError("the carrier answers what none of this release does")
+    return [ObjectStatus(status) for status in answers]
+
+
 def read_exactly(peer: socket.socket, count: int, until: float | None = None) -> bytearray:
     """Read so many bytes; with ``until``, a time of ``time.monotonic``, all of them before it.
 

@@ -33,7 +33,7 @@ from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.control_usage import UsageAnswer, UsageQuestion
 from appliance.common.errors import ControlError, MessageTooLargeError
 
-CONTROL_VERSION = 22
+CONTROL_VERSION = 23
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -302,8 +302,8 @@ class AuditState:
 
 @dataclass(frozen=True, slots=True)
 class SpillState:
-    """Supervisor, every few seconds where KV spills: counts of spilled blocks since its start, and what is held now, by
-    name (``appliance.gateway.watch.gauges``)."""
+    """Supervisor, every few seconds where KV spills: counts of spilled blocks since its start, what is held now, and
+    the state of the store outside, by name (``appliance.gateway.watch.gauges``)."""
 
     figures: dict[str, int]
 

@@ -153,9 +153,9 @@ class Gateway:
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        self._state.batches, self._state.charges = self._stored.batches, lambda: self._charges.problem
-        self._stop, self._announced = asyncio.Event(), False
-        self._reloads = SharedRuns(self._reload)
+        state, self._state.batches = self._state, self._stored.batches
+        state.charges, state.kv_store = lambda: self._charges.problem, lambda: self._spill.store_state
+        self._stop, self._announced, self._reloads = asyncio.Event(), False, SharedRuns(self._reload)
         self.reload = self._reloads.run
 
     def _takers(self, questions: SupervisorQuestions) -> dict[type[Control], Callable[[Any], None]]:

@@ -234,6 +234,11 @@ def _lease(values: Values) -> _Event:
     return _Event(0, OTHER, title, SUCCESS, INFORMATIONAL)
 
 
+def _kv_export(values: Values) -> _Event:
+    attributes = {"entity": {"name": values["tenant"], "type": "sealed KV outside of the machine"}}
+    return _Event(3004, UPDATE, f"sealed KV may leave the machine: {values['what']}", attributes=attributes)
+
+
 def _gap(values: Values) -> _Event:
     lost = {"count": max(1, int(values["dropped"]))}
     return _Event(0, OTHER, "entries of the audit log were lost", FAILURE, MEDIUM, lost)
@@ -262,6 +267,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "batch": _batch,
     "response": _response,
     "lease": _lease,
+    "kv_export": _kv_export,
     "gap": _gap,
     "log": _log,
 }

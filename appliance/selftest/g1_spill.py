@@ -1,11 +1,17 @@
 """G1, in the tiers outside the engine: no block spilled for one namespace returns to another.
 
 Pairs as in ``g1_reuse`` pass through the engine's end of the spill channel, its codec, the supervisor's end and the
-real sealed store, once in memory and once on a disk. One tenant's blocks are evicted from the pool; then a correct
+real sealed store: in memory, on a disk, and in a store outside of the machine.
+One tenant's blocks are evicted from the pool; then a correct
 engine looks for them on another tenant's behalf, and a compromised engine requests them by name: under another tenant's
 key, under an unassigned key, in a later engine run, or after storing its own bytes under their name. An *attach* is a
 block of the owner's that was returned, or foreign bytes that were returned to the owner. The control is the owner, who
 gets all blocks, byte for byte.
+
+A store outside is asked over a network, which takes time. ``G1.store.asked`` counts what it is asked for while a
+correct or compromised engine looks for another tenant's blocks: nothing, so how long an
+answer takes tells nothing about what another tenant has there. The control is the owner, for whom it is asked each
+time.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ import tempfile
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +32,7 @@ from appliance.selftest.g1_reuse import KINDS, OF_USERS, group_of, leave, other_
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
 from appliance.selftest.spread import spread
+from appliance.selftest.store_outside import StoreOutside
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
@@ -38,6 +45,7 @@ from isolation.ipc.engine import Submit
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES
 from isolation.ipc.spill import Fetch, Fetched, Keep
 from isolation.keys.keyring import Keyring
+from isolation.keys.seal import OVERHEAD_BYTES, Binding
 
 SHORT, FULL = 3_000, 1_000_000
 """Number of pairs in each tier, in the short and the full form."""
@@ -48,6 +56,10 @@ TIER_BYTES = 1 << 16
 TENANTS = 64
 """Owners of namespaces: each has its own key in the keyring, and creates another namespace for each pair."""
 COMMAND = "athanor selftest"
+TIERS = ("spill", "disk", "store")
+"""Tiers by the names of their rows; ``spill`` is memory."""
+STAYS = "stays"
+"""Tenant whose blocks do not leave the machine: one of them takes the place of those that do."""
 FORGED = ("another's key", "nobody's key", "a later life", "its own bytes under the same name")
 
 
@@ -105,14 +117,20 @@ class Bytes:
 class Tier:
     """An engine's pool, its spill tier and the supervisor's store behind it."""
 
-    def __init__(self, folder: Path, owners: dict[bytes, str], *, disk: bool, seed: int) -> None:
+    def __init__(self, folder: Path, owners: dict[bytes, str], *, tier: str, seed: int) -> None:
         """Build all parts; ``owners`` maps a namespace key to its tenant, as the supervisor knows it, and is filled
-        here."""
+        here; ``tier`` is one of ``TIERS``."""
         self.draw = random.Random(seed)
         self.owners = owners
         self._keyring = Keyring(folder / "keys", os.urandom(32))
-        limits = SpillLimits(0 if disk else TIER_BYTES, TIER_BYTES if disk else 0, folder / "spill")
-        self.store = SpillStore(limits, self._keyring)
+        one = CONTENT_BYTES + OVERHEAD_BYTES
+        memory = {"spill": TIER_BYTES, "disk": 0, "store": one}[tier]
+        outside = TIER_BYTES if tier == "store" else 0
+        limits = SpillLimits(
+            memory, TIER_BYTES if tier == "disk" else 0, folder / "spill", store=outside, store_seconds=3_600
+        )
+        self.outside = StoreOutside() if tier == "store" else None
+        self.store = SpillStore(limits, self._keyring, self.outside, lambda tenant: tenant != STAYS)
         self.pool = BlockPool(POOL)
         self.cache = PrefixCache(self.pool, root=bytes(16), block_size=BLOCK)
         self.bytes = Bytes([bytes(CONTENT_BYTES)] * (self.pool.num_blocks + 1))
@@ -145,7 +163,15 @@ class Tier:
             assert block is not None, "what was just computed is cached"
             self.bytes.blocks[block] = content[block_id] = self.draw.randbytes(CONTENT_BYTES)
         self.empty()
+        if self.outside is not None:
+            self.store.put(Binding(STAYS, "00" * 32, bytes(16), bytes(16)), bytes(CONTENT_BYTES))
+            self.outside.settle()
         return content
+
+    @property
+    def asked(self) -> int:
+        """Objects that the store outside was asked for; 0 where there is none."""
+        return 0 if self.outside is None else self.outside.asked
 
     def empty(self) -> None:
         """Evict everything from the pool."""
@@ -169,48 +195,75 @@ class Tier:
 
 
 def run(full: bool) -> Iterator[Result]:
-    """Run 3,000 pairs in either tier, or a million."""
+    """Run 3,000 pairs in each tier, or a million."""
     pairs = FULL if full else SHORT
-    for name in ("spill", "disk"):
+    for name in TIERS:
         yield from _rows(name, pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Counts of some pairs."""
+
+    attached: int = 0
+    """Pairs in which a block was returned to another, or foreign bytes to the owner."""
+    returned: int = 0
+    """Pairs in which the owner got all its blocks back."""
+    asked: int = 0
+    """Objects that the store outside was asked for while another looked for the owner's."""
+    owner_asked: int = 0
+    """Pairs in which it was asked for the owner's."""
+    unsealed: int = 0
+    """Blocks that were unsealed."""
+    pairs: int = 0
+
+
 def _rows(name: str, pairs: int) -> list[Result]:
-    """Build one tier's claim and its control."""
-    parts = spread(partial(_attach_in, name == "disk"), pairs, 3)
-    attached, controls, sealed, pairs = (sum(column) for column in zip(*parts, strict=True))
-    return [
+    """Build one tier's claims and their controls."""
+    parts = spread(partial(_attach_in, name), pairs, 3)
+    found = Attached(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
+    pairs, owner = found.pairs, f"{found.returned} of {found.pairs} came back to their owner"
+    rows = [
         judged(
             f"G1.{name}",
-            attached == 0,
-            figure=f"{counted(attached, 'attach', 'attaches')} in {counted(pairs, 'pair')}",
+            found.attached == 0,
+            figure=f"{counted(found.attached, 'attach', 'attaches')} in {counted(pairs, 'pair')}",
             bar="0",
             command=COMMAND,
         ),
         judged(
             f"G1.{name}.control",
-            controls == pairs <= sealed,
+            found.returned == pairs <= found.unsealed,
             bar="all",
             command=COMMAND,
-            figure=f"{controls} of {pairs} came back to their owner, {counted(sealed, 'block')} unsealed",
+            figure=f"{owner}, {counted(found.unsealed, 'block')} unsealed",
         ),
+    ]
+    if name != "store":
+        return rows
+    asked = f"asked for {counted(found.asked, 'object')} while another looked, in {counted(pairs, 'pair')}"
+    control = f"asked for the owner's in {found.owner_asked} of {pairs}"
+    return [
+        *rows,
+        judged("G1.store.asked", found.asked == 0, figure=asked, bar="0", command=COMMAND),
+        judged("G1.store.asked.control", found.owner_asked == pairs, figure=control, bar="all", command=COMMAND),
     ]
 
 
-def _attach_in(disk: bool, pairs: int, seed: int) -> tuple[int, int, int, int]:
-    """Count, in a tier of its own, attaches, pairs whose owner got its blocks back, unsealed blocks, and pairs."""
+def _attach_in(name: str, pairs: int, seed: int) -> Attached:
+    """Count, in a tier of its own, what ``attach`` does, and unsealed blocks."""
     with tempfile.TemporaryDirectory(prefix="ath-g1-") as folder:
-        tier = Tier(Path(folder), {}, disk=disk, seed=seed)
+        tier = Tier(Path(folder), {}, tier=name, seed=seed)
         try:
-            return *attach(tier, pairs), tier.store.figures.restored, pairs
+            return replace(attach(tier, pairs), unsealed=tier.store.figures.restored)
         finally:
             tier.close()
 
 
-def attach(tier: Tier, pairs: int) -> tuple[int, int]:
-    """Count attaches, and pairs in which the owner got all its blocks back."""
+def attach(tier: Tier, pairs: int) -> Attached:
+    """Count what happens in so many pairs; unsealed blocks are left out."""
     draw = tier.draw
-    attached = controls = 0
+    attached = returned = asked = owner_asked = 0
     for number in range(pairs):
         tier.owners.clear()
         owner, other = draw.sample(range(TENANTS), 2)
@@ -219,21 +272,25 @@ def attach(tier: Tier, pairs: int) -> tuple[int, int]:
         group = tier.namespace(owner) if kind == "group and member" else b""
         key = tier.namespace(owner)
         made = request_of(key, prompt, group=group, user=user_key_of(key, "one").key if kind in OF_USERS else b"")
-        content = tier.send_away(made)
+        content, before = tier.send_away(made), tier.asked
         if kind in FORGED:
             attached += _forged(tier, kind, made, content, tier.namespace(other))
         else:
             asking = other_request(kind, made, tier.namespace(other), draw)
             tier.owners.setdefault(asking.spec.kv_key, f"tenant-{other}")
             attached += tier.bring_back(asking) > 0
+        if kind != FORGED[-1]:  # There it is the owner who asks, after another has stored bytes under its names.
+            asked += tier.asked - before
+            before = tier.asked
         again = request_of(key, prompt, group=group, user=made.spec.user)
         came = tier.bring_back(again) == len(content) * BLOCK
-        controls += came and tier.holds(content)
+        returned += came and tier.holds(content)
+        owner_asked += tier.asked > before
         if kind not in FORGED:
             # What is back in the pool serves nobody else either.
             attached += tier.cache.match(asking).num_tokens > 0
         tier.empty()
-    return attached, controls
+    return Attached(attached, returned, asked, owner_asked, pairs=pairs)
 
 
 def _submit_of(request: Request) -> Submit:

@@ -62,7 +62,7 @@ GUARANTEES = (
 SECONDS: Mapping[str, int] = MappingProxyType(
     {
         "g1_reuse": 2,
-        "g1_spill": 4,
+        "g1_spill": 6,
         "g1_public": 2,
         "g1_stored": 3,
         "g1_timing": 35,

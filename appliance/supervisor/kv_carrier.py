@@ -6,6 +6,7 @@ not fit is refused at once. After a failure the carrier counts as away for ``RET
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 import time
@@ -17,16 +18,18 @@ from pathlib import Path
 import structlog
 
 from appliance.common.carrier_wire import (
-    ANSWER,
     MAX_OBJECTS,
+    NAME_BYTES,
     CarrierRequest,
     ObjectStatus,
     Order,
     left,
-    read_exactly,
+    read_object,
+    read_statuses,
     send_all,
 )
 from appliance.common.errors import CarrierError
+from appliance.common.kv_store_state import KvStoreState
 
 log = structlog.get_logger()
 
@@ -55,6 +58,12 @@ MAX_DROPS = 65_536
 SAY_EVERY_S = 60.0
 """Seconds between two lines about a carrier that does not serve."""
 
+PROBE_S = 5.0
+"""Seconds without anything to write after which a name that nobody has is dropped, to see whether the store serves."""
+
+REFUSED_S = 60.0
+"""Seconds for which the store counts as refusing after it has refused something."""
+
 LINGER_S = 1.0
 """Seconds for which ``close`` waits for the writing thread."""
 
@@ -78,6 +87,8 @@ class KvCarrier:
         self._peer: socket.socket | None = None
         self._away_until = 0.0
         self._said_at = -SAY_EVERY_S
+        self._state = KvStoreState.SERVES
+        self._refused_at = -REFUSED_S
         self._changed = threading.Condition()
         self._queue: deque[_Put | bytes] = deque()
         """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
@@ -91,6 +102,12 @@ class KvCarrier:
         self._thread = threading.Thread(target=self._write, name="kv carrier", daemon=True)
         self._thread.start()
 
+    @property
+    def state(self) -> KvStoreState:
+        """State of carrier and store as the last answers told it, or the last ones that did not come."""
+        refused = time.monotonic() - self._refused_at < REFUSED_S
+        return KvStoreState.REFUSES if refused and self._state is KvStoreState.SERVES else self._state
+
     def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``."""
         until = time.monotonic() + PATIENCE_S
@@ -101,7 +118,8 @@ class KvCarrier:
                 peer = self._peer = self._peer or self._connect(left(until))
                 send_all(peer, (CarrierRequest(Order.GET, tuple(names), tuple(sizes)).encode(),), until)
                 for size in sizes:
-                    found.append(self._answer(peer, size, until))
+                    found.append(read_object(peer, size, until))
+                self._note([status for status, _ in found])
             except (CarrierError, OSError) as error:
                 self._fail(error)
             finally:
@@ -143,12 +161,6 @@ class KvCarrier:
         with self._asking:
             self._disconnect()
 
-    def _answer(self, peer: socket.socket, size: int, until: float) -> tuple[ObjectStatus, bytes | bytearray]:
-        status, length = ANSWER.unpack(read_exactly(peer, ANSWER.size, until))
-        if length != (size if status == ObjectStatus.OK else 0) or status not in list(ObjectStatus):
-            raise CarrierError("the carrier answers what none of this release does")
-        return ObjectStatus(status), read_exactly(peer, length, until) if length else b""
-
     def _connect(self, patience_s: float) -> socket.socket:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         peer.settimeout(patience_s)
@@ -166,6 +178,7 @@ class KvCarrier:
             self._said_at = now
             log.warning("the carrier of sealed KV does not serve", problem=str(error) or type(error).__name__)
         self._away_until = now + RETRY_S
+        self._state = KvStoreState.CARRIER_AWAY
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -185,7 +198,9 @@ class KvCarrier:
         """Wait for something in the queue; False at the end."""
         with self._changed:
             while not (self._queue or self._closing):
-                self._changed.wait()
+                if not self._changed.wait(PROBE_S):
+                    self._drops += 1
+                    self._queue.append(secrets.token_bytes(NAME_BYTES))
             return not self._closing
 
     def _write_some(self, peer: socket.socket | None) -> socket.socket | None:
@@ -240,7 +255,13 @@ class KvCarrier:
     def _send(self, peer: socket.socket, request: CarrierRequest, bodies: tuple[memoryview, ...]) -> list[ObjectStatus]:
         until = time.monotonic() + WRITE_S
         send_all(peer, (request.encode(), *bodies), until)
-        answers = read_exactly(peer, len(request.names), until)
-        if not all(status in list(ObjectStatus) for status in answers):
-            raise CarrierError("the carrier answers what none of this release does")
-        return [ObjectStatus(status) for status in answers]
+        found = read_statuses(peer, len(request.names), until)
+        self._note(found)
+        return found
+
+    def _note(self, statuses: Sequence[ObjectStatus]) -> None:
+        """Take from an answer whether the store serves."""
+        away = ObjectStatus.AWAY in statuses
+        self._state = KvStoreState.STORE_AWAY if away else KvStoreState.SERVES
+        if ObjectStatus.REFUSED in statuses:
+            self._refused_at = time.monotonic()

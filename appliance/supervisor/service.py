@@ -166,7 +166,7 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
     charges = ChargeKeeper(server.publish, recorder.record)
     recorder.on_taken, server.on_charges = charges.note, charges.open
     if vault is not None:
-        server.on_retention = vault.set_retention
+        server.on_retention, vault.on_export = vault.set_retention, recorder.record
     if port is not None:
         server.on_store = port.open
     return charges
@@ -283,7 +283,7 @@ async def _tell_spill(
     """Send spill figures to the gateway every ``SPILL_PERIOD_S`` until cancelled, if there is spill."""
     while True:
         if vault is not None and config.sandbox.spill is not None:
-            publish(SpillState(vault.figures.told()), ())
+            publish(SpillState(vault.figures), ())
         await aligned_sleep(SPILL_PERIOD_S)
 
 

@@ -124,8 +124,8 @@ class SpillPort:
         while tenant is not None and count < len(message.blocks):
             blocks = message.blocks[count : count + BATCH_OBJECTS]
             before = count
-            for content in self._store.get_many([self._binding(tenant, block) for block in blocks]):
-                if not self._send(Fetched(message.request, count, content)):
+            for content, tier in self._store.find_many([self._binding(tenant, block) for block in blocks]):
+                if not self._send(Fetched(message.request, count, content, tier)):
                     return
                 count += 1
             if count < before + len(blocks):

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from appliance.common.audit.entry import Entry, entry
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import LEAVES
 from appliance.common.errors import StartError
 from appliance.common.kv_store_config import carrier_socket
+from appliance.common.kv_store_state import STORE_STATE, KvStoreState
 from appliance.supervisor.kv_carrier import KvCarrier
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_store import SpillStore
-from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
+from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.ipc.channel import Channel
 from isolation.keys.errors import KeysError
 from isolation.keys.keyring import Keyring
@@ -41,15 +43,25 @@ class Vault:
     ``close`` block."""
 
     def __init__(
-        self, keyring: Keyring, store: SpillStore, namespace: Namespace, leaving: set[str] | None = None
+        self,
+        keyring: Keyring,
+        store: SpillStore,
+        namespace: Namespace,
+        leaving: set[str] | None = None,
+        carrier: KvCarrier | None = None,
     ) -> None:
-        """``leaving``: tenants whose blocks may leave this machine, which ``store`` asks and the vault keeps."""
+        """``leaving``: tenants whose blocks may leave this machine, which ``store`` asks and the vault keeps;
+        ``carrier``: way of ``store`` to a store outside, if there is one."""
+        self._carrier = carrier
         self._keyring = keyring
         self._store = store
         self._namespace = namespace
         self._kept: set[str] = set()
         self._leaving: set[str] = set() if leaving is None else leaving
         self._ports: set[SpillPort] = set()
+        self.on_export: Callable[[Entry], None] = lambda _one: None
+        """Takes an entry for the audit log where the policy changes whose blocks may leave this machine, if any can.
+        Set by the owner."""
         self.shred_files: Callable[[str], int] = lambda _tenant: 0
         """Destroys what a tenant keeps beside KV; returns the number of objects. Set by the owner, may block."""
 
@@ -59,9 +71,10 @@ class Vault:
         return self._keyring
 
     @property
-    def figures(self) -> SpillFigures:
-        """Counts of spilled blocks."""
-        return self._store.figures
+    def figures(self) -> dict[str, int]:
+        """Counts of spilled blocks, what is held now, and the state of the store outside, as the gateway takes them."""
+        state = KvStoreState.NONE if self._carrier is None else self._carrier.state
+        return {**self._store.figures.told(), STORE_STATE: state}
 
     def owner(self, key: bytes) -> str | None:
         """Tenant of a namespace key, if that tenant's blocks may be kept."""
@@ -84,11 +97,12 @@ class Vault:
         """Set whether tenants' blocks may be kept (1), and leave this machine too (``LEAVES``), or neither (0); those
         of a tenant that no longer allows it are forgotten: outside, or everywhere."""
         for tenant, wanted in kept.items():
-            if wanted == LEAVES:
+            if wanted == LEAVES and tenant not in self._leaving:
                 self._leaving.add(tenant)
-            elif tenant in self._leaving:
+                self._note("allowed", tenant, 0)
+            elif wanted != LEAVES and tenant in self._leaving:
                 self._leaving.discard(tenant)
-                self._store.drop_outside(tenant)
+                self._note("withdrawn", tenant, self._store.drop_outside(tenant))
             if wanted:
                 self._kept.add(tenant)
             elif tenant in self._kept:
@@ -140,6 +154,10 @@ class Vault:
         self._store.close()
         self._keyring.close()
 
+    def _note(self, what: str, tenant: str, count: int) -> None:
+        if self._carrier is not None:
+            self.on_export(entry("kv_export", what=what, tenant=tenant, count=count))
+
     def _forget(self, key: bytes | None) -> None:
         if key is not None:
             for port in self._ports:
@@ -175,4 +193,4 @@ def open_vault(config: ApplianceConfig, namespace: Namespace) -> Vault | None:
             carrier.close()
         raise StartError(f"cannot use the spill directory {spill.directory}: {error.strerror}") from error
     log.info("KV spills", memory=spill.memory, disk=spill.disk, store=limits.store)
-    return Vault(keyring, store, namespace, leaving)
+    return Vault(keyring, store, namespace, leaving, carrier)

@@ -23,6 +23,7 @@ from contextlib import suppress
 
 from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
 from appliance.supervisor.store_tier import FoundObject, ObjectCarrier, StoreTier
+from isolation.ipc.spill import KvTier
 from isolation.keys.errors import KeyringError, KeysError, SealBrokenError
 from isolation.keys.files import destroy
 from isolation.keys.keyring import Keyring
@@ -92,6 +93,10 @@ class SpillStore:
 
     def get_many(self, bindings: Sequence[Binding]) -> Iterator[bytes]:
         """Yield the blocks of these names of one tenant, in order, up to the first that is absent or does not open."""
+        return (data for data, _ in self.find_many(bindings))
+
+    def find_many(self, bindings: Sequence[Binding]) -> Iterator[tuple[bytes, KvTier]]:
+        """Yield what ``get_many`` does, each block with the tier where it was."""
         at = 0
         while at < len(bindings):
             found = self._next(bindings[at:])
@@ -102,7 +107,7 @@ class SpillStore:
                 data = self._opened(bindings[at], one)
                 if data is None:
                     return
-                yield data
+                yield data, one.tier
                 at += 1
 
     def _next(self, bindings: Sequence[Binding]) -> list[FoundObject]:
@@ -111,7 +116,7 @@ class SpillStore:
         with self._lock:
             item, sealed = self._find(first.tenant, (first.epoch, first.block))
             if item is not None:
-                return [FoundObject(item.id, item.size, sealed)]
+                return [FoundObject(item.id, item.size, sealed, KvTier.DISK if item.path else KvTier.MEMORY)]
             if self._store is None:
                 return []
             items = self._store.run(first.tenant, [(one.epoch, one.block) for one in bindings])
@@ -125,7 +130,7 @@ class SpillStore:
         try:
             data = self._sealer.open(binding, found.sealed, found.id)
         except KeysError as error:
-            if found.outside and not found.sealed:
+            if found.tier is KvTier.STORE and not found.sealed:
                 self.figures.absent += 1
             elif isinstance(error, SealBrokenError):
                 self.figures.rejected += 1
@@ -136,7 +141,7 @@ class SpillStore:
                 self._discard(binding.tenant, (binding.epoch, binding.block))
             return None
         self.figures.restored += 1
-        self.figures.store_restored += found.outside
+        self.figures.store_restored += found.tier is KvTier.STORE
         return data
 
     def drop_tenant(self, tenant: str) -> int:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from appliance.common.carrier_wire import MAX_OBJECT_BYTES, ObjectStatus
 from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
+from isolation.ipc.spill import KvTier
 from isolation.keys.seal import HEADER_BYTES
 
 MAX_STORE_OBJECTS = 1 << 18
@@ -43,7 +44,7 @@ class FoundObject:
     size: int
     sealed: bytes | None
     """None: not here yet."""
-    outside: bool = False
+    tier: KvTier = KvTier.MEMORY
     name: bytes = b""
     header: bytes = b""
 
@@ -121,7 +122,7 @@ class StoreTier:
             if item is None or (found and size + item.size > BATCH_BYTES):
                 break
             # What is not written yet is still in memory.
-            found.append(FoundObject(item.id, item.size, item.sealed, True, item.name, item.header))
+            found.append(FoundObject(item.id, item.size, item.sealed, KvTier.STORE, item.name, item.header))
             size += item.size
         return found
 

@@ -228,7 +228,7 @@ class Engine:
             requests=result.requests,
             token_ids=result.token_ids,
             finishes=bytes(result.finishes),
-            starts=tuple(result.starts),
+            starts=self._spilling.note_starts(result.starts),
             logprobs=logprobs,
             prompts=prompts,
             failures=failures,

@@ -4,6 +4,7 @@ usage of KV. An engine has those that it was given; a stage that does nothing st
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from math import inf
 
@@ -13,7 +14,7 @@ from engine.core.scheduler.plan import RowMask, StepResult
 from engine.core.scheduler.scheduler import Scheduler
 from engine.errors import RequestRejectedError
 from isolation.ipc.embed import Embed, Embedding
-from isolation.ipc.engine import RequestFailure, Submit
+from isolation.ipc.engine import RequestFailure, Started, Submit
 from isolation.ipc.kv import KvQuota, KvUsage
 from isolation.ipc.messages import FailureCode
 from isolation.ipc.public import PublicPrefix, PublicUsage
@@ -22,6 +23,10 @@ from isolation.ipc.wiping import wipe
 
 USAGE_PERIOD_NS = 1_000_000_000
 """Time between two reports of what accounts of KV have: as often as a gauge is read."""
+
+
+MAX_RESTORED = 1_024
+"""Requests whose prefix came back and that have not started yet of which the tokens are remembered, to be told."""
 
 
 class Entrance:
@@ -101,6 +106,10 @@ class Spilling(Stage):
     def abort(self, _request_id: int) -> None:
         """End a request that waits here."""
 
+    def note_starts(self, starts: Sequence[Started]) -> tuple[Started, ...]:
+        """Return these starts with what came back for each."""
+        return tuple(starts)
+
 
 class TierSpilling(Spilling):
     """Requests that wait for a spill tier."""
@@ -110,6 +119,8 @@ class TierSpilling(Spilling):
         self._entrance = entrance
         self._masks: dict[int, RowMask] = {}
         """Masks for the first tokens of requests that wait."""
+        self._restored: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        """Tokens that came back for requests that have not started, by tier; at most ``MAX_RESTORED``."""
 
     @property
     def longest_sleep_s(self) -> float:
@@ -154,11 +165,24 @@ class TierSpilling(Spilling):
         for one in self.tier.take(now_ns):
             self._entrance.enter(one.submit, one.arrival_ns)
             wipe(one.submit.token_ids)
+            if any(one.tiers):
+                self._restored[one.submit.request] = tuple(count * self.tier.cache.block_size for count in one.tiers)
+                if len(self._restored) > MAX_RESTORED:
+                    self._restored.popitem(last=False)
             for request_id in _ids_of(one.submit):
                 mask = self._masks.pop(request_id, None)
                 if mask is not None:
                     self._entrance.scheduler.set_mask(request_id, 0, mask)
         return ()
+
+    def note_starts(self, starts: Sequence[Started]) -> tuple[Started, ...]:
+        """Return these starts with what came back for each, told once."""
+        if not self._restored:
+            return tuple(starts)
+        return tuple(
+            Started(one.request, one.cached_tokens, one.queue_us, *self._restored.pop(one.request, ()))
+            for one in starts
+        )
 
     def before_execute(self) -> None:
         """Send away what the plan evicts."""

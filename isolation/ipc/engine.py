@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 from array import array
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from isolation.ipc.frame import (
     HEADER_BYTES,
@@ -74,7 +75,8 @@ _SUBMIT = struct.Struct(
     f"{NAMESPACE_KEY_BYTES}s"
 )
 _STEP = struct.Struct("<12I")
-_START = struct.Struct("<QIQ")
+_START = struct.Struct("<QIQIII")
+_START_FIELDS = attrgetter("request", "cached_tokens", "queue_us", "memory_tokens", "disk_tokens", "store_tokens")
 _FAILURE = struct.Struct("<QB")
 _TOKEN_BYTES = 8 + 4 + 1
 _FINISHES = bytes((0, 1, 2))
@@ -157,6 +159,13 @@ class Started:
     """Prompt tokens served from the namespace's own earlier blocks, and from a public prefix."""
     queue_us: int
     """Microseconds between receipt in the engine and scheduling, unsigned 64-bit."""
+    memory_tokens: int = 0
+    """Prompt tokens whose blocks came back for this request from the supervisor's memory; they are found again like
+    others, and so are part of ``cached_tokens`` unless they were evicted before."""
+    disk_tokens: int = 0
+    """Likewise, from its disk."""
+    store_tokens: int = 0
+    """Likewise, from the store outside of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +344,7 @@ def _pack_step_output(message: StepOutput) -> bytes:
         message.finishes,
     ]
     for start in message.starts:
-        parts.append(_START.pack(start.request, start.cached_tokens, start.queue_us))
+        parts.append(_START.pack(*_START_FIELDS(start)))
     for failure in message.failures:
         parts.append(_FAILURE.pack(failure.request, FailureCode(failure.code)))
     if entries:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 
 from isolation.ipc.frame import (
     HEADER_BYTES,
@@ -38,6 +39,15 @@ MAX_FETCH_BLOCKS = 8_192
 
 SPILL_HEADER_BYTES = 128
 """Bytes that every frame with content has room for beside it."""
+
+
+class KvTier(IntEnum):
+    """Where the supervisor kept a block."""
+
+    MEMORY = 0
+    DISK = 1
+    STORE = 2
+    """Outside of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,8 @@ class Fetched:
     request: int
     index: int
     content: bytes
+    tier: KvTier = KvTier.MEMORY
+    """Where it was; of no meaning without content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,6 @@ def _unpack_fetch(request: int, frame: Frame) -> Fetch:
 ARMS = (
     MessageCodec(Kind.KEEP, Keep, _check_keep, _pack_keep, _unpack_keep, names_request=False),
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
-    record_codec(Kind.FETCHED, Fetched, Record("index:I"), tail="content"),
+    record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B", tier=KvTier), tail="content"),
     record_codec(Kind.FORGET, Forget, Record(f"namespace:{NAMESPACE_KEY_BYTES}s"), names_request=False),
 )

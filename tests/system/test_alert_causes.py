@@ -72,14 +72,15 @@ NOT_CAUSED = GPUS | {
     "AthanorTenantUnusual",
     "AthanorAuditUnwitnessed",
     "AthanorFleetStoreAway",
+    "AthanorKvStoreAway",
     "AthanorBatchStuck",
 }
 """A disk has to fill over half an hour; the next two need a memory cgroup, which not every machine of the tests has;
-the next two need an engine with a defect, and the last four a tenant that was seen a day ago, a witness, a fleet and a
-quarter of an hour. ``tests/test_operators_week.py`` has all of them but ``GPUS`` and the last four, in a booted
-container: a tenant's days are in ``tests/test_unusual_tenants.py``, late witnesses in
-``tests/appliance/operator/test_witnesses.py``, a store that is away in ``tests/system/test_fleet_limits.py``, batches
-that are stuck in ``tests/appliance/gateway/batches/test_batches.py``."""
+the next two need an engine with a defect, and the last five a tenant that was seen a day ago, a witness, a fleet, a
+store of sealed KV and a quarter of an hour. ``tests/test_operators_week.py`` has all of them but ``GPUS`` and the last
+five, in a booted container: a tenant's days are in ``tests/test_unusual_tenants.py``, late witnesses in
+``tests/appliance/operator/test_witnesses.py``, stores that are away in ``tests/system/test_fleet_limits.py`` and
+``tests/system/test_kv_store.py``, batches that are stuck in ``tests/appliance/gateway/batches/test_batches.py``."""
 
 STATIC = {"AthanorCertificate", "AthanorDiskLow", "AthanorSpansLost"}
 """Caused by the configuration: a certificate that ends tomorrow, a small disk, a collector that is not there."""

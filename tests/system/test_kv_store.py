@@ -84,6 +84,21 @@ def counted(spilling: Spilling, outcome: str) -> float:
     return 0.0 if found is None else float(found[1])
 
 
+def restored_tokens(spilling: Spilling, tier: str) -> float:
+    """Tokens of requests that came back from a tier, by the metric."""
+    page = httpx.get(f"{spilling.admin}/metrics", verify=PLAIN, timeout=20).text
+    found = re.search(rf'athanor_kv_restored_tokens_total{{[^}}]*tier="{tier}"[^}}]*}} ([0-9.e+]+)', page)
+    return 0.0 if found is None else float(found[1])
+
+
+def away(spilling: Spilling, reason: str) -> float:
+    """Whether the store counts as away for this reason, by the gauge."""
+    page = httpx.get(f"{spilling.admin}/metrics", verify=PLAIN, timeout=20).text
+    found = re.search(rf'athanor_kv_store_away{{[^}}]*reason="{reason}"[^}}]*}} ([0-9.]+)', page)
+    assert found is not None, "the gauge is not there"
+    return float(found[1])
+
+
 def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_path: Path, runsc_path: Path) -> None:
     """Blocks that find no place in memory go to the store and come back, with the same answer; those of tenants without
     the policy's word never go. All blocks flipped, then swapped with each other, open nowhere: the answer is the same,
@@ -107,6 +122,7 @@ def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_pa
             again, cached = spilling.ask("a", text(1))
             assert (again, cached > 100) == (answer, True)
             wait_until(lambda: counted(spilling, "store_restored") > 4)
+            wait_until(lambda: restored_tokens(spilling, "store") > 64)
 
             for number, spoil in ((3, flip), (4, swap)):
                 answer, _ = spilling.ask("a", text(number))
@@ -129,6 +145,8 @@ def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_pa
             spilling.crowd_out("a", 60)
             running.process.kill()
             running.process.wait()
+            wait_until(lambda: away(spilling, "store") == 1)
+            assert away(spilling, "carrier") == 0
             assert spilling.ask("a", text(4))[0] == answer
 
 

@@ -114,6 +114,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     },
     "card": {"event": _T, "card": _N, "model": _T, "tenant": _T, "to": _T, "cause": _T},
     "lease": {"what": _T, "tenant": _T, "host": _T, "lease": _T, "day": _N, "cost": _N},
+    "kv_export": {"what": _T, "tenant": _T, "count": _N},
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -155,6 +156,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   ``to`` is its number) or found none with room (refused); told by the supervisor;
 * ``lease``: a part of a tenant's budget was lent to another host of the fleet, or borrowed from it, with the day, by
   number, that it is of, and the amount; ``lease`` is the name of its reservation in the usage book;
+* ``kv_export``: sealed KV of a tenant, or of a sharing group (``group/ID``), may leave this machine from now on
+  (allowed), or may no longer (withdrawn, with the number of blocks in the store that were forgotten); told by the
+  supervisor when the policy in force changes it, and at each start of it for who may;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

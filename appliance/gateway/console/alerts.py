@@ -15,9 +15,11 @@ from appliance.common.cards import ABSENT, LOST, RESET, CardStatus
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.common.disk_space import PLACES, DiskSpace
 from appliance.common.figures import counted, size
+from appliance.common.kv_store_state import KvStoreState
 from appliance.common.outcomes import FAILED, REFUSED
 from appliance.common.status import Alert, Latency, ModelView, Point, PolicyStatus, SandboxStatus, is_unsafe
 from appliance.gateway.console.batch_alerts import batch_alerts
+from appliance.gateway.console.kv_store_alerts import kv_store_alerts
 from appliance.gateway.console.latency import WINDOW_S
 from appliance.gateway.telemetry.store import TraceSummary
 
@@ -125,6 +127,8 @@ class Facts:
     """Batches that are not over; None where no files are kept."""
     charges_problem: str = ""
     """Why charges of running requests would not outlive the gateway; empty while they do."""
+    kv_store: KvStoreState = KvStoreState.NONE
+    """State of the store outside of this machine for sealed KV."""
     unplaced: frozenset[str] = frozenset()
     """Models of which an engine has no GPU, since its own was lost and no other has room."""
 
@@ -133,7 +137,7 @@ def alerts(facts: Facts) -> tuple[Alert, ...]:
     """Return all alerts of now, the worst first."""
     told = (_sandboxes, _promises, _charges, _requests, _load, _policy, _certificate, _disks, _cards)
     found = [alert for tell in told for alert in tell(facts)]
-    found += batch_alerts(facts.batches, facts.now)
+    found += [*batch_alerts(facts.batches, facts.now), *kv_store_alerts(facts.kv_store)]
     return tuple(sorted(found, key=lambda one: ORDER[one.level]))
 
 

@@ -29,9 +29,11 @@ from appliance.gateway.request.prompt_report import PromptReport
 from appliance.gateway.request.thinking_text import ThinkingText
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
 from appliance.gateway.sandboxes.stream import TokenStream
+from appliance.gateway.telemetry.attributes import told
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc.engine import Started as EngineStarted
 from isolation.ipc.messages import Finish
+from isolation.ipc.spill import KvTier
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Outcome:
 
     input_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: tuple[int, ...] = (0, 0, 0)
+    """Cached tokens whose KV came back for this request from each ``KvTier``: memory, disk, store."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
     """Output tokens that are reasoning, shown or not."""
@@ -71,6 +75,25 @@ class Outcome:
         self.charge.show(self.input_tokens, self.cached_tokens)
 
 
+def restored_of(started: EngineStarted, cached_tokens: int) -> tuple[int, ...]:
+    """Return the tokens that came back from memory, disk and store, together at most ``cached_tokens``: an engine may
+    say what it likes. Pure."""
+    left, found = cached_tokens, list[int]()
+    for tokens in (started.memory_tokens, started.disk_tokens, started.store_tokens):
+        found.append(min(tokens, left))
+        left -= found[-1]
+    return tuple(found)
+
+
+def note_restored(outcome: Outcome, trace: RequestTrace, count: Callable[..., None]) -> None:
+    """Say on the span, and count by tier, how many tokens of a request that ends came back from outside the engine."""
+    if any(outcome.restored_tokens):
+        for tier, tokens in zip(KvTier, outcome.restored_tokens, strict=True):
+            count(tokens, tier=tier.name.lower())
+        memory, disk, store = outcome.restored_tokens
+        trace.annotate(**told(kv_memory_tokens=memory, kv_disk_tokens=disk, kv_store_tokens=store))
+
+
 class RunProgress:
     """Reports the progress of one run, over all its outputs, to the trace, the outcome and the engine visit."""
 
@@ -92,6 +115,7 @@ class RunProgress:
         outcome.started = True
         scheduled_ns = min(self._trace.now_ns(), self._began_ns + reported.queue_us * 1_000)
         outcome.cached_tokens = min(reported.cached_tokens, outcome.input_tokens)
+        outcome.restored_tokens = restored_of(reported, outcome.cached_tokens)
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
         return None if again else Started(outcome.input_tokens, outcome.cached_tokens)

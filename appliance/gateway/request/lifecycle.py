@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -38,7 +39,7 @@ from appliance.gateway.generate_request import (
 )
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, charge_of
 from appliance.gateway.request.content import content_of
-from appliance.gateway.request.follower import Outcome
+from appliance.gateway.request.follower import Outcome, note_restored
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
 from appliance.gateway.request.shadow import NO_SHADOW, NoShadow, ShadowRequest
 from appliance.gateway.request.suspects import Standing, Suspects
@@ -393,9 +394,9 @@ class Lifecycle:
         self.pair.leave()
         tokens = self.tokens
         refused = outcome.text_tokens if not tokens.input and isinstance(error, CALLERS_FAULT) else 0
-        if refused:
-            self.trace.annotate(refused_tokens=refused)
+        self.trace.annotate(**told(refused_tokens=refused))
         parts.tenant_counts.add(tokens, error)
+        note_restored(outcome, self.trace, partial(parts.count, names.RESTORED_TOKENS, model=self.model.name))
         reservation = self._reservation
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)

@@ -159,6 +159,7 @@ GPU_OUT, GPU_UNPLACED = "athanor.gpu.out", "athanor.gpu.unplaced"
 GPU_MOVES = "athanor.gpu.moves"
 SPILL_BYTES, SPILL_OBJECTS = "athanor.spill.bytes", "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
+RESTORED_TOKENS, KV_STORE_AWAY = "athanor.kv.restored_tokens", "athanor.kv_store.away"
 KV_PUBLIC_BLOCKS, KV_PUBLIC_HITS = "athanor.kv.public_blocks", "athanor.kv.public_hits"
 MODELS = "athanor.models"
 MODEL_STATE = "athanor.model.state"
@@ -178,8 +179,7 @@ OWN_SANDBOXES = "athanor.sandbox.own"
 REPLAYS = "athanor.replays"
 SHADOW_DECISIONS = "athanor.policy.shadow_decisions"
 ROUTE_CHOICES = "athanor.route_choices"
-SUSPECTS = "athanor.suspects"
-QUARANTINED = "athanor.quarantined"
+SUSPECTS, QUARANTINED = "athanor.suspects", "athanor.quarantined"
 BATCH_LINES = "athanor.batch.lines"
 RESPONSES = "athanor.response.operations"
 STORED_RESPONSES = "athanor.response.stored"
@@ -188,8 +188,7 @@ OPEN_BATCHES = "athanor.batch.open_batches"
 OLDEST_BATCH, STUCK_BATCHES = "athanor.batch.oldest", "athanor.batch.stuck_batches"
 MAX_STORED_BYTES = "athanor.batch.max_stored_bytes"
 WAITING_LINES = "athanor.batch.waiting_lines"
-SENT_SPANS = "athanor.telemetry.sent_spans"
-QUEUED_SPANS = "athanor.telemetry.queued_spans"
+SENT_SPANS, QUEUED_SPANS = "athanor.telemetry.sent_spans", "athanor.telemetry.queued_spans"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +316,7 @@ COUNTERS = {
         "Requests that an engine ended because a KV block in their tables was not theirs.",
         frozenset({"model"}),
     ),
+    RESTORED_TOKENS: Instrument("{token}", "Cached tokens whose KV came back, by tier.", frozenset({"model", "tier"})),
     SPILL_BLOCKS: Instrument(
         "{block}",
         "KV blocks outside of engines by what became of them: kept, restored (hits), absent (misses), evicted, failed "
@@ -462,6 +462,7 @@ GAUGES = {
     GPU_MODEL_MEMORY: Instrument("By", "Memory of the GPU that the model's engines hold.", _GPU | {"model"}),
     GPU_MODEL_SHARE: Instrument("By", "Memory that they may hold together by gpu_share.", _GPU | {"model"}),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
+    KV_STORE_AWAY: Instrument("1", "1 while the store of sealed KV does not serve, by reason.", frozenset({"reason"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
     MODEL_STATE: Instrument(
         "1", "1 for the state that a model is in: awake, waking, asleep; else 0.", frozenset({"model", "state"})

@@ -14,6 +14,7 @@ import structlog
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
+from appliance.common.kv_store_state import STORE_STATE, KvStoreState
 from appliance.common.sleep_rules import SLEEP_REASONS, SLEEP_STATES, WAKE_REASONS
 from appliance.common.status import SERVING_STATES, serving_state
 from appliance.gateway.front.connections import Places
@@ -46,7 +47,13 @@ STORE_OUTCOMES = ("stored", "store_restored", "store_lost", "store_away")
 OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed", *STORE_OUTCOMES)
 """Outcomes of a block: all values of the label."""
 
-KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in ("bytes", "objects"))})
+KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in ("bytes", "objects")), STORE_STATE})
+STORE_PROBLEMS = {
+    KvStoreState.CARRIER_AWAY: "carrier",
+    KvStoreState.STORE_AWAY: "store",
+    KvStoreState.REFUSES: "refused",
+}
+"""Values of the label ``reason``: what keeps the store outside from serving."""
 
 
 ROLES = ("engine", "text")
@@ -71,10 +78,19 @@ class SpillGauges:
         """
         if message.figures.keys() != KNOWN or min(message.figures.values()) < 0:
             raise ValueError("figures of spill that no supervisor of this release gives")
+        if message.figures[STORE_STATE] not in list(KvStoreState):
+            raise ValueError("figures of spill that no supervisor of this release gives")
         self.state = dict(message.figures)
+
+    @property
+    def store_state(self) -> KvStoreState:
+        """State of the store outside of this machine."""
+        return KvStoreState(self.state.get(STORE_STATE, KvStoreState.NONE))
 
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
         """Yield the levels, and add to the counter."""
+        for state, reason in STORE_PROBLEMS.items() if self.store_state else ():
+            yield Level(names.KV_STORE_AWAY, int(self.store_state is state), {"reason": reason})
         for tier in TIERS if self.state else ():
             yield Level(names.SPILL_BYTES, self.state[f"{tier}_bytes"], {"tier": tier})
             yield Level(names.SPILL_OBJECTS, self.state[f"{tier}_objects"], {"tier": tier})

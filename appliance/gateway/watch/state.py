@@ -10,6 +10,7 @@ from collections.abc import Callable
 from appliance.common.batch_status import BatchQueue
 from appliance.common.clocks import Clocks
 from appliance.common.fleet_status import FleetStatus
+from appliance.common.kv_store_state import KvStoreState
 from appliance.common.shadow_status import ShadowStatus
 from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
@@ -61,6 +62,8 @@ class ApplianceState:
         """Requests that run, for the operator."""
         self.fleet: Callable[[], FleetStatus] = FleetStatus
         """This host's part in a fleet; the process puts it in place once its listeners are known."""
+        self.kv_store: Callable[[], KvStoreState] = lambda: KvStoreState.NONE
+        """State of the store outside of this machine; the process puts it in place."""
         self.cards = WatchedCards()
         """What the supervisor tells of GPUs."""
         self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
@@ -225,6 +228,7 @@ class ApplianceState:
             batches=self.batches(),
             unplaced=frozenset(self.cards.unplaced),
             charges_problem=self.charges(),
+            kv_store=self.kv_store(),
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:

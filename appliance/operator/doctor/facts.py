@@ -471,6 +471,8 @@ class ServiceFacts:
     """Those of operators on other machines, and their certificate; None where none are configured."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
+    carrier_problem: str | None = None
+    """Why carrier or store of sealed KV do not serve, empty where they do; None where there are none."""
     store_problem: str | None = None
     """Why the fleet's store does not answer, empty where it does; None where there is none."""
 

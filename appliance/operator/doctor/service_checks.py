@@ -10,6 +10,7 @@ from appliance.common.model_memory import CARD_ENGINE_BYTES, ENGINE_BYTES, LEAST
 from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.batches import check_batches
+from appliance.operator.doctor.carrier import check_carrier
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 from appliance.operator.doctor.fleet_store import check_store
@@ -57,6 +58,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     if service.operator_api is not None:
         yield check_operator_api(service.operator_api)
     yield from check_store(service.store_problem)
+    yield from check_carrier(service.carrier_problem)
     yield from check_batches(service.running.batches)
     for disk in service.disks:
         yield check_disk(disk)

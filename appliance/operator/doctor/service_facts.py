@@ -20,11 +20,13 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
+from appliance.common.kv_store_config import carrier_socket
 from appliance.common.listen_config import MAX_SOCKET_PATH
 from appliance.common.model_signature import with_signer
 from appliance.common.policy_signature import check_signed
 from appliance.operator import kernels
 from appliance.operator.doctor.account import look_at_account, with_witnesses
+from appliance.operator.doctor.carrier import carrier_problem
 from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.endpoint import endpoint_problem
 from appliance.operator.doctor.facts import (
@@ -139,6 +141,7 @@ def look_at_service(
         operator_api=look_at_operator_api(config),
         remote_operators=look_at_remote_operators(config, {one.name for one in units}),
         operators_tls=_operators_tls(config),
+        carrier_problem=carrier_problem(carrier_socket(config.kv_store, config.run_dir)) if config.kv_store else None,
         store_problem=store_problem(config.fleet) if config.fleet is not None and config.fleet.store else None,
         account=None if config.audit is None else with_witnesses(look_at_account(config.audit.directory), config.audit),
     )

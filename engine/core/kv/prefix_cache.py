@@ -121,6 +121,11 @@ class PrefixCache:
         self._keeps_all = not groups or groups[0].reach == FULL
         self._local = [(group, name) for group, name in named if group.reach != FULL]
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._block_size
+
     def knows(self, origin: bytes) -> bool:
         """Whether chains of requests with this adapter have a root: whether the engine computes with it."""
         return origin in self._roots

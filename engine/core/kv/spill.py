@@ -28,7 +28,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.engine import Submit
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
-from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep
+from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep, KvTier
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -147,6 +147,8 @@ class _Waiting:
     blocks: tuple[bytes, ...]
     heard_ns: int
     come: int = 0
+    tiers: list[int] = field(default_factory=lambda: [0] * len(KvTier))
+    """Blocks that came and were put into the pool, by the tier where they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Returned:
 
     submit: Submit
     arrival_ns: int
+    tiers: tuple[int, ...] = (0, 0, 0)
+    """Blocks that came back for it from each ``KvTier``."""
 
 
 @dataclass(slots=True)
@@ -324,12 +328,13 @@ class SpillTier:
             self.contents.write(block, message.content)
             self.adopt([block], self.pool.contents.new_stamps([block]))
             self.counts.restored += 1
+            one.tiers[message.tier] += 1
         if one.come == len(one.blocks):
             self._end(message.request, returned)
 
     def _end(self, number: int, returned: list[Returned]) -> None:
         one = self._waiting.pop(number)
-        returned.append(Returned(one.submit, one.arrival_ns))
+        returned.append(Returned(one.submit, one.arrival_ns, tuple(one.tiers)))
 
     def _leaves(self, block_id: bytes, owner: bytes) -> bool:
         """Whether a block may leave and has not yet."""

@@ -25,6 +25,8 @@ from appliance.common.carrier_wire import (
 )
 from appliance.common.errors import CarrierError
 from appliance.common.kv_store_config import KvStoreConfig
+from appliance.operator.doctor.carrier import carrier_problem, check_carrier
+from tests.appliance.carrier.carrying import carrier
 from tests.stores import RunningStore, store
 
 NAMES = tuple(bytes([number]) * 32 for number in range(4))
@@ -190,3 +192,19 @@ def test_a_request_is_read_as_it_was_written() -> None:
         assert decode_request(data[: REQUEST.size], data[REQUEST.size :]) == request
         with pytest.raises(CarrierError):
             decode_request(data[: REQUEST.size], data[REQUEST.size : -1])
+
+
+def test_doctor_asks_carrier_and_store(running: RunningStore, tmp_path: Path) -> None:
+    """A finding says that nobody listens, that the store is away and that it refuses; a store that serves is found well
+    (control), and where there is no carrier nothing is."""
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as folder:
+        path = Path(folder) / "c"
+        assert "cannot be asked" in str(carrier_problem(path))
+        with carrier(path, "unix:/nonexistent/s"):
+            away = carrier_problem(path)
+        path.unlink()
+        with carrier(path, running.address):
+            well = carrier_problem(path)
+    assert (away or "").startswith("the store does not answer the carrier") and well == ""
+    said = [[(one.level, one.what) for one in check_carrier(found)] for found in (None, "", away)]
+    assert [len(one) for one in said] == [0, 1, 1] and said[1] != said[2]

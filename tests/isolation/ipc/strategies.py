@@ -321,7 +321,7 @@ SAMPLES: tuple[Message, ...] = (
         requests=array("Q", [7, 8, 7]),
         token_ids=array("I", [10, 11, 12]),
         finishes=bytes([m.Finish.NONE, m.Finish.STOP, m.Finish.LENGTH]),
-        starts=(Started(8, 32, 1500),),
+        starts=(Started(8, 32, 1500, 0, 16, 16),),
         logprobs=(TokenLogprobs(0, -0.5, (10, 4), (-0.5, -1.25)), TokenLogprobs(2, -0.25, (), ())),
         failures=(RequestFailure(9, m.FailureCode.TOO_LONG),),
         running=2,
@@ -350,7 +350,7 @@ SAMPLES: tuple[Message, ...] = (
     g.Masks(),
     sp.Keep(bytes(range(32)), b"0123456789abcdef", b"keys and values"),
     sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210")),
-    sp.Fetched(9, 1, b"keys and values"),
+    sp.Fetched(9, 1, b"keys and values", sp.KvTier.STORE),
     sp.Forget(bytes(range(32))),
 )
 """At least one of each message, with no field at its default where that says nothing."""

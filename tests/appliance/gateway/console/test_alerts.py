@@ -10,6 +10,7 @@ import pytest
 from appliance.common.cards import CardStatus
 from appliance.common.certificate_dates import DAY_S
 from appliance.common.disk_space import DiskSpace
+from appliance.common.kv_store_state import KvStoreState
 from appliance.common.status import Latency, Point, Spread
 from appliance.gateway.console.alerts import AUDIT_SAID, Facts, alerts
 from appliance.gateway.telemetry.store import TraceSummary
@@ -65,6 +66,9 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "audit": (facts(audit_problem=f"{AUDIT_SAID}disk full"), "degraded", "The audit log cannot be written: disk full"),
     "audit refuses": (facts(audit_problem="disk full", audit_refuses=True), "broken", "audit log"),
     "charges": (facts(charges_problem="no memory came"), "degraded", "not kept over the end of the gateway"),
+    "kv carrier": (facts(kv_store=KvStoreState.CARRIER_AWAY), "degraded", "The carrier of sealed KV does not answer"),
+    "kv store": (facts(kv_store=KvStoreState.STORE_AWAY), "degraded", "The store of sealed KV does not answer"),
+    "kv refused": (facts(kv_store=KvStoreState.REFUSES), "degraded", "The store of sealed KV refuses blocks"),
     "witness": (facts(audit_witness="the witness w has never cosigned"), "degraded", "not cosigned: the witness w"),
     "disk low": (
         facts(disks=(DiskSpace("audit", 1 << 30, 100 << 30), DiskSpace("run", 50 << 30, 100 << 30))),

@@ -9,8 +9,10 @@ import pytest
 
 from appliance.common.errors import DeadlineExceededError, UnavailableError
 from appliance.gateway.generate_request import Delta, Event, Finished, FinishReason, Sink, Started
+from appliance.gateway.request.follower import restored_of
 from appliance.gateway.sandboxes import engine_link
 from isolation.ipc.engine import Abort, Submit
+from isolation.ipc.engine import Started as WireStarted
 from isolation.ipc.messages import Finish
 from tests.appliance.gateway.request.test_session import Stage, hear, say
 
@@ -187,3 +189,15 @@ async def test_a_defect_of_one_sink_is_its_request_s_alone(stage: Stage) -> None
     with pytest.raises(RuntimeError, match="a defect"):
         await first
     assert isinstance((await second)[-1], Finished) and whole.text == "20 21 "
+
+
+@pytest.mark.parametrize(
+    ("told", "cached", "found"),
+    [((0, 16, 32), 64, (0, 16, 32)), ((16, 16, 1 << 31), 48, (16, 16, 16)), ((9, 9, 9), 0, (0, 0, 0))],
+    ids=["honest", "too many", "nothing cached"],
+)
+def test_restored_tokens_are_part_of_the_cached(
+    told: tuple[int, int, int], cached: int, found: tuple[int, ...]
+) -> None:
+    """What an engine says came back from each tier is cut to what it says is cached; the control is taken as it is."""
+    assert restored_of(WireStarted(1, cached, 0, *told), cached) == found

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
@@ -38,6 +38,8 @@ class Spilling:
     outputs: dict[int, list[int]]
     cached: dict[int, int]
     failures: dict[int, FailureCode]
+    restored: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Tokens that came back for a request from memory, disk and store."""
 
     def run(self, *submits: Submit) -> None:
         """Serve these to their ends, looking again and again as the serving loop does."""
@@ -55,6 +57,7 @@ class Spilling:
         """Note what an output says."""
         for start in output.starts:
             self.cached[start.request] = start.cached_tokens
+            self.restored[start.request] = start.memory_tokens, start.disk_tokens, start.store_tokens
         for request, token in zip(output.requests, output.token_ids, strict=True):
             self.outputs.setdefault(request, []).append(token)
         for failure in output.failures:

@@ -24,7 +24,8 @@ from tests.isolation.ipc.wire import Wire, connect
 @pytest.mark.parametrize("tier", ["memory", "disk"])
 def test_restored_kv_is_the_same_bits_and_gives_the_same_tokens(tmp_path: Path, tier: str) -> None:
     """A prefix that others have pushed out of the pool comes back from either tier: its bytes are those that were
-    computed, its tokens those of an engine without spill, and the request says that it was cached."""
+    computed, its tokens those of an engine without spill, and the request says that it was cached, and from where it
+    came; the first request says nothing of that (control)."""
     disk = SpillLimits(1, 64 << 20, tmp_path / "spill")
     with spilling(tmp_path, limits=disk if tier == "disk" else None) as one:
         one.run(submit(1, prompt(1)))
@@ -33,6 +34,8 @@ def test_restored_kv_is_the_same_bits_and_gives_the_same_tokens(tmp_path: Path, 
         assert kv_of(one.engine, prompt(1)) == []
         one.run(submit(11, prompt(1)))
         assert one.cached[11] == 40
+        assert (one.restored[1], sum(one.restored[11])) == ((0, 0, 0), one.restored[11][tier == "disk"])
+        assert 0 < one.restored[11][tier == "disk"] <= 40
         assert kv_of(one.engine, prompt(1)) == before
         assert len(before) == 10
         figures = one.store.figures
