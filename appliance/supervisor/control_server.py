@@ -101,6 +101,8 @@ class ControlServer:
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
         self._levels: dict[tuple[str, ...], Level] = {}
         """What the peer knows, by subject, since anything else was told: at most one for each sandbox, and three."""
+        self._left_out: set[tuple[str, ...]] = set()
+        """Subjects of levels that are too large to be sent: each is logged once, though it comes every few seconds."""
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
         """Device and inode of the socket's file."""
@@ -155,20 +157,25 @@ class ControlServer:
         sent again, so that an idle appliance stays idle; after any other message all are."""
         if self._peer is None or not self._attached:
             return False
-        if not isinstance(message, Level):
+        level = _subject(message) if isinstance(message, Level) else None
+        if level is None:
             self._levels.clear()
-        elif self._levels.get(subject := _subject(message)) == message:
+        elif self._levels.get(level) == message:
             return True
-        else:
-            self._levels[subject] = message
         try:
             send(self._peer, message, fds)
         except MessageTooLargeError as error:
-            log.error("a message for the gateway is left out; please report this", problem=error.message)
+            if level is None or level not in self._left_out:
+                log.error("a message for the gateway is left out; please report this", problem=error.message)
+            if level is not None:
+                self._left_out.add(level)
             return False
         except ControlError as error:
             self._drop(error.message)
             return False
+        if level is not None and isinstance(message, Level):
+            self._levels[level] = message
+            self._left_out.discard(level)
         return True
 
     def _accept(self) -> None:
@@ -251,6 +258,7 @@ class ControlServer:
         asyncio.get_running_loop().remove_reader(self._peer.fileno())
         peer, self._peer, self._attached = self._peer, None, False
         self._levels.clear()
+        self._left_out.clear()
         self._take_last(peer)
         peer.close()
         log.info("gateway detached", reason=reason)

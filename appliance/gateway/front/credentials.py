@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.clocks import Clocks
 from appliance.common.status import IssuerStatus, KeysStatus
 from appliance.common.token_config import TokenIssuerConfig
 from appliance.gateway.front.auth import Resolver, holds
+from appliance.gateway.front.folder_bell import FolderBell
 from appliance.gateway.front.key_file import LOOK_S, KeyFile
 from appliance.gateway.front.key_uses import Send, UnsentKeyUses
 from appliance.gateway.front.tokens import TokenVerifier
@@ -58,8 +58,10 @@ class Credentials:
 
     async def run(self, end_unproved: EndUnproved) -> None:
         """Put changed keys in force, and end requests whose credential has expired or was revoked, within a second;
-        until cancelled."""
-        while True:
-            await aligned_sleep(LOOK_S)
-            await self._keys.look()
-            end_unproved(self.holding())
+        until cancelled. A changed file is read at once, ``LOOK_S`` is for what no folder tells."""
+        with FolderBell() as bell:
+            while True:
+                bell.watch(self._keys.folders)
+                await bell.sleep(LOOK_S)
+                await self._keys.look()
+                end_unproved(self.holding())

@@ -1,4 +1,4 @@
-"""API keys in force and the files that they come from, which are looked at twice a second.
+"""API keys in force and the files that they come from, which are looked at when they change and twice a second.
 
 A key that is made, rotated or revoked is so in force without a reload. Files that cannot be used change nothing.
 """
@@ -19,7 +19,8 @@ from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 
 LOOK_S = 0.5
-"""Seconds between two looks at the files: with the reading of a large table a change is in force within a second."""
+"""Seconds between two looks at the files, where their folders tell of no change
+(``appliance.gateway.front.folder_bell``); credentials that expire are found by these looks."""
 
 log = structlog.get_logger()
 
@@ -55,6 +56,11 @@ class KeyFile:
     def path(self) -> Path:
         """File of the table in force."""
         return self._read.credentials
+
+    @property
+    def folders(self) -> set[Path]:
+        """Folders in which a change may change the table in force."""
+        return {self._read.credentials.parent, self._read.pepper.parent}
 
     @property
     def keys(self) -> KeyTable:

@@ -52,10 +52,16 @@ def operator_routes(parts: OperatorParts) -> list[Route]:
     async def state(_: Request) -> Response:
         return JSONResponse(encode(parts.drain(None)))
 
-    async def drain(request: Request) -> Response:
+    async def order(request: Request, draining: bool) -> Response:
         if "origin" in request.headers:
             return problem(403, "a drain is not ordered from a web page")
-        return JSONResponse(encode(parts.drain(request.url.path == "/drain")))
+        return JSONResponse(encode(parts.drain(draining)))
+
+    async def drain(request: Request) -> Response:
+        return await order(request, draining=True)
+
+    async def resume(request: Request) -> Response:
+        return await order(request, draining=False)
 
     async def called(request: Request) -> Response:
         if "origin" in request.headers:
@@ -71,6 +77,6 @@ def operator_routes(parts: OperatorParts) -> list[Route]:
         Route("/requests/{wanted}/cancel", cancel, methods=["POST"]),
         Route("/drain", state),
         Route("/drain", drain, methods=["POST"]),
-        Route("/resume", drain, methods=["POST"]),
+        Route("/resume", resume, methods=["POST"]),
         Route("/operator/calls", called, methods=["POST"]),
     ]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from appliance.common import control
 from appliance.common.control import (
@@ -204,6 +205,21 @@ async def test_a_message_that_is_too_large_costs_no_attachment(watched: Watched)
         assert watched.server.publish(Namespaces({"t": "00"}), ())
         assert await hear(sock) == Namespaces({"t": "00"})
     assert watched.left == 0
+
+
+async def test_a_level_that_is_too_large_never_counts_as_sent(watched: Watched) -> None:
+    """It is refused each time, logged once, and the level before it still holds; one that fits is sent again
+    (control)."""
+    large = SpillState({"k" * control.MAX_DATAGRAM_BYTES: 1})
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        assert watched.server.publish(SpillState({"kept": 1}), ())
+        with structlog.testing.capture_logs() as logs:
+            assert [watched.server.publish(large, ()) for _ in range(3)] == [False] * 3
+        assert len(logs) == 1
+        assert watched.server.publish(SpillState({"kept": 2}), ())
+        assert [await hear(sock), await hear(sock)] == [SpillState({"kept": 1}), SpillState({"kept": 2})]
 
 
 async def test_a_second_gateway_is_refused_and_attaching_twice_is_harmless(watched: Watched) -> None:
