@@ -15,7 +15,6 @@ between two tokens, because exponentials differ in their last bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,19 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.logprobs import NO_TOKEN, MaskedLine, logits_of, report
-from engine.backends.cuda.kernels.sampling_cut import Cut, cut_row, figures_whole, list_all, weights_of
-from engine.backends.cuda.kernels.sampling_figures import (
-    FIGURES,
-    LISTED,
-    MOMENT,
-    MORE,
-    MORE_WEIGHT,
-    PEAK,
-    RAW_PEAK,
-    RAW_SUM,
-    SUM,
-)
-from engine.backends.cuda.kernels.sampling_floor import cut_by_floor
+from engine.backends.cuda.kernels.sampling_cut import Cut, figures_whole, weights_of
+from engine.backends.cuda.kernels.sampling_figures import FIGURES, LISTED, MOMENT, PEAK, RAW_PEAK, RAW_SUM, SUM
+from engine.backends.cuda.kernels.sampling_floor import Sketched, cut_of
 from engine.backends.cuda.kernels.sampling_lean import read_plain
 from engine.backends.cuda.kernels.sampling_limit import SAMPLE_PIECE, SAMPLE_PIECES, suggested_limit
 from engine.backends.cuda.kernels.sampling_lists import List, figure, list_part
@@ -43,11 +32,8 @@ from engine.backends.cuda.kernels.sampling_row import (
     LARGEST_SCORE,
     LOGPROBS,
     MASK_LINE,
-    MIN_P,
     PENALTY_LINE,
     SEED,
-    TOP_K,
-    TOP_P,
     TYPICAL_P,
     RowWords,
     Wishes,
@@ -129,13 +115,6 @@ NO_CHOICE = tl.constexpr(FAILED)
 ROW_STATE = ("rows", "positions", "words")
 """Columns that lie one behind another in the words of all rows: each begins wherever the one before it ends, so no form
 of a kernel may rest on where."""
-
-
-class Sketched(NamedTuple):
-    """Where a row's limit, its sample's largest score and the weight below lie: so many numbers apart."""
-
-    limit: Tensor
-    lines: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,50 +314,6 @@ def settle(
         found = tl.min(tl.where(passed, token, NO_TOKEN), 0)
         found = tl.minimum(found, tl.max(tl.where(weight > 0, token, begin), 0))
     return tl.minimum(found, line.size - 1).to(tl.int32)
-
-
-@triton.jit
-def cut_of(
-    list_: List,
-    line: MaskedLine,
-    row: RowWords,
-    wishes: Wishes,
-    sketched: Sketched,
-    SPAN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LEAN: tl.constexpr,
-    FLOOR: tl.constexpr,
-) -> tuple[tl.tensor, ...]:
-    """As ``cut_row``, by the shorter way where a floor alone is asked for."""
-    infinity = tl.cast(float("inf"), tl.float32)
-    low = over_temperature(tl.load(sketched.limit), list_.peak, list_.temperature)
-    high, longest = infinity, list_.longest
-    floor, reach = -infinity, infinity
-    parts, found = tl.zeros([SPAN], tl.float64), longest < 0
-    least, centre = tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
-    # Nothing lies above a first list, which has no upper limit.
-    above, exists = list_.figures + tl.arange(0, SPAN), tl.arange(0, SPAN) < list_.stretches
-    tl.store(above + MORE * list_.stretches, tl.zeros([SPAN], tl.float32), mask=exists)
-    tl.store(above + MORE_WEIGHT * list_.stretches, tl.zeros([SPAN], tl.float32), mask=exists)
-    tl.debug_barrier()
-    if FLOOR:
-        most, share = integer(row, TOP_K), number(row, TOP_P)
-        single = ((most > 0) != (share < 1)) & (number(row, TYPICAL_P) >= 1) & (number(row, MIN_P) == 0)
-        down = over_temperature(tl.load(sketched.limit + sketched.lines), list_.peak, list_.temperature)
-        below = tl.load(sketched.limit + 2 * sketched.lines) * tl.exp(down)
-        if single:
-            whole, _ = figures_whole(list_, SPAN)
-            found, floor, parts, longest, low, high = cut_by_floor(
-                list_, tl.sum(whole, 0), low, below, most, share, SPAN, WIDTH, BLOCK
-            )
-            if (found == 0) & (longest < 0):
-                longest, low, high = list_all(list_, line, row, wishes, BLOCK), -infinity, infinity
-    if found == 0:
-        own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
-        floor, least, centre, reach, parts = cut_row(own, line, row, wishes, low, high, SPAN, WIDTH, PART, BLOCK, LEAN)
-    return floor, least, centre, reach, parts
 
 
 @triton.jit(do_not_specialize=("mask_width", "lines"), do_not_specialize_on_alignment=ROW_STATE)

@@ -8,13 +8,29 @@ list show then whether the floor is in the window. Where it is not, or the windo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from engine.backends.cuda.kernels.sampling_figures import LISTED, MORE_WEIGHT
+from engine.backends.cuda.kernels.logprobs import MaskedLine
+from engine.backends.cuda.kernels.sampling_cut import cut_row, figures_whole, list_all
+from engine.backends.cuda.kernels.sampling_figures import LISTED, MORE, MORE_WEIGHT
 from engine.backends.cuda.kernels.sampling_lean import amounts, ends_of, move, near_scores, power, total_and_ends
 from engine.backends.cuda.kernels.sampling_lists import MOST_STEPS, List, halfway
-from engine.backends.cuda.kernels.sampling_row import scale_of
+from engine.backends.cuda.kernels.sampling_row import (
+    MIN_P,
+    TOP_K,
+    TOP_P,
+    TYPICAL_P,
+    RowWords,
+    Wishes,
+    integer,
+    number,
+    over_temperature,
+    scale_of,
+)
 from engine.backends.cuda.kernels.triton_common import EMULATED, LOG2_E
 
 MARGIN = tl.constexpr(0.12)
@@ -35,6 +51,13 @@ LOOKS = tl.constexpr(5)
 
 QUARTERS = tl.constexpr(5)
 """Steps of a search that divide the distance by four, before those that end at a key."""
+
+
+class Sketched(NamedTuple):
+    """Where a row's limit, its sample's largest score and the weight below lie: so many numbers apart."""
+
+    limit: Tensor
+    lines: int
 
 
 @triton.jit
@@ -183,6 +206,7 @@ def cut_by_floor(
     share: tl.tensor,
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """The floor of a top-k of ``most`` (1 or more) or else a top-p of ``share``, and the weight that it keeps in each
@@ -205,7 +229,7 @@ def cut_by_floor(
     dropped = (whole - wanted).to(tl.float32)
     if (longest > WIDTH) & (counted == 0) & (dropped > below):
         low, high = window_of(list_, ends, low, dropped - below, dropped, SPAN, WIDTH, BLOCK)
-        ends, above = narrowed(list_, ends, low, high, SPAN, WIDTH, BLOCK)
+        ends, above = narrowed(list_, ends, low, high, SPAN, PART, BLOCK)
         longest = tl.max(ends, 0)
         spoilt = longest <= WIDTH
         if longest > WIDTH:
@@ -221,3 +245,47 @@ def cut_by_floor(
         floor = tl.where(found, key, floor)
         parts = kept + above.to(tl.float64)
     return found, floor, parts, tl.where(spoilt, -1, longest), low, high
+
+
+@triton.jit
+def cut_of(
+    list_: List,
+    line: MaskedLine,
+    row: RowWords,
+    wishes: Wishes,
+    sketched: Sketched,
+    SPAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAN: tl.constexpr,
+    FLOOR: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """As ``cut_row``, by the shorter way where a floor alone is asked for."""
+    infinity = tl.cast(float("inf"), tl.float32)
+    low = over_temperature(tl.load(sketched.limit), list_.peak, list_.temperature)
+    high, longest = infinity, list_.longest
+    floor, reach = -infinity, infinity
+    parts, found = tl.zeros([SPAN], tl.float64), longest < 0
+    least, centre = tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
+    # Nothing lies above a first list, which has no upper limit.
+    above, exists = list_.figures + tl.arange(0, SPAN), tl.arange(0, SPAN) < list_.stretches
+    tl.store(above + MORE * list_.stretches, tl.zeros([SPAN], tl.float32), mask=exists)
+    tl.store(above + MORE_WEIGHT * list_.stretches, tl.zeros([SPAN], tl.float32), mask=exists)
+    tl.debug_barrier()
+    if FLOOR:
+        most, share = integer(row, TOP_K), number(row, TOP_P)
+        single = ((most > 0) != (share < 1)) & (number(row, TYPICAL_P) >= 1) & (number(row, MIN_P) == 0)
+        down = over_temperature(tl.load(sketched.limit + sketched.lines), list_.peak, list_.temperature)
+        below = tl.load(sketched.limit + 2 * sketched.lines) * tl.exp(down)
+        if single:
+            whole, _ = figures_whole(list_, SPAN)
+            found, floor, parts, longest, low, high = cut_by_floor(
+                list_, tl.sum(whole, 0), low, below, most, share, SPAN, WIDTH, PART, BLOCK
+            )
+            if (found == 0) & (longest < 0):
+                longest, low, high = list_all(list_, line, row, wishes, BLOCK), -infinity, infinity
+    if found == 0:
+        own = List(list_.scores, list_.figures, list_.stretches, longest, list_.peak, list_.temperature)
+        floor, least, centre, reach, parts = cut_row(own, line, row, wishes, low, high, SPAN, WIDTH, PART, BLOCK, LEAN)
+    return floor, least, centre, reach, parts

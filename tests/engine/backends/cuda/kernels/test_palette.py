@@ -16,6 +16,7 @@ from engine.backends.cuda.kernels.palette import GROUP, PATCHED, Palette, packed
 from engine.backends.cuda.kernels.palette_products import PaletteCut, PaletteMap, palette_rows
 from tests.engine.backends.cuda.kernels.support import COUNTS, PLACE, assert_within, for_each, noise, poisoned
 from tests.engine.backends.cuda.kernels.test_few_rows import BF16, CASES, Case, wanted
+from tests.native import ON_CARD
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -134,7 +135,8 @@ def test_escapes_are_multiplied() -> None:
 
 @pytest.mark.parametrize("count", [2, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(1_200)])])
 def test_lines_without_escapes_have_the_bits_of_the_plain_product(count: int) -> None:
-    """Several rows, inputs in one part, not rounded to bfloat16. Control: with other parts they differ."""
+    """Several rows, inputs in one part, not rounded to bfloat16; on a card to some roundings of float32 where a norm, a
+    bias or a gate is behind. Control: with other parts they differ."""
 
     def check(drawn: tuple[Case, int]) -> None:
         case = replace(drawn[0], rows=max(2, drawn[0].rows), size=drawn[1] * GROUP)
@@ -149,7 +151,12 @@ def test_lines_without_escapes_have_the_bits_of_the_plain_product(count: int) ->
         scratch = Scratch.empty(gemv.numbers_needed(plain, *given.weight.shape, gate=bool(case.gate)), PLACE)
         offset = case.offset and case.normed
         gemv.few_rows(x, given, out, scratch, plain, gate=case.kind, offset=offset, adds=case.adds)
-        assert torch.equal(product(case, x, PaletteMap(found, *given[1:]), before, CUT), out)
+        result = product(case, x, PaletteMap(found, *given[1:]), before, CUT)
+        if ON_CARD and (case.gate or case.normed or case.biased):
+            # A compiler decides in each kernel which products and sums behind the lines' are rounded once.
+            assert torch.allclose(result, out, rtol=2.0**-20, atol=2.0**-20 * out[out.isfinite()].abs().max())
+        else:
+            assert torch.equal(result, out)
         if case.size >= 8 * GROUP and case.outputs > 20 and not case.gate:
             other = product(case, x, PaletteMap(found, *given[1:]), before, replace(CUT, programs=64))
             assert not torch.equal(other, out)
