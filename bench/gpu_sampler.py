@@ -41,7 +41,6 @@ from engine.backends.common.rng import uniforms
 from engine.backends.cuda.kernels import sampler
 from engine.backends.cuda.kernels.operations import KernelOperations, kernel_operations
 from engine.backends.cuda.kernels.tile_sizes import configuration
-from engine.backends.cuda.kernels.triton_common import Threads
 from engine.backends.cuda.runtime.operations import SamplingColumns
 from engine.backends.cuda.runtime.rows import NO_LINE, NUM_FIELDS, Field, words_of
 from engine.backends.cuda.runtime.simulated_ops import PlainOperations

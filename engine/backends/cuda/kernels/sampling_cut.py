@@ -358,8 +358,7 @@ def cut_row(
     BLOCK: tl.constexpr,
     LEAN: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """The row's cut, and the weight that it keeps in each stretch (float64): the last stage searches for nothing, and
-    makes a list that all that is kept can be added up by. ``low`` and ``high``: limits of the list, scaled."""
+    """The row's cut, and the weight that it keeps in each stretch (float64); a list has limits ``low`` and ``high``."""
     infinity, least, centre = tl.cast(float("inf"), tl.float32), tl.cast(0.0, tl.float32), tl.cast(0.0, tl.float32)
     floor, reach, parts = -infinity, infinity, tl.zeros([SPAN], tl.float64)
     longest, wanted, smallest = list_.longest, tl.cast(0.0, tl.float64), number(row, MIN_P)
