@@ -34,7 +34,7 @@ from engine.backends.cuda.kernels.sampling_row import (
 from engine.backends.cuda.kernels.triton_common import EMULATED, LOG2_E
 
 MARGIN = tl.constexpr(0.08)
-"""Part of a dropped weight by which a window is wider than the estimate, on either side: seven deviations of 128,256
+"""Part of a dropped weight by which a window is wider than the estimate, on either side: four deviations of 128,256
 normal scores under a top-p of 0.9."""
 
 SINGLE = tl.constexpr(1.0 / 512.0)
