@@ -9,16 +9,21 @@ its image is: made by a sandbox that has served nobody, with a digest in the acc
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import socket
 import threading
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from isolation.ipc.listener import is_admissible
 from isolation.ipc.weights_names import WRITTEN
+
+_log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 1 << 20
 _FILE_MODE = 0o444
@@ -40,14 +45,17 @@ class WeightsFile:
         self._stop = threading.Event()
         self._peers: Collection[int] = ()
         self._thread: threading.Thread | None = None
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        os.fchmod(self._fd, _FILE_MODE)
-        os.ftruncate(self._fd, most)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(str(socket_path))
-        os.chmod(socket_path, _SOCKET_MODE)
-        self._socket.settimeout(_LOOK_S)
-        self._socket.listen(1)
+        with ExitStack() as undo:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+            undo.callback(os.close, self._fd)
+            os.fchmod(self._fd, _FILE_MODE)
+            os.ftruncate(self._fd, most)
+            self._socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            self._socket.bind(str(socket_path))
+            os.chmod(socket_path, _SOCKET_MODE)
+            self._socket.settimeout(_LOOK_S)
+            self._socket.listen(1)
+            undo.pop_all()
 
     def serve(self, peers: Collection[int]) -> None:
         """Take the bytes of the first connection of one of these processes, in a thread."""
@@ -59,15 +67,27 @@ class WeightsFile:
         while not self._stop.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # Also the time-out.
+            except TimeoutError:
+                continue
+            except OSError as error:  # The template waits for an answer: it must get one once there are descriptors.
+                _log.warning("a template's weights cannot be taken yet: %s", error)
+                self._stop.wait(_LOOK_S)
                 continue
             with connection:
                 if is_admissible(connection, self._peers):
-                    self._take(connection)
+                    try:
+                        self._take(connection)
+                    except OSError as error:
+                        _log.warning("a template's weights stay in its image, which is larger: %s", error)
+                        os.ftruncate(self._fd, 0)  # The image needs the room.
                     return
 
     def _take(self, connection: socket.socket) -> None:
-        """Write what comes, at most the file's size; without the answer the guest keeps its memory."""
+        """Write what comes; without the answer the guest keeps its memory.
+
+        Raises:
+            OSError: the guest has left, sends more than the file may have, or the disk does not take it.
+        """
         connection.settimeout(_LOOK_S)
         room, at = bytearray(_PIECE_BYTES), 0
         while not self._stop.is_set():
@@ -75,8 +95,6 @@ class WeightsFile:
                 count = connection.recv_into(room)
             except TimeoutError:
                 continue
-            except OSError:
-                return
             if count == 0:
                 # A restore maps what was mapped, and no byte behind it.
                 os.ftruncate(self._fd, at)
@@ -84,9 +102,11 @@ class WeightsFile:
                 connection.sendall(WRITTEN)
                 return
             if at + count > self._most:
-                return
-            os.pwrite(self._fd, memoryview(room)[:count], at)
-            at += count
+                raise OSError(errno.EFBIG, f"they have more than {self._most} bytes")
+            piece = memoryview(room)[:count]
+            while piece:  # A disk that is nearly full takes a part, and says so with the next call alone.
+                written = os.pwrite(self._fd, piece, at)
+                piece, at = piece[written:], at + written
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +118,9 @@ class WeightsFile:
         if self._thread is not None:
             self._thread.join()
         self._socket.close()
-        os.close(self._fd)
-        if kind is None and not self.filled:
-            # The mount is part of the image, so a copy needs a file: an empty one.
-            os.truncate(self.path, 0)
+        try:
+            if kind is None and not self.filled:
+                # The mount is part of the image, so a copy needs a file: an empty one.
+                os.ftruncate(self._fd, 0)
+        finally:
+            os.close(self._fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -82,6 +83,32 @@ def test_only_the_template_fills_the_file_and_no_more_than_it_may(
     assert (folder / "w").stat().st_mode & 0o777 == 0o444
 
 
+def test_a_disk_that_takes_a_part_of_the_weights_gets_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A write that is cut in the last page is no weights: the sender keeps its memory, the file is empty, and the log
+    says why. Control: with that page they are written."""
+    data, limits = os.urandom(3 * MIB), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for place, (room, kept) in enumerate(((3 * MIB - 4096, b""), (3 * MIB, data))):
+        path, name = folder / f"w{place}", str(folder / f"s{place}")
+        with WeightsFile(path, Path(name), 4 * MIB) as file:
+            file.serve({os.getpid()})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+            try:
+                assert send_weights(name, [memoryview(data)]) == bool(kept)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == kept
+        assert caplog.text.count("stay in its image") == 1
+
+
+def test_a_file_that_cannot_be_made_leaves_no_descriptor(folder: Path) -> None:
+    """Neither its own nor its socket's, where a supervisor that was killed has left something in its place."""
+    (folder / SOCKET_NAME).touch()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="in use"):
+        WeightsFile(folder / "w", folder / SOCKET_NAME, MIB)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_without_a_host_weights_stay(folder: Path) -> None:
     """An engine that was loaded ahead where no host takes weights is told so at once."""
     assert not send_weights(str(folder / SOCKET_NAME), [memoryview(b"x")])
@@ -147,3 +174,50 @@ def test_a_copy_maps_what_its_template_has_sent(runtime, make_spec, folder: Path
             changed.write(b"host")
     assert told[0] == ["found True False Permission denied"], told
     assert told[1] == ["found False True Permission denied"], told
+
+
+KEEPS = """
+import os, socket, time
+room = bytearray(bytes(range(256)) * (8 << 12))
+if SENDS:
+    with socket.socket(socket.AF_UNIX) as host:
+        host.connect("/ipc/SOCKET")
+        try:
+            host.sendall(room)
+            host.shutdown(socket.SHUT_WR)
+            told = host.recv(1)
+        except OSError:
+            told = b""
+    assert told == b""
+print("waits", flush=True)
+while not os.path.exists("/ipc/go"):
+    time.sleep(0.01)
+print("found", room == bytes(range(256)) * (8 << 12), os.stat("TARGET").st_size, flush=True)
+"""
+"""Has 8 MiB in its memory, which it sends or does not; as a copy it says whether they are there."""
+
+
+@pytest.mark.runsc
+@pytest.mark.parametrize("sends", [False, True], ids=["nothing", "too much"])
+def test_a_copy_has_its_weights_where_the_file_has_none(runtime, make_spec, folder: Path, sends: bool) -> None:
+    """Under a real gVisor a template that sends nothing, as that of an engine without compiled kernels, and one that is
+    refused are saved with their memory: their copies come up, with an empty file."""
+    for name in ("ipc", "met", "image"):
+        (folder / name).mkdir(mode=0o755)
+    (folder / "met" / "go").write_text("")
+    code = KEEPS.replace("SENDS", str(sends)).replace("SOCKET", SOCKET_NAME).replace("TARGET", TARGET)
+    image = folder / "image"
+    mounts = [Mount(folder / "ipc", "/ipc"), Mount(image / FILE_NAME, TARGET)]
+    with WeightsFile(image / FILE_NAME, folder / "ipc" / SOCKET_NAME, 4 * MIB) as file:
+        spec = make_spec("template", code, mounts=mounts)
+        save_template(runtime, spec, image, waits_line="waits", timeout_s=30.0, weights=file)
+        assert not file.filled
+    assert (image / FILE_NAME).stat().st_size == 0
+    lines: list[str] = []
+    copy = replace(spec, name="copy", mounts=(Mount(folder / "met", "/ipc"), spec.mounts[1]))
+    sandbox = runtime.boot(copy, lines.append, image)
+    try:
+        assert sandbox.wait(30.0) == 0, sandbox.output_tail()
+        assert any(line.startswith("found True") for line in sandbox.output_tail()), sandbox.output_tail()
+    finally:
+        sandbox.delete()
