@@ -329,6 +329,7 @@ def boot(
         ready = booting.await_ready(channels[0])
         booting.probe(channels[0], ready)
         sandbox.settle()
+        weights = None if saved is None else saved.lock_weights()
         undo.pop_all()
     numbers = {name: int(value) for name, value in asdict(ready).items()}
     layout = standard_layout().encode().hex()
@@ -336,7 +337,6 @@ def boot(
     took = time.monotonic() - began
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said, computes = tail[-1] if tail else "", claimed(tail)
-    weights = None if saved is None else saved.lock_weights()
     return Booted(
         sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes, weights=weights
     )
@@ -350,11 +350,13 @@ def end(booted: Booted) -> None:
     if booted.spill is not None:
         booted.spill.close()
         booted.spill = None
-    _remove(booted.sandbox)
-    if booted.weights is not None:
-        booted.weights.close()
-        booted.weights = None
-    shutil.rmtree(booted.socket_dir, ignore_errors=True)
+    try:
+        _remove(booted.sandbox)
+    finally:
+        if booted.weights is not None:
+            booted.weights.close()
+            booted.weights = None
+        shutil.rmtree(booted.socket_dir, ignore_errors=True)
 
 
 def _abandon(channels: list[Channel], sandbox: Sandbox) -> None:

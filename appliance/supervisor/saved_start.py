@@ -8,7 +8,8 @@ from pathlib import Path
 
 import structlog
 
-from isolation.gvisor.checkpoint import Checkpoint
+from isolation.errors import CheckpointError
+from isolation.gvisor.checkpoint import Checkpoint, Stamp
 from isolation.gvisor.spec import Mount, SandboxSpec
 from isolation.host.locked_file import LockedFile
 from isolation.ipc.weights_names import FILE_NAME, TARGET
@@ -25,7 +26,8 @@ class SavedStart:
     """A checkpoint that is being verified while a sandbox is restored from it."""
 
     checkpoint: Checkpoint
-    verdict: Future[None]
+    verdict: Future[Stamp]
+    """State of the files that were found whole."""
 
     @property
     def folder(self) -> Path:
@@ -50,21 +52,24 @@ class SavedStart:
     def lock_weights(self) -> LockedFile | None:
         """Keep the file of weights in memory; None where there is none, or where it cannot be locked: the kernel may
         then drop its pages, which are read from the disk again."""
-        if self.weights is None or not self.weights.stat().st_size:
-            return None
         try:
+            if self.weights is None or not self.weights.stat().st_size:
+                return None
             return LockedFile(self.weights)
         except OSError as error:
             log.warning("mapped weights may leave memory, and count as available", problem=str(error))
             return None
 
     def verified(self) -> None:
-        """Wait for the result of the verification.
+        """Wait for the result of the verification, and see that the files are still those that were verified: a
+        sandbox has the file of weights mounted before it waits for its turn, and its image is opened behind that. What
+        was dropped and made anew meanwhile has its weights at other places.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: it is damaged, or was replaced since.
         """
-        self.verdict.result()
+        if self.verdict.result() != self.checkpoint.stamp():
+            raise CheckpointError(f"checkpoint {self.checkpoint.key[:12]} was replaced while a sandbox was restored")
 
 
 def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:

@@ -172,21 +172,22 @@ class WarmStarts:
             self._note_ahead(plan, key, self._left_of[plan.name])
         return SavedStart(checkpoint, self._readers.submit(self._verify, checkpoint))
 
-    def _verify(self, checkpoint: Checkpoint) -> None:
-        """Read a checkpoint and compare its digests, once for each state of its files since the machine's start.
+    def _verify(self, checkpoint: Checkpoint) -> Stamp:
+        """Read a checkpoint and compare its digests, once for each state of its files since the machine's start; gives
+        that state.
 
         Raises:
             CheckpointError: it is damaged or missing.
         """
         stamp = checkpoint.stamp()
-        if stamp is not None and self._sound.get(checkpoint.key) == stamp:
-            return
-        if stamp is None or not checkpoint.known_whole(stamp):
-            checkpoint.verify()
-            if stamp is not None:
+        if stamp is None:
+            raise CheckpointError(f"checkpoint {checkpoint.key[:_NAME_CHARS]} is gone")
+        if self._sound.get(checkpoint.key) != stamp:
+            if not checkpoint.known_whole(stamp):
+                checkpoint.verify()
                 checkpoint.note_whole(stamp)
-        if stamp is not None:
             self._sound[checkpoint.key] = stamp
+        return stamp
 
     def key(self, spec: SandboxSpec, listed: ListedFolders | None = None) -> str:
         """Name of the checkpoint of such sandboxes; empty where none can be made. ``listed``: what is known of folders;

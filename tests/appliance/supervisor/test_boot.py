@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.supervisor import boot as boot_module
-from appliance.supervisor.boot import Booted, BootPlan, boot
+from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import MAX_CLAIM_CHARS, claimed
+from appliance.supervisor.saved_start import SavedStart
 from isolation.errors import SandboxStartError
+from isolation.gvisor.checkpoint import Checkpoint, Stamp
 from isolation.ipc.channel import Channel
 from isolation.ipc.engine import RequestFailure, StepOutput
 from isolation.ipc.messages import PROTOCOL_VERSION, EngineReady, FailureCode, Hello, Role
 from isolation.ipc.segment import Layout
+from isolation.ipc.weights_names import FILE_NAME
 
 READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64)
 
@@ -100,6 +105,7 @@ def attempt(
     program: Callable[[Channel, threading.Event], None],
     stop: threading.Event | None = None,
     gate: Latch | None = None,
+    saved: SavedStart | None = None,
 ) -> tuple[Booted | SandboxStartError, OneGuest, float]:
     """Boot this guest; gives the outcome, the runtime and the seconds it took."""
     directory = tmp_path / "ipc"
@@ -107,7 +113,7 @@ def attempt(
     runtime = OneGuest(program)
     began = time.monotonic()
     try:
-        outcome: Booted | SandboxStartError = boot(plan, runtime, stop or threading.Event(), gate=gate)  # type: ignore[arg-type]
+        outcome: Booted | SandboxStartError = boot(plan, runtime, stop or threading.Event(), saved, gate)  # type: ignore[arg-type]
     except SandboxStartError as error:
         outcome = error
     return outcome, runtime, time.monotonic() - began
@@ -124,6 +130,11 @@ def greet(channel: Channel, ready: EngineReady = READY) -> None:
 def answer(channel: Channel, _gone: threading.Event) -> None:
     """An honest guest: a token for the probe."""
     greet(channel)
+    token(channel, _gone)
+
+
+def token(channel: Channel, _gone: threading.Event) -> None:
+    """Answer the probe with a token."""
     while not channel.receive(1):
         channel.wait(1.0)
     channel.send(StepOutput(array("Q", [boot_module.PROBE_ID]), array("I", [1]), b"\1"))
@@ -139,6 +150,49 @@ def test_a_guest_that_answers_is_ready_also_over_a_dead_supervisors_socket(tmp_p
     assert outcome.channel is not None and runtime.guest is not None
     outcome.channel.close()
     runtime.guest.delete()
+
+
+def locked_kib() -> int:
+    """Memory of this process that is locked."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmLck"))
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["there", "gone"])
+def test_mapped_weights_are_locked_until_the_end_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """The weights of a copy are locked until its sandbox is removed, also where that fails. Where the checkpoint has
+    gone since the copy came up, which has it mapped, the boot succeeds all the same and locks nothing."""
+    folder = tmp_path / "k"
+    folder.mkdir()
+    (folder / FILE_NAME).write_bytes(bytes(1 << 20))
+    checkpoint, verdict = Checkpoint(folder, ((FILE_NAME, 1 << 20, ""),), 1.0), Future[Stamp]()
+    stamp = checkpoint.stamp()
+    assert stamp is not None
+    verdict.set_result(stamp)
+    monkeypatch.setattr(SavedStart, "spec", lambda _self, spec: spec)
+
+    def serve(channel: Channel, ended: threading.Event) -> None:
+        greet(channel)
+        if gone:
+            shutil.rmtree(folder)
+        token(channel, ended)
+
+    before = locked_kib()
+    outcome, runtime, _ = attempt(tmp_path, serve, saved=SavedStart(checkpoint, verdict))
+    assert isinstance(outcome, Booted) and runtime.guest is not None
+    assert (locked_kib() - before, outcome.weights is None) == ((0, True) if gone else (1_024, False))
+    delete = runtime.guest.delete
+
+    def fail() -> None:
+        delete()
+        raise SandboxStartError("it could not be removed")
+
+    monkeypatch.setattr(runtime.guest, "delete", fail)
+    with pytest.raises(SandboxStartError, match="not be removed"):
+        end(outcome)
+    assert locked_kib() == before and not (tmp_path / "ipc").exists()
 
 
 def test_a_boot_at_a_gate_starts_no_program_and_counts_no_wait(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.model_memory import Memory
 from appliance.supervisor.boot import BootPlan, plan_boot
+from appliance.supervisor.saved_start import SavedStart
 from appliance.supervisor.warm import MOST_AHEAD_BYTES, MOST_TEMPLATES, WarmStarts, open_warm_starts, starts
 from isolation.errors import CheckpointError, SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint, ListedFolders
@@ -63,6 +64,38 @@ async def test_a_sandbox_that_starts_while_the_supervisor_stops_is_no_defect(
         found = warm._find(plan)
         assert found is not None
         found.verified()
+    finally:
+        runtime.close()
+
+
+def test_a_checkpoint_that_was_replaced_after_it_was_verified_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox that waited may have the weights of one checkpoint and the image of the next under the same name: a
+    copy of it is given up, also where the bytes are equal. Control: the next start finds the new one whole."""
+    runtime = UnsafeRuntime(tmp_path / "unsafe")
+    try:
+        warm, plan = make(tmp_path, runtime)
+        monkeypatch.setattr(warm, "key", lambda _spec: "k" * 64)
+
+        def find() -> SavedStart:
+            with warm.store.draft() as draft:
+                (draft / "weights").write_bytes(b"weights")
+                warm.store.keep(draft, "k" * 64, 1.0)
+            found = warm._find(plan)
+            assert found is not None
+            return found
+
+        found = find()
+        found.verified()
+        warm.store.drop("k" * 64)
+        again = find()
+        with pytest.raises(CheckpointError, match="was replaced"):
+            found.verified()
+        again.verified()
+        warm.store.drop("k" * 64)
+        with pytest.raises(CheckpointError, match="was replaced"):
+            again.verified()
     finally:
         runtime.close()
 
