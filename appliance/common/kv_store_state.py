@@ -14,7 +14,7 @@ class KvStoreState(IntEnum):
     CARRIER_AWAY = 2
     """athanor-carrier.service does not answer the supervisor."""
     STORE_AWAY = 3
-    """The store does not answer the carrier."""
+    """The store does not answer the carrier, or not in the time for which an engine waits."""
     REFUSES = 4
     """The store has refused something within the last minute: it is full, or its user may not."""
 

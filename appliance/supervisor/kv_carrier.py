@@ -61,6 +61,10 @@ SAY_EVERY_S = 60.0
 PROBE_S = 5.0
 """Seconds without anything to write after which a name that nobody has is dropped, to see whether the store serves."""
 
+LATE_S = 10.0
+"""Seconds for which the store counts as away after an answer did not come in ``PATIENCE_S``: longer than from one
+question to the next while requests come."""
+
 REFUSED_S = 60.0
 """Seconds for which the store counts as refusing after it has refused something."""
 
@@ -88,7 +92,7 @@ class KvCarrier:
         self._away_until = 0.0
         self._said_at = -SAY_EVERY_S
         self._state = KvStoreState.SERVES
-        self._refused_at = -REFUSED_S
+        self._refused_at, self._late_at = -REFUSED_S, -LATE_S
         self._changed = threading.Condition()
         self._queue: deque[_Put | bytes] = deque()
         """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
@@ -105,8 +109,12 @@ class KvCarrier:
     @property
     def state(self) -> KvStoreState:
         """State of carrier and store as the last answers told it, or the last ones that did not come."""
-        refused = time.monotonic() - self._refused_at < REFUSED_S
-        return KvStoreState.REFUSES if refused and self._state is KvStoreState.SERVES else self._state
+        now = time.monotonic()
+        if self._state is not KvStoreState.SERVES:
+            return self._state
+        if now - self._late_at < LATE_S:
+            return KvStoreState.STORE_AWAY
+        return KvStoreState.REFUSES if now - self._refused_at < REFUSED_S else KvStoreState.SERVES
 
     def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``."""
@@ -121,7 +129,8 @@ class KvCarrier:
                     found.append(read_object(peer, size, until))
                 self._note([status for status, _ in found])
             except (CarrierError, OSError) as error:
-                self._fail(error)
+                # Which of both is slow is not known here; the writing thread has the patience to find out.
+                self._fail(error, late=isinstance(error, TimeoutError) and self._peer is not None)
             finally:
                 self._asking.release()
         return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))
@@ -171,14 +180,18 @@ class KvCarrier:
             raise
         return peer
 
-    def _fail(self, error: Exception) -> None:
-        """Note that the carrier is away, and close the connection that asks: an answer may still be on it."""
+    def _fail(self, error: Exception, *, late: bool = False) -> None:
+        """Note that the carrier is away, or that an answer of it is late, and close the connection that asks: an answer
+        may still be on it."""
         now = time.monotonic()
         if now - self._said_at >= SAY_EVERY_S:
             self._said_at = now
             log.warning("the carrier of sealed KV does not serve", problem=str(error) or type(error).__name__)
         self._away_until = now + RETRY_S
-        self._state = KvStoreState.CARRIER_AWAY
+        if late:
+            self._late_at = now
+        else:
+            self._state = KvStoreState.CARRIER_AWAY
         self._disconnect()
 
     def _disconnect(self) -> None:

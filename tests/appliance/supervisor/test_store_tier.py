@@ -7,13 +7,25 @@ import os
 import random
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from appliance.common.carrier_wire import ENTRY, REQUEST, ObjectStatus, Order, check_head, decode_request, read_exactly
+from appliance.common.carrier_wire import (
+    ANSWER,
+    ENTRY,
+    REQUEST,
+    ObjectStatus,
+    Order,
+    check_head,
+    decode_request,
+    read_exactly,
+)
+from appliance.common.errors import CarrierError
+from appliance.common.kv_store_state import KvStoreState
 from appliance.supervisor import kv_carrier, store_tier
 from appliance.supervisor.kv_carrier import PATIENCE_S, KvCarrier
 from appliance.supervisor.spill_store import SpillStore
@@ -298,6 +310,56 @@ def test_a_question_that_waited_for_another_says_nothing_of_the_carrier(tmp_path
     assert way.offer(bytes(32), memoryview(b"body"), lambda _status: None)
     wait_until(lambda: not way.offer(bytes(32), memoryview(b"body"), lambda _status: None))
     way.close()
+
+
+def carry(listening: socket.socket, says: Callable[[Order], ObjectStatus | None]) -> None:
+    """Answer as a carrier does what ``says`` gives for the kind of a request; None: never."""
+
+    def serve(peer: socket.socket) -> None:
+        with peer, contextlib.suppress(CarrierError, OSError):
+            while True:
+                order, names = _orders(peer)
+                status = says(order)
+                if status is None:
+                    continue
+                head = ANSWER.pack(status, 0) if order is Order.GET else bytes([status])
+                peer.sendall(head * len(names))
+
+    with contextlib.suppress(OSError):
+        while True:
+            threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+
+def test_what_is_late_is_told_in_one_word_as_long_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store hangs, questions end before the carrier gives up: the state is the store's all the time, or an
+    alert that waits for five minutes would never come. Where the carrier hangs, it is the carrier's once the writing
+    thread has seen it. Control: where both answer, it serves."""
+    for name, value in (("PATIENCE_S", 0.05), ("RETRY_S", 0.0), ("PROBE_S", 0.02), ("WRITE_S", 0.8), ("LATE_S", 1.0)):
+        monkeypatch.setattr(kv_carrier, name, value)
+    answers: dict[Order, ObjectStatus] = {Order.DROP: ObjectStatus.AWAY}
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{name}/c")
+        listening.listen()
+        threading.Thread(target=carry, args=(listening, answers.get), daemon=True).start()
+        way = KvCarrier(Path(name) / "c", 60)
+
+        def states() -> set[KvStoreState]:
+            """The states that are seen while questions come."""
+            found = set()
+            for _ in range(8):
+                assert way.get([bytes(32)], [8])[0][0] in (ObjectStatus.AWAY, ObjectStatus.ABSENT)
+                found |= {way.state, (time.sleep(0.01), way.state)[1]}
+            return found
+
+        assert states() == {KvStoreState.STORE_AWAY}
+        answers.clear()
+        wait_until(lambda: way.state is KvStoreState.CARRIER_AWAY)
+        assert states() == {KvStoreState.CARRIER_AWAY}
+        monkeypatch.setattr(kv_carrier, "PATIENCE_S", 5.0)
+        answers |= {Order.DROP: ObjectStatus.OK, Order.GET: ObjectStatus.ABSENT}
+        wait_until(lambda: way.state is KvStoreState.SERVES)
+        assert states() == {KvStoreState.SERVES}
+        way.close()
 
 
 def count_in_memory(pid: int, wanted: bytes) -> int:
