@@ -27,6 +27,7 @@ from isolation.gvisor.spec import SandboxSpec
 from isolation.gvisor.timerslack import BUSY_SLACK_NS, SENTRY_SLACK_NS, let_timers_ring_late
 from isolation.host.cgroup import Cgroup, CgroupSupport
 from isolation.host.cgroup_tree import CgroupTree
+from isolation.host.oom_score import let_end_first
 from isolation.host.process import run, spawn
 from isolation.host.reaper import Claim, Reaper, command_line, descendants
 from isolation.host.rundir import RunDirectory
@@ -177,7 +178,9 @@ class GvisorRuntime:
                 pid = int(bundle.pid_file.read_text())
                 new = self._reaper.orphans() - before
                 family = frozenset(orphan for orphan in new if mark in command_line(orphan))
-                cgroup.add(family | descendants(pid))
+                members = family | descendants(pid)
+                cgroup.add(members)
+                let_end_first(members)
                 return self._reaper.claim(pid), family
             except BaseException:
                 for orphan in self._reaper.orphans() - before:

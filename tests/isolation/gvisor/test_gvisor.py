@@ -21,6 +21,7 @@ from isolation.gvisor.runsc import RunscCommand, find_runsc
 from isolation.gvisor.spec import Mount
 from isolation.host.cgroup_tree import parse_mountinfo, parse_own_groups
 from isolation.host.cores import format_cpu_list
+from isolation.host.oom_score import END_FIRST
 from isolation.host.process import run
 from isolation.host.reaper import children, descendants
 from isolation.host.rundir import parent_group
@@ -136,7 +137,8 @@ def processors_of(pids: set[int]) -> set[str]:
 
 
 def test_every_process_of_a_sandbox_is_pinned(runtime, make_spec, printed):
-    """All threads of sentry, gofer and stubs have the processors of the spec; without any they have all of ours."""
+    """All threads of sentry, gofer and stubs have the processors of the spec; without any they have all of ours. All
+    processes have the score by which they end before us where memory runs out."""
     on_line, lines, arrived = printed
     ours = os.sched_getaffinity(0)
     if len(ours) < 2:
@@ -147,9 +149,11 @@ def test_every_process_of_a_sandbox_is_pinned(runtime, make_spec, printed):
         wait_for_line(lines, arrived)
         family = sandbox.peer_pids | descendants(sandbox.pid)
         found = processors_of(family)
+        scores = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in family}
         sandbox.delete()
         assert len(family) > 2, "sentry, gofer and at least one stub"
         assert found == {format_cpu_list(expected)}
+        assert scores == {str(END_FIRST)}, "where memory runs out the kernel ends these before their supervisor"
     assert os.sched_getaffinity(0) == ours
 
 
