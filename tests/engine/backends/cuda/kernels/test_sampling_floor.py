@@ -198,6 +198,20 @@ def test_a_missed_window_lists_all_scores_once(monkeypatch: pytest.MonkeyPatch, 
     assert steps["list_all"] == len(missed) == 3 and not again
 
 
+def test_a_bucket_may_have_room_for_more_rows() -> None:
+    """Scratch of five rows for two lines: figures of one line are never taken for another's."""
+    case = CASES["window"]
+    rows = rows_of(case)[:2]
+    scores = torch.stack([case.scores(), case.scores().flip(0) - 7])
+    state = state_of(rows, VOCAB, torch.Generator().manual_seed(1))
+    form = replace(LEAN_FORM, together=case.together, passing=case.together // 2)
+    wanted, roomy = sampled(scores, rows, state, form), Chosen.empty(5, VOCAB, ALTERNATIVES, PLACE)
+    for numbers in (roomy.scores, roomy.figures, roomy.limits):
+        numbers.fill_(torch.nan)
+    sample(scores, torch.tensor([0, 1], dtype=torch.int32), torch.tensor([5, 5]), state, roomy, form)
+    assert roomy.tokens[:2].tolist() == wanted.tokens.tolist()
+
+
 SPIKES = (0.0, 30.0, 50.0, 400.0)
 """How far a score that no sample meets lies above the others: 0, 43, 72 and 577 powers of two."""
 
