@@ -24,8 +24,8 @@ IN_PROCESS = ("roofline", "exactness", "memory", "kernels", "closed", "trace")
     "sections", [IN_PROCESS, pytest.param(SECTIONS, marks=pytest.mark.full)], ids=["in process", "all"]
 )
 def test_sections_run_at_toy_size(root: Path, tmp_path: Path, sections: tuple[str, ...]) -> None:
-    """Every section but those that need a card's counters gives its figures, results are lines of JSON, and the table
-    at the end has a verdict for each bar."""
+    """Sections give their figures (in the full counts all but those that need a card's counters), results are lines of
+    JSON, and the table at the end has a verdict for each bar."""
     out = tmp_path / "results.jsonl"
     done = subprocess.run(
         [sys.executable, "bench/gpu.py", "--toy", "--out", str(out), "--only", *sections],

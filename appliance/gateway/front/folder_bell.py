@@ -25,7 +25,10 @@ changes without end wakes it ten times a second."""
 READ_BYTES = 1 << 16
 """Bytes of events taken in one read: at least 240 of them. What is left rings again."""
 
-CHANGES = 0x008 | 0x040 | 0x080 | 0x200
+MOVED = 0x800
+"""IN_MOVE_SELF of inotify(7): the folder has another name, or lies elsewhere; its watch goes with it."""
+
+CHANGES = 0x008 | 0x040 | 0x080 | 0x200 | MOVED
 """IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO and IN_DELETE of inotify(7): contents, renames and removals."""
 
 ONLY_FOLDERS = 0x01000000
@@ -33,6 +36,9 @@ ONLY_FOLDERS = 0x01000000
 
 IGNORED = 0x8000
 """IN_IGNORED of inotify(7): the kernel watches this folder no longer, for it was removed."""
+
+OVERFLOWN = 0x4000
+"""IN_Q_OVERFLOW of inotify(7): events were lost, of any folder; the watch of this one is -1."""
 
 EVENT = struct.Struct("=iIII")
 """Head of an event of inotify(7): watch, mask, cookie, and length of the name behind it."""
@@ -58,7 +64,7 @@ class FolderBell:
         self._timer: asyncio.Future[None] | None = None
         """Ends the current sleep; None between two."""
         self._watches: dict[Path, int] = {}
-        """Watches by folder; a watch of -1 is one that the kernel refused."""
+        """Watches by folder; -1 where the kernel refused one, or it may not be of the folder of this name."""
 
     def __enter__(self) -> Self:
         """Return the bell; its end closes the watch."""
@@ -110,7 +116,8 @@ class FolderBell:
             _end(self._timer)
 
     def _drain(self) -> None:
-        """Take the events; a folder that was removed is watched again by the next ``watch``."""
+        """Take the events; a folder that was removed or moved, and all where events were lost, are watched again under
+        their names by the next ``watch``."""
         try:
             events = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
@@ -119,8 +126,11 @@ class FolderBell:
         while at < len(events):
             watch, mask, _, name_bytes = EVENT.unpack_from(events, at)
             at += EVENT.size + name_bytes
-            if mask & IGNORED:
-                self._watches = {folder: number for folder, number in self._watches.items() if number != watch}
+            if mask & MOVED:
+                self._libc.inotify_rm_watch(self._fd, watch)
+            if mask & (MOVED | IGNORED | OVERFLOWN):
+                lost = set(self._watches.values()) if mask & OVERFLOWN else {watch}
+                self._watches = {folder: -1 if one in lost else one for folder, one in self._watches.items()}
 
 
 def _end(timer: asyncio.Future[None]) -> None:

@@ -108,7 +108,8 @@ class SamplerForm:
 PLAIN_FORM = SamplerForm()
 
 LEAN_FORM = SamplerForm(lean_reading=True, lean_lists=True, lean_sample=True, lean_floor=True)
-"""Few instructions everywhere: on an H200 124 us in place of 167 for a top-p of 256 rows in bfloat16."""
+"""Few instructions everywhere: an H200 takes 95 us for a top-p of 256 rows in bfloat16; before the shorter way to a
+floor, 126."""
 
 NO_CHOICE = tl.constexpr(FAILED)
 

@@ -231,8 +231,10 @@ def cut_by_floor(
         low, high = window_of(list_, ends, low, dropped - below, dropped, SPAN, WIDTH, BLOCK)
         ends, above = narrowed(list_, ends, low, high, SPAN, PART, BLOCK)
         longest = tl.max(ends, 0)
-        spoilt = longest <= WIDTH
-        if longest > WIDTH:
+        # ``cut_row`` takes an upper limit as shown by sums. Where the window lies below the floor it is not, whatever a
+        # search in it would find.
+        spoilt = (longest <= WIDTH) | (tl.sum(above.to(tl.float64), 0) >= wanted)
+        if spoilt == 0:
             own, exists = list_.figures + tl.arange(0, SPAN), tl.arange(0, SPAN) < list_.stretches
             tl.store(own + LISTED * list_.stretches, ends.to(tl.float32), mask=exists)
             tl.store(own + MORE_WEIGHT * list_.stretches, above, mask=exists)

@@ -71,7 +71,8 @@ MOST_ROUNDS = tl.constexpr(3)
 
 MOST_SHIFT = tl.constexpr(60.0)
 """Powers of two by which a stretch's largest weight may differ from the sample's: sums stay far from both ends of
-float32, and what is lost is less than a sum's own roundings. Beyond, weights are computed again."""
+float32. A weight is off by 3e-6 of itself at the most, since its exponent has fewer digits behind the point. Beyond,
+weights are computed again."""
 
 LARGEST_SCALE = tl.constexpr(2.0**126)
 """Times ``LOG2_E`` it is a float32 number still."""

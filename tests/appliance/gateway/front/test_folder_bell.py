@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import time
 from pathlib import Path
 
 import pytest
 
-from appliance.gateway.front.folder_bell import SETTLE_S, FolderBell
+from appliance.gateway.front.folder_bell import EVENT, OVERFLOWN, SETTLE_S, FolderBell
 
 PERIOD_S = 0.5
 """A short period; the sleep of an undisturbed bell takes at least a tenth of it."""
@@ -80,6 +81,42 @@ async def test_folders_come_and_go(tmp_path: Path) -> None:
         bell.watch([late])
         await bell.sleep(PERIOD_S)  # The end of a watch rings once.
         assert not await rung(bell, first, "written")
+
+
+async def test_a_folder_that_was_replaced_is_watched_under_its_name(tmp_path: Path) -> None:
+    """A rename of another folder over its name: changes of the new one end a sleep, those of the old one do not."""
+    watched, following, old = tmp_path / "watched", tmp_path / "following", tmp_path / "old"
+    watched.mkdir()
+    following.mkdir()
+    with FolderBell() as bell:
+        bell.watch([watched])
+        watched.rename(old)
+        following.rename(watched)
+        await asyncio.wait_for(bell.sleep(60.0), 10)
+        bell.watch([watched])
+        await bell.sleep(PERIOD_S)  # The end of a watch rings once.
+        assert not await rung(bell, old, "written")
+        assert await rung(bell, watched, "written", 10)
+
+
+async def test_folders_are_watched_anew_after_events_were_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel has dropped the event that tells of a folder's removal: the next one of its name is watched still."""
+    folder, read = tmp_path / "folder", os.read
+
+    def lossy(fd: int, count: int) -> bytes:
+        read(fd, count)
+        return EVENT.pack(-1, OVERFLOWN, 0, 0)
+
+    folder.mkdir()
+    with FolderBell() as bell:
+        bell.watch([folder])
+        folder.rmdir()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "read", lossy)
+            await asyncio.wait_for(bell.sleep(60.0), 10)
+        folder.mkdir()
+        bell.watch([folder])
+        assert await rung(bell, folder, "written", 10)
 
 
 async def test_without_a_watch_the_period_remains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

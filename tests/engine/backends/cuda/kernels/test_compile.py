@@ -24,6 +24,7 @@ LAUNCHES = (
     "adapters",
     "experts",
     "sampling",
+    "sampling, lean",
     "guards",
     "steps",
     "device",
