@@ -213,11 +213,7 @@ def forms() -> dict[str, sampler.SamplerForm]:
     """What ``--forms`` compares, the control first; where the last is slower than ``lean``, its reading of logits is
     what is gained. Asked for by name, since an older checkout has none."""
     lean, plain = sampler.LEAN_FORM, sampler.PLAIN_FORM
-    return {
-        "plain": plain,
-        "lean": lean,
-        "general cut": replace(lean, lean_floor=False),
-    }
+    return {"plain": plain, "lean": lean, "general cut": replace(lean, lean_floor=False)}
 
 
 def operations_of(form: sampler.SamplerForm | None, vocab: int, device: torch.device) -> KernelOperations:

@@ -33,6 +33,16 @@ _LOOK_S = 0.25
 """Seconds between two looks whether the template is still wanted."""
 
 
+def _bind(server: socket.socket, path: Path) -> None:
+    """Bind at a path of any length: a socket's address has 107 bytes at the most, the folder's descriptor few."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        server.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+    os.chmod(path, _SOCKET_MODE)
+
+
 class WeightsFile:
     """The host's side for one template; a context manager, whose end closes the connection."""
 
@@ -51,8 +61,7 @@ class WeightsFile:
             os.fchmod(self._fd, _FILE_MODE)
             os.ftruncate(self._fd, most)
             self._socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            self._socket.bind(str(socket_path))
-            os.chmod(socket_path, _SOCKET_MODE)
+            _bind(self._socket, socket_path)
             self._socket.settimeout(_LOOK_S)
             self._socket.listen(1)
             undo.pop_all()

@@ -17,6 +17,7 @@ ALLOWED = {
     "sandbox/attach.py": {"socket"},
     "sandbox/lockdown.py": {"ctypes"},
     "sandbox/shared_pipe.py": {"ctypes"},
+    "sandbox/weights_mapping.py": {"ctypes"},
     "startup/load.py": {"ctypes"},
     "backends/native/abi.py": {"ctypes"},
     "backends/native/adapting.py": {"ctypes"},

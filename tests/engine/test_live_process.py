@@ -43,6 +43,7 @@ BANNED = {"socket", "subprocess", "pickle", "multiprocessing", "asyncio", "ctype
 ALLOWED = {
     "engine.sandbox.attach": {"socket"},
     "engine.sandbox.lockdown": {"ctypes"},
+    "engine.sandbox.weights_mapping": {"ctypes"},
     "engine.config": {"json"},
     "engine.backends.cuda.runtime.launch_digest": {"json"},
     "engine.startup.load": {"ctypes"},

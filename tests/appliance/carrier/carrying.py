@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,12 @@ CarrierService(KvStoreConfig.model_validate(json.loads(sys.argv[2]), strict=Fals
 """
 
 
+def _listens(path: Path) -> bool:
+    """Whether somebody takes connections there: a socket has its name a moment before."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 @contextlib.contextmanager
 def carrier(path: Path, store: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """A carrier that listens on ``path``; ``more``: further keys of ``kv_store``."""
@@ -28,7 +35,7 @@ def carrier(path: Path, store: str, **more: str) -> Iterator[subprocess.Popen[by
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path), config])
     try:
         until = time.monotonic() + START_S
-        while not path.exists():
+        while not _listens(path):
             assert process.poll() is None and time.monotonic() < until, "the carrier did not start"
             time.sleep(0.01)
         yield process

@@ -107,10 +107,10 @@ DEFAULT = {
 """By the widest head that a row is for. A split is 256 tokens while a context is short."""
 
 MIXING = Mixing(((1_023, 0), (ANY, 200)), ((1_023, 0), (1_024, 200), (ANY, 64)), least_bytes=8 << 30)
-"""By time on an H200, twice (``bench/gpu_mixed.py``, Llama 8B's shape): beside 2,048 and more tokens of prompts one pass
-takes 0.6 to 4 ms less than two, with 64 rows and with 200. Beside 512 tokens it took 2 to 4 ms less on one machine and 1 to
-4 ms more on another, whose host started its kernels later. Where the plan waits for the pass, a host's 1.3 ms come on
-top."""
+"""By time on an H200, twice (``bench/gpu_mixed.py``, Llama 8B's shape): beside 2,048 and more tokens of prompts one
+pass takes 0.6 to 4 ms less than two, with 64 rows and with 200. Beside 512 tokens it took 2 to 4 ms less on one machine
+and 1 to 4 ms more on another, whose host started its kernels later. Where the plan waits for the pass, a host's 1.3 ms
+come on top."""
 
 BY_TORCH = (ExpertRow(8, 4_096, 14_336, 2_048, "NVIDIA H200"), ExpertRow(128, 2_048, 768, 2_048, "NVIDIA H200"))
 """Experts as wide as Mixtral 8x7B's and Qwen3 30B-A3B's: torch takes 0.49 and 0.87 of our kernel's time for 2,048

@@ -160,8 +160,8 @@ def spent_s(*args: str) -> float:
 
 def test_help_comes_at_once() -> None:
     """``athanor --help`` costs little more than the libraries that it is printed with."""
-    bare = spent_s("-c", "import typer.main, rich.panel, rich.table")
-    assert spent_s("-m", "appliance.operator.cli", "--help") < HELP_COSTS * bare
+    bare = min(spent_s("-c", "import typer.main, rich.panel, rich.table") for _ in range(3))
+    assert min(spent_s("-m", "appliance.operator.cli", "--help") for _ in range(3)) < HELP_COSTS * bare
 
 
 def test_help_imports_nothing_heavy() -> None:
