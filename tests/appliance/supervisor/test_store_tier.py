@@ -297,7 +297,8 @@ def _orders(peer: socket.socket) -> tuple[Order, tuple[bytes, ...]]:
     until = time.monotonic() + 5
     head = bytes(read_exactly(peer, REQUEST.size, until))
     request = decode_request(head, bytes(read_exactly(peer, check_head(head)[1] * ENTRY.size, until)))
-    read_exactly(peer, sum(request.sizes), until)
+    if request.order is Order.PUT:
+        read_exactly(peer, sum(request.sizes), until)
     return request.order, request.names
 
 
