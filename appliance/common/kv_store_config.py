@@ -17,7 +17,7 @@ CARRIER_SOCKET = "carrier.sock"
 
 class KvStoreConfig(Section):
     """Store outside of this machine for sealed KV blocks that find no place in memory and on disk
-    (docs/retention-and-spill.md). It need not be trusted. Tenants whose blocks may go there have `kv_store: true` in
+    (docs/retention-and-spill.md). It need not be trusted. Tenants whose blocks may go there have `kv_export: true` in
     the policy. The section `sandbox: spill` is needed."""
 
     store: str

@@ -17,8 +17,16 @@ from torch import Tensor
 from engine.backends.cuda.kernels.logprobs import MaskedLine
 from engine.backends.cuda.kernels.sampling_cut import cut_row, figures_whole, list_all
 from engine.backends.cuda.kernels.sampling_figures import LISTED, MORE, MORE_WEIGHT
-from engine.backends.cuda.kernels.sampling_lean import amounts, ends_of, move, near_scores, power, total_and_ends
-from engine.backends.cuda.kernels.sampling_lists import MOST_STEPS, List, halfway
+from engine.backends.cuda.kernels.sampling_lean import (
+    amounts,
+    ends_of,
+    key_between,
+    move,
+    near_scores,
+    power,
+    total_and_ends,
+)
+from engine.backends.cuda.kernels.sampling_lists import List
 from engine.backends.cuda.kernels.sampling_row import (
     MIN_P,
     TOP_K,
@@ -182,16 +190,7 @@ def search_here(
         inner, outer = tl.where(value >= begin, value, infinity), tl.where(value < end, value, -infinity)
         _unused, low, below = total_and_ends(amount, inner, outer)
         high = tl.where(end < high, below, high)
-    # Below ``low`` no floor is of use and above ``high`` none suffices; both are scores.
-    step = tl.cast(0, tl.int32)
-    while holds & (low < high) & (step < MOST_STEPS):
-        step += 1
-        middle = halfway(low, high)
-        over = value >= middle
-        inner, outer = tl.where(over, value, infinity), tl.where(over, -infinity, value)
-        part, above, below = total_and_ends(tl.where(over, amount, 0.0), inner, outer)
-        enough = part.to(tl.float64) >= wanted
-        low, high = tl.where(enough, above, low), tl.where(enough, high, below)
+    low = key_between(value, amount, low, high, wanted, holds)
     kept = tl.where(exists & (value >= low), power(value * LOG2_E), 0.0)
     return holds, low, tl.sum(kept, 1).to(tl.float64)
 

@@ -323,6 +323,25 @@ def shorten_lean(
 
 
 @triton.jit
+def key_between(
+    value: tl.tensor, amount: tl.tensor, low: tl.tensor, high: tl.tensor, wanted: tl.tensor, holds: tl.tensor
+) -> tl.tensor:
+    """The greatest of some scores that keeps at least ``wanted``, from ``low`` to ``high``, which are scores: below the
+    first none is of use, above the second none suffices. ``low`` where ``holds`` is false."""
+    infinity = tl.cast(float("inf"), tl.float32)
+    step = tl.cast(0, tl.int32)
+    while holds & (low < high) & (step < MOST_STEPS):
+        step += 1
+        middle = halfway(low, high)
+        over = value >= middle
+        inner, outer = tl.where(over, value, infinity), tl.where(over, -infinity, value)
+        part, above, below = total_and_ends(tl.where(over, amount, 0.0), inner, outer)
+        enough = part.to(tl.float64) >= wanted
+        low, high = tl.where(enough, above, low), tl.where(enough, high, below)
+    return low
+
+
+@triton.jit
 def search_lean(
     list_: List,
     floor: tl.tensor,
@@ -353,14 +372,4 @@ def search_lean(
         inner, outer = tl.where(value >= begin, value, infinity), tl.where(value < end, value, -infinity)
         _unused, low, below = total_and_ends(amount, inner, outer)
         high = tl.where(end < high, below, high)
-    # Below ``low`` no floor is of use and above ``high`` none suffices; both are scores.
-    step = tl.cast(0, tl.int32)
-    while holds & (low < high) & (step < MOST_STEPS):
-        step += 1
-        middle = halfway(low, high)
-        over = value >= middle
-        inner, outer = tl.where(over, value, infinity), tl.where(over, -infinity, value)
-        part, above, below = total_and_ends(tl.where(over, amount, 0.0), inner, outer)
-        enough = part.to(tl.float64) >= wanted
-        low, high = tl.where(enough, above, low), tl.where(enough, high, below)
-    return holds, low
+    return holds, key_between(value, amount, low, high, wanted, holds)
