@@ -13,8 +13,11 @@ run: setup kernels ## serve the embedded model in a sandbox
 # much; the others take the remaining files, at a lower priority (tests/conftest.py). `pytest` alone runs all in order.
 # With compiled kernels, since the appliances and engines of the tests decode several times slower without.
 WORKERS := --dist loadgroup --no-loadscope-reorder
+# A test that failed beside the others runs once more, alone (tests/again.py).
+FAILED := $(VENV)/failed.json
 test: setup-dev kernels ## the whole test suite at small counts, on three workers
-	$(BIN)/python -m pytest -q -n 3 $(WORKERS) -m "not full" --durations=25 --durations-min=2
+	$(BIN)/python -m pytest -q -n 3 $(WORKERS) -m "not full" --failed-to $(FAILED) --durations=25 --durations-min=2 \
+	  || $(BIN)/python -m tests.again $(FAILED)
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.

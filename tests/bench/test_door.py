@@ -37,7 +37,6 @@ from bench.door_view import (
     whole_row,
     within,
 )
-from bench.process_times import seconds
 from bench.stranger_wire import BURST_S, Assault, Pace, Place, trusting_context
 from bench.strangers import ATTACKS, MOST_ADDRESSES, Attack, addresses
 from tests.appliance.gateway.front.pki import Authority
@@ -382,13 +381,14 @@ def test_other_work_is_told_from_ours() -> None:
         os.sched_setaffinity(spinning.pid, {CORES[0]})
         stranger, client = Others(door, still.pid), Others(door, spinning.pid)
         (_, before_stranger), (_, before_client) = stranger.mark(), client.mark()
-        began = seconds([spinning.pid])
+        others = difference = 0.0
         deadline = time.monotonic() + 60
-        while seconds([spinning.pid]) < began + 1.0 and time.monotonic() < deadline:
+        # The kernel counts a core's time by ticks, and loses some where the host takes the core away meanwhile.
+        while (others < 0.8 or difference < 0.8) and time.monotonic() < deadline:
             time.sleep(0.05)
-        (_, after_stranger), (_, after_client) = stranger.mark(), client.mark()
-        assert after_stranger - before_stranger >= 0.8
-        difference = (after_stranger - before_stranger) - (after_client - before_client)
+            others = stranger.mark()[1] - before_stranger
+            difference = others - (client.mark()[1] - before_client)
+        assert others >= 0.8
         assert difference >= 0.8
         mark = (time.monotonic() - 10.0, before_stranger)
         assert stranger.share(mark) > stranger.share(mark, spinning.pid)

@@ -32,7 +32,7 @@ LONG = 3_000
 """Output tokens that take the embedded model seconds."""
 
 SEVERAL = 100
-"""Output tokens that do not come in one event, however busy the machine is."""
+"""Output tokens that come in several events, unless the gateway gets no processor meanwhile."""
 
 FREED_S = 60.0
 """Longest wait until the engine has let go of a call; it takes one step, but the machine may be busy."""
@@ -143,11 +143,16 @@ def test_a_generation_streams(client: Client, server: Server) -> None:
     answer is the same twice, and every client sends floats, optional fields and enumerations as the others do."""
     asked = server.call.but(do=GENERATE, max_output_tokens=SEVERAL)
     answers = [client(asked) for _ in range(2)]
+    deadline = time.monotonic() + FREED_S
+    # What the gateway finds when it gets the processor is one event: on a busy machine that may be a whole answer.
+    while max(answer.deltas for answer in answers) == 1 and time.monotonic() < deadline:
+        answers.append(client(asked))
     for answer in answers:
         assert (answer.code, answer.events) == ("OK", ["started", "delta", "finished"])
-        assert answer.output_tokens == SEVERAL and answer.deltas > 1
+        assert answer.output_tokens == SEVERAL
         assert answer.request_id.startswith("req_")
-    assert answers[0].text == answers[1].text == call_blocking(asked).text
+    assert max(answer.deltas for answer in answers) > 1
+    assert {answer.text for answer in answers} == {call_blocking(asked).text}
     assert answers[0].text != ""
 
 

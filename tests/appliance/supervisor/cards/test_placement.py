@@ -175,7 +175,7 @@ async def test_another_card_with_room_takes_the_model(
         assert isinstance(down, SandboxDown) and (down.reason, down.role) == (GPU_LOST, "engine")
         assert house.told.index(ends) < house.told.index(down)
         assert len(house.of(SandboxDown, "a")) == 1 and house.of(SandboxDown, "b") == []
-        booted = house.booted[-1]
+        booted = next(plan for plan in reversed(house.booted) if (plan.model, plan.role) == ("a", Role.ENGINE))
         told = host_environment(booted.spec)["CUDA_VISIBLE_DEVICES"], EngineConfig.from_json(booted.configuration)
         assert (told[0][:13], told[1].max_num_seqs) == ("GPU-00000001-", 256)
         machine.card(0, **EMPTY)
