@@ -21,7 +21,7 @@ import structlog
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
-from appliance.common.errors import StartError
+from appliance.common.errors import SpillPortError, StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
@@ -164,9 +164,14 @@ class Keeper:
             self._warm.ask(self._told, booted.boot_s)
         self._report_first(None)
         self._hand_over = HandOver()
-        self.offer()
-        port = self._open_port(booted)
-        ending = await self._until_end(booted)
+        port: SpillPort | None = None
+        try:
+            port = self._open_port(booted)
+        except SpillPortError as error:
+            ending = _End(str(error))
+        else:
+            self.offer()
+            ending = await self._until_end(booted)
         self._cancel_repeat()
         self._booted, self._reason = None, ending.reason
         if self._vault is not None and port is not None:
@@ -209,11 +214,20 @@ class Keeper:
         return booted
 
     def _open_port(self, booted: Booted) -> SpillPort | None:
-        """Serve the engine's spill channel, if it has one."""
+        """Serve the engine's spill channel, if it has one. When its thread cannot go on, the engine's life ends.
+
+        Raises:
+            SpillPortError: the machine gives no descriptors or no thread.
+        """
         if self._vault is None or booted.spill is None:
             return None
         channel, booted.spill = booted.spill, None
-        return self._vault.serve(channel, self.plan.digest, self.plan.name)
+        loop = asyncio.get_running_loop()
+
+        def failed(error: SpillPortError) -> None:
+            loop.call_soon_threadsafe(self._end, _End(str(error)))
+
+        return self._vault.serve(channel, self.plan.digest, self.plan.name, failed)
 
     async def _until_end(self, booted: Booted) -> _End:
         """Wait until the process ends, the gateway reports a fault or leaves, or ``stop`` is called."""

@@ -14,7 +14,7 @@ import structlog
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import LEAVES
-from appliance.common.errors import StartError
+from appliance.common.errors import SpillPortError, StartError
 from appliance.common.kv_store_config import carrier_socket
 from appliance.common.kv_store_state import STORE_STATE, KvStoreState
 from appliance.supervisor.kv_carrier import KvCarrier
@@ -81,11 +81,26 @@ class Vault:
         tenant = self._namespace.owner(key)
         return tenant if tenant in self._kept else None
 
-    def serve(self, channel: Channel, model_digest: str, name: str) -> SpillPort:
-        """Begin to serve an engine; the port owns the channel."""
-        port = SpillPort(channel, model_digest, self._store, self.owner, name)
+    def serve(
+        self,
+        channel: Channel,
+        model_digest: str,
+        name: str,
+        failed: Callable[[SpillPortError], None] = lambda _error: None,
+    ) -> SpillPort:
+        """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
+        cannot go on.
+
+        Raises:
+            SpillPortError: the machine gives no descriptors or no thread. The channel is closed.
+        """
+        port = SpillPort(channel, model_digest, self._store, self.owner, name, failed)
+        try:
+            port.start()
+        except SpillPortError:
+            port.close()
+            raise
         self._ports.add(port)
-        port.start()
         return port
 
     def end(self, port: SpillPort) -> None:
