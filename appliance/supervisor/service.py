@@ -166,7 +166,7 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
     charges = ChargeKeeper(server.publish, recorder.record)
     recorder.on_taken, server.on_charges = charges.note, charges.open
     if vault is not None:
-        server.on_retention, vault.on_export = vault.set_retention, recorder.record
+        server.on_retention, vault.on_export = vault.take_retention, recorder.record
     if port is not None:
         server.on_store = port.open
     return charges
