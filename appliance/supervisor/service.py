@@ -110,8 +110,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     residents, planner = _residents(config, models, runtime, publish, forms, placement)
-    unlinking = Unlinking(recorder, residents, port)
-    operator = _operator_socket(config, vault, server, recorder, unlinking, metering)
+    operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port), metering)
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
     changes.residents, changes.warm, changes.out = residents, _beside(models, warm, forms), planner.out
     changes.turn, server.on_models = placement.turn, changes.take

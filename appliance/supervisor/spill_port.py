@@ -64,7 +64,7 @@ class SpillPort:
         store: SpillStore,
         owner: Callable[[bytes], str | None],
         name: str,
-        failed: Callable[[SpillPortError], None] = lambda _error: None,
+        failed: Callable[[SpillPortError], object] = lambda _error: None,
     ) -> None:
         """Args:
         channel: the host's end of the spill channel, which the port owns.

@@ -89,7 +89,7 @@ class Vault:
         channel: Channel,
         model_digest: str,
         name: str,
-        failed: Callable[[SpillPortError], None] = lambda _error: None,
+        failed: Callable[[SpillPortError], object] = lambda _error: None,
     ) -> SpillPort:
         """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
         cannot go on.

@@ -210,8 +210,7 @@ class SpillStore:
         return (self._memory, self._disk, *(() if self._store is None else (self._store.tier,)))
 
     def _withdraw(self, tenant: str, tiers: tuple[TierBooks, ...]) -> int:
-        """Take a tenant's objects out of the books: a policy may do so with thousands of tenants, so that nobody else's
-        objects are looked at for one, and with many objects, so that none is."""
+        """Take a tenant's objects out of the books without a look at any object."""
         count = 0
         with self._lock:
             for tier in tiers:
@@ -224,8 +223,7 @@ class SpillStore:
         return count
 
     def _release(self, until: float) -> None:
-        """Release what was withdrawn, the oldest withdrawal first, until this monotonic second, but in any case what
-        exceeds ``MAX_WITHDRAWN``."""
+        """Release what was withdrawn, the oldest first, until this monotonic second, and what is beyond the bound."""
         while self._withdrawn and (self._num_withdrawn > MAX_WITHDRAWN or time.monotonic() < until):
             items = self._withdrawn[0]
             self._remove(items.popitem()[1])
@@ -238,15 +236,13 @@ class SpillStore:
             time.sleep(PAUSE_S)
 
     def _drop(self, chosen: Callable[[Key], bool], tenant: str | None = None, *, thoroughly: bool = False) -> int:
-        """Forget objects of one tenant, or of all, in every tier; gives how many. Blocks: it is not for an event
-        loop."""
-        with self._lock:
-            owners = [
-                (tier, owner)
-                for tier in self._tiers()
-                for owner in (list(tier.objects) if tenant is None else {tenant} & tier.objects.keys())
-            ]
-        return sum(self._drop_of(tier, owner, chosen, thoroughly=thoroughly) for tier, owner in owners)
+        """Forget objects of one tenant, or of all, in every tier; gives how many. Blocks."""
+        count = 0
+        for tier in self._tiers():
+            with self._lock:
+                owners = list(tier.objects) if tenant is None else [tenant]
+            count += sum(self._drop_of(tier, owner, chosen, thoroughly=thoroughly) for owner in owners)
+        return count
 
     def _drop_of(self, tier: TierBooks, owner: str, chosen: Callable[[Key], bool], *, thoroughly: bool) -> int:
         """Forget a tenant's objects in one tier, in steps between which the lock is free."""
