@@ -222,6 +222,25 @@ def test_the_first_mask_may_come_while_a_prefix_does(tmp_path: Path) -> None:
         assert 12 not in one.outputs
 
 
+@pytest.mark.parametrize("first_ends", [False, True], ids=["all run", "the first ends before it starts"])
+def test_what_came_back_for_several_outputs_is_told_once(tmp_path: Path, first_ends: bool) -> None:
+    """A prompt's prefix comes back once for all outputs, so its tokens are told with the first output that starts: with
+    the second where the first was ended before."""
+    with spilling(tmp_path) as one:
+        one.run(*(submit(number, prompt(number)) for number in range(1, 8)))
+        one.engine.add(submit(50, prompt(1), 2, choices=2))
+        assert one.engine.spill is not None and one.engine.spill.num_waiting == 1
+        while one.engine.spill.num_waiting:
+            one.engine.look()
+            time.sleep(0.001)
+        if first_ends:
+            one.engine.abort(50)
+        one.run()
+        told = {request: one.restored[request] for request in (50, 51) if request in one.restored}
+        assert told == ({51: (40, 0, 0)} if first_ends else {50: (40, 0, 0), 51: (0, 0, 0)})
+        assert one.cached[51] == 40
+
+
 def test_nobody_fills_the_queue_of_fetches(tmp_path: Path) -> None:
     """Of one namespace a few requests wait at a time; the next computes its own prompt."""
     engine, wire, _ = silent(tmp_path)
