@@ -78,6 +78,8 @@ def main(argv: list[str]) -> int:
                     kept._sealer = Plain(keyring)
                 rates[kind].append(measured(kept, number.to_bytes(16, "little")))
                 kept.drop_tenant("alpha")
+                while kept.release_some():
+                    pass
                 time.sleep(1.0)
                 kept.close()
         keyring.close()

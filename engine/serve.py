@@ -101,7 +101,8 @@ class UnexpectedMessageError(EngineError):
 
 
 class Sleep:
-    """Sleep of an engine without work: the gateway wakes it, and the supervisor where there is a channel to it."""
+    """Sleep of an engine that has nothing to compute: the gateway wakes it, and the supervisor where there is a channel
+    to it."""
 
     def __init__(self, channel: Channel, bell: Bell | None) -> None:
         self._channel = channel
@@ -162,13 +163,12 @@ def serve(engine: Engine, channel: Channel, bell: Bell | None = None) -> None:
                 channel.wait(engine.rest_s)
             _tell_usage(engine, channel, backlog)
             _tell_public(engine, channel, backlog)
-        elif engine.has_live_requests:
-            # All of them wait for masks, which come in a moment.
-            channel.wait(IDLE_WAIT_S)
-        elif draining:
+        elif draining and not engine.has_live_requests:
             return
         else:
-            collector.idle()
+            # Nothing is to be computed: there are no requests, or all of them wait for masks, which come in a moment.
+            if not engine.has_live_requests:
+                collector.idle()
             _tell_public(engine, channel, backlog)
             engine.look()
             _tell_usage(engine, channel, backlog)

@@ -68,6 +68,8 @@ class Overview:
     currency: str
     """Unit of that price."""
     problem: str
+    reading: int = 0
+    """Number of the reading of the book that the sums are from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class UsageTable:
     rows: dict[str, list[int]]
     matching: int
     problem: str
+    reading: int = 0
+    """Number of the reading that the table of tenants is from, as in ``Overview``; 0 for the rows of one tenant."""
 
 
 UsageQuestion = UsageQuery | OverviewQuery | UsageTableQuery

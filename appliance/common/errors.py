@@ -104,6 +104,10 @@ class UsageError(StartError):
     """The usage book cannot be used; the message says why and what to do."""
 
 
+class SpillPortError(StartError):
+    """The machine refuses what an engine's spill channel needs; the message says what, and what to do."""
+
+
 class StoreError(StartError):
     """The store of files and batches cannot be used; the message says why and what to do."""
 

@@ -136,13 +136,14 @@ def _keys(values: Values) -> _Event:
 
 def _order(values: Values) -> _Event:
     good = str(values["outcome"]).upper() == SERVED
+    about = "reserved spend of a tenant" if values["what"] == "release" else "keys of a tenant"
     attributes = {
-        "entity": {"name": str(values["tenant"]) or "all tenants", "type": "keys of a tenant"},
+        "entity": {"name": str(values["tenant"]) or "all tenants", "type": about},
         "actor": {"user": {"uid": str(values["user"])}},
         "status_code": values["outcome"],
     }
     activity = DELETE if values["what"] == "shred" else UPDATE
-    message = f"keys of a tenant: {values['what']}"
+    message = f"{about}: {values['what']}"
     return _Event(3004, activity, message, SUCCESS if good else FAILURE, LOW, attributes)
 
 

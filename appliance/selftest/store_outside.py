@@ -22,7 +22,9 @@ class StoreOutside:
         found = [self._objects.get(name) for name in names]
         return [(ObjectStatus.ABSENT, b"") if body is None else (ObjectStatus.OK, body) for body in found]
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
+    def offer(
+        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+    ) -> bool:
         """Keep an object; ``settle`` tells that it is written."""
         self._objects[name] = bytes(body)
         self._done.append(done)

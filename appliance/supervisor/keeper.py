@@ -21,7 +21,7 @@ import structlog
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
-from appliance.common.errors import StartError
+from appliance.common.errors import SpillPortError, StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
@@ -151,22 +151,19 @@ class Keeper:
             return str(error)
         self.boot_s = booted.boot_s
         self.life = self.life.advance(Event.BECAME_READY, time.monotonic())
-        log.info(
-            "sandbox is ready",
-            sandbox=self.plan.name,
-            generation=self.life.generation,
-            pid=booted.sandbox.pid,
-            boot_ms=round(booted.boot_s * 1000),
-            start=booted.start,
-            **_place(self.plan),
-        )
+        _log_ready(self.plan, self.life.generation, booted)
         if self._warm is not None and (booted.start != RESTORED or (self.plan.ahead_bytes and not booted.ahead)):
             self._warm.ask(self._told, booted.boot_s)
         self._report_first(None)
         self._hand_over = HandOver()
-        self.offer()
-        port = self._open_port(booted)
-        ending = await self._until_end(booted)
+        port = None
+        try:
+            port = self._open_port(booted)
+        except SpillPortError as error:
+            ending = _End(str(error))
+        else:
+            self.offer()
+            ending = await self._until_end(booted)
         self._cancel_repeat()
         self._booted, self._reason = None, ending.reason
         if self._vault is not None and port is not None:
@@ -209,16 +206,20 @@ class Keeper:
         return booted
 
     def _open_port(self, booted: Booted) -> SpillPort | None:
-        """Serve the engine's spill channel, if it has one."""
+        """Serve the engine's spill channel, if it has one, or raise ``SpillPortError``; its failure ends this life."""
         if self._vault is None or booted.spill is None:
             return None
         channel, booted.spill = booted.spill, None
-        return self._vault.serve(channel, self.plan.digest, self.plan.name)
+        loop = asyncio.get_running_loop()
+        return self._vault.serve(
+            *(channel, self.plan.digest, self.plan.name),
+            lambda error: loop.call_soon_threadsafe(self._end, _End(str(error))),
+        )
 
     async def _until_end(self, booted: Booted) -> _End:
         """Wait until the process ends, the gateway reports a fault or leaves, or ``stop`` is called."""
         loop = asyncio.get_running_loop()
-        self._ending = loop.create_future()
+        self._ending, self._busy, self._frozen = loop.create_future(), False, False
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
         watches = [asyncio.create_task(self._watch_memory(booted.sandbox), name=f"memory of {self.plan.name}")]
@@ -364,7 +365,7 @@ class Keeper:
 
     async def _watch_load(self, sandbox: Sandbox) -> None:
         """Tell the sandbox whether it is busy, whenever that changes."""
-        watch, self._busy, self._frozen = LoadWatch(time.monotonic(), sandbox.processor_s()), False, False
+        watch = LoadWatch(time.monotonic(), sandbox.processor_s())
         while True:
             await aligned_sleep(LOOK_S)
             # Frozen it takes no time; each look begins a new one all the same, so that the next finds it busy.
@@ -376,6 +377,19 @@ class Keeper:
     async def _nap(self, delay_s: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+
+def _log_ready(plan: BootPlan, generation: int, booted: Booted) -> None:
+    """Write the line of a sandbox that is ready."""
+    log.info(
+        "sandbox is ready",
+        sandbox=plan.name,
+        generation=generation,
+        pid=booted.sandbox.pid,
+        boot_ms=round(booted.boot_s * 1000),
+        start=booted.start,
+        **_place(plan),
+    )
 
 
 def _place(plan: BootPlan) -> dict[str, str]:

@@ -78,6 +78,7 @@ class _Put:
     body: memoryview | None
     """None: dropped before it was written."""
     done: Callable[[ObjectStatus], None]
+    wanted: Callable[[], bool]
 
 
 class KvCarrier:
@@ -135,13 +136,20 @@ class KvCarrier:
                 self._asking.release()
         return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
-        """Queue an object; False where there is no room or the carrier is away. ``done`` is called from the thread."""
+    def offer(
+        self,
+        name: bytes,
+        body: memoryview,
+        done: Callable[[ObjectStatus], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Queue an object; False where there is no room or the carrier is away. ``done`` is called from the thread, and
+        ``wanted`` before the object is sent: where it says no, the object is not sent and ``done`` is not called."""
         with self._changed:
             fits = self._queued + len(body) <= QUEUE_BYTES and self._puts < MAX_PUTS
             if self._closing or not fits or time.monotonic() < self._away_until:
                 return False
-            put = self._waiting[name] = _Put(name, body, done)
+            put = self._waiting[name] = _Put(name, body, done, wanted)
             self._queue.append(put)
             self._queued += len(body)
             self._puts += 1
@@ -255,6 +263,10 @@ class KvCarrier:
                 drops.append(one)
                 self._drops -= 1
             else:
+                if one.body is not None and not one.wanted():
+                    self._waiting.pop(one.name, None)
+                    self._queued -= len(one.body)
+                    one.body = None
                 if one.body is not None:
                     if drops or (puts and size + len(one.body) > BATCH_BYTES):
                         break

@@ -28,7 +28,7 @@ from appliance.common.control import (
 )
 from appliance.common.errors import ControlError, UsageError
 from appliance.common.figures import counted
-from appliance.common.usage.book import Reserved, UsageAccessError, UsageBook, open_book
+from appliance.common.usage.book import Released, Reserved, UsageAccessError, UsageBook, open_book
 from appliance.common.usage.periods import MOST, period_of
 from appliance.common.usage.pseudonyms import pseudonym
 from appliance.common.usage.replay import replay
@@ -49,6 +49,9 @@ MAX_ASKED = 500
 
 MAX_QUESTIONS = 64
 """Questions that wait for their answers: those about 10,000 tenants, three times."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Id that the kernel draws at each boot (random(4))."""
 
 Publish = Callable[[Control, tuple[int, ...]], bool]
 
@@ -134,6 +137,14 @@ class Metering:
         """
         self._book.rename(self._clock(), tenant, pseudonym)
 
+    def release(self, tenant: str) -> Released:
+        """Release a tenant's reservations of requests that ended with an earlier boot of the machine. Blocks.
+
+        Raises:
+            UsageAccessError: the book does not take it.
+        """
+        return self._book.release(tenant)
+
     def gateway_left(self) -> None:
         """Forget what a gateway that is gone waited for."""
         self._waiting.clear()
@@ -177,6 +188,23 @@ class Metering:
         told = {tenant: [one.day, one.month, one.reserved, one.reserved_before] for tenant, one in spent.items()}
         self._publish(Spent(period.day, period.month, query.tenants, told), ())
 
+    def begin_boot(self, boot: str) -> None:
+        """Note the id of this boot of the machine, unless it is not known, and tell what ended with earlier ones.
+        Blocks, never fails: what the book does not take now it takes at the next start."""
+        if not boot:
+            return
+        try:
+            ended = self._book.begin_boot(boot)
+        except UsageAccessError as error:
+            self._become("reserving", str(error))
+            return
+        if ended:
+            log.warning(
+                "requests ended with an earlier boot of the machine, and their reservations count against limits of "
+                "spend; `athanor tenant release TENANT` releases them",
+                left=counted(ended, "reservation", "reservations"),
+            )
+
     def close(self) -> None:
         """Close the book; blocks."""
         with suppress(UsageAccessError):
@@ -206,8 +234,17 @@ async def _at_once() -> None:
     """Wait for nothing."""
 
 
-def open_metering(folder: Path, name: str, size: int, publish: Publish) -> Metering:
-    """Open the book in an audit folder, and count what the log ``name``, of ``size`` entries, has more. Blocks.
+def read_boot_id() -> str:
+    """Return the kernel's id of this boot of the machine; empty where it tells none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def open_metering(folder: Path, name: str, size: int, publish: Publish, boot: str = "") -> Metering:
+    """Open the book in an audit folder, and count what the log ``name``, of ``size`` entries, has more; ``boot`` is the
+    id of this boot of the machine, empty where it is not known. Blocks.
 
     Raises:
         UsageError: the book cannot be used.
@@ -223,5 +260,7 @@ def open_metering(folder: Path, name: str, size: int, publish: Publish) -> Meter
     except UsageAccessError as error:
         raise UsageError(str(error)) from error
     metering.count(name, -1, ())
+    # Behind the entries that the log has more: what those release did not end with the boot.
+    metering.begin_boot(boot)
     log.info("usage book", log_entries=counted(size, "entry", "entries"))
     return metering

@@ -1,10 +1,10 @@
-"""Socket on which the operator orders a running supervisor to destroy, renew or rewrap keys.
+"""Socket on which the operator orders a running supervisor to destroy, renew or rewrap keys, or to release spend.
 
 It is not the gateway's business: a gateway that was taken over must not be able to destroy what others have. The
 socket has mode 0600, and the kernel is asked who is at the other end (SO_PEERCRED, unix(7)): root or the supervisor's
 own user. (In a demo both host processes have one user, and there this wall is none.)
 
-A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``, ``{"do": "rotate", "tenant": "alpha"}`` or
+A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``, likewise with ``rotate`` or ``release``, or
 ``{"do": "rewrap", "root": HEX}``; the answer is one line, with ``ok`` and either what was done or ``problem``. Whatever
 was understood is in the audit log, whether it could be done or not. ``{"do": "record", "what": "pull", ...}`` makes an
 entry and nothing else: the command tells what it had the downloader do. So does ``{"do": "called", ...}``, by which the
@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from appliance.common.audit.entry import Entry, entry
 from appliance.common.control import Control, Namespaces
 from appliance.common.errors import AuditNamesError
 from appliance.common.paths import identity
+from appliance.common.usage.book import Released, UsageAccessError
 from appliance.supervisor.spill_service import Vault
 from isolation.keys.errors import KeyringError, KeysError
 
@@ -41,8 +43,11 @@ READ_TIMEOUT_S = 5.0
 
 _UCRED = struct.Struct("3i")
 
-_FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
+_FIELDS = {"shred": "tenant", "rotate": "tenant", "release": "tenant", "rewrap": "root"}
 """What an order is about."""
+
+_COUNTED = {"shred": "objects", "rotate": "objects", "release": "requests", "rewrap": "keys"}
+"""Number in an order's answer that its entry in the audit log has."""
 
 _RECORDED = {"what": str, "model": str, "model_digest": str, "source": str, "outcome": str, "count": int}
 """Fields of an order of which only an entry is made, and their types."""
@@ -70,6 +75,9 @@ NOTHING_KEPT = (
 )
 
 
+NO_BOOK = "this appliance keeps no audit log, and so no usage book: nothing is reserved"
+
+
 class OperatorSocket:
     """Server of the operator's orders; all methods run in one event loop."""
 
@@ -81,16 +89,19 @@ class OperatorSocket:
         record: Callable[[Entry], None],
         accounts: Callable[[str], list[str]] = lambda tenant: [tenant],
         unlink: Callable[[str], Awaitable[str]] | None = None,
+        release: Callable[[str], Released] | None = None,
     ) -> None:
         """``record``: takes entries for the audit log; ``accounts``: the names under whose keys engines have what a
         tenant sent, may block; ``unlink``: makes the audit log's pseudonyms of a tenant lead to it no more, and returns
-        the tenant's."""
+        the tenant's; ``release``: releases a tenant's spend of requests that ended with an earlier boot, blocks; None
+        where no usage book is kept."""
         self._path = path
         self._vault = vault
         self._publish = publish
         self._record = record
         self._accounts = accounts
         self._unlink = unlink
+        self._release = release
         self._server: asyncio.AbstractServer | None = None
         self._turn = asyncio.Lock()
         self._identity: tuple[int, int] | None = None
@@ -163,14 +174,14 @@ class OperatorSocket:
         async with self._turn:
             try:
                 answer = await self._do(what, value)
-            except (KeysError, AuditNamesError) as error:
-                log.error("an order about keys failed", what=what, tenant=tenant[:64], problem=str(error))
+            except (KeysError, AuditNamesError, UsageAccessError) as error:
+                log.error("an operator's order failed", what=what, tenant=tenant[:64], problem=str(error))
                 self._record(entry("order", what=what, tenant=tenant, user=user, outcome="FAILED", count=0))
                 return {"ok": False, "problem": str(error)}
         pseudonym = answer.pop("pseudonym", "")
-        count = answer["keys"] if what == "rewrap" else answer["objects"]
+        count = answer[_COUNTED[what]]
         # Neither the log nor the journal may say whose pseudonym it was.
-        log.warning("an order about keys was carried out", what=what, tenant=pseudonym or tenant, count=count)
+        log.warning("an operator's order was carried out", what=what, tenant=pseudonym or tenant, count=count)
         self._record(entry("order", what=what, tenant=pseudonym or tenant, user=user, outcome="OK", count=count))
         return {"ok": True, **answer}
 
@@ -197,8 +208,12 @@ class OperatorSocket:
         """Carry out an order.
 
         Raises:
-            KeysError, AuditNamesError: it cannot be.
+            KeysError, AuditNamesError, UsageAccessError: it cannot be.
         """
+        if what == "release":
+            if self._release is None:
+                raise UsageAccessError(NO_BOOK)
+            return {"tenant": value, **asdict(await asyncio.to_thread(self._release, value))}
         vault = self._vault
         if vault is None and what != "shred":
             raise KeyringError(NOTHING_KEPT)

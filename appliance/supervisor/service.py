@@ -51,7 +51,7 @@ from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.key_uses import KeyUseKeeper
 from appliance.supervisor.machine import choose_runtime
-from appliance.supervisor.metering import Metering, open_metering
+from appliance.supervisor.metering import Metering, open_metering, read_boot_id
 from appliance.supervisor.model_changes import ModelChanges, Reread, read_models
 from appliance.supervisor.model_keepers import ModelKeepers
 from appliance.supervisor.open_charges import ChargeKeeper
@@ -110,7 +110,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     residents, planner = _residents(config, models, runtime, publish, forms, placement)
-    operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port))
+    operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port), metering)
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
     changes.residents, changes.warm, changes.out = residents, _beside(models, warm, forms), planner.out
     changes.turn, server.on_models = placement.turn, changes.take
@@ -166,7 +166,7 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
     charges = ChargeKeeper(server.publish, recorder.record)
     recorder.on_taken, server.on_charges = charges.note, charges.open
     if vault is not None:
-        server.on_retention, vault.on_export = vault.set_retention, recorder.record
+        server.on_retention, vault.on_export = vault.take_retention, recorder.record
     if port is not None:
         server.on_store = port.open
     return charges
@@ -234,7 +234,12 @@ def _residents(
 
 
 def _operator_socket(
-    config: ApplianceConfig, vault: Vault | None, server: ControlServer, recorder: Recorder, unlinking: Unlinking
+    config: ApplianceConfig,
+    vault: Vault | None,
+    server: ControlServer,
+    recorder: Recorder,
+    unlinking: Unlinking,
+    metering: Metering | None,
 ) -> OperatorSocket:
     policy = DeclaredTenants(config.policy, config.policy_keys)
     return OperatorSocket(
@@ -244,6 +249,7 @@ def _operator_socket(
         recorder.record,
         lambda tenant: accounts_of(policy.read(), tenant),
         unlinking.unlink,
+        None if metering is None else metering.release,
     )
 
 
@@ -270,7 +276,7 @@ async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Reco
     hides = config.audit.names == "pseudonyms"
     audit = await asyncio.to_thread(lambda: open_log(folder, key, pseudonyms=hides))
     log.info("audit log", folder=str(folder), key=audit.verifier.line(), entries=audit.size)
-    metering = await asyncio.to_thread(open_metering, folder, audit.name, audit.size, publish)
+    metering = await asyncio.to_thread(open_metering, folder, audit.name, audit.size, publish, read_boot_id())
     refuses = config.audit.on_failure == "refuse"
     recorder = Recorder(audit, lambda state: publish(state, ()), refuses=refuses, metering=metering)
     metering.written = recorder.flush

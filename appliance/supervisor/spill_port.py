@@ -3,7 +3,8 @@
 The engine is hostile: it names a namespace by its key, and the supervisor, which drew the key, knows the tenant.
 Unknown keys, and those of a tenant whose blocks may not be kept, are passed over. What one life of an engine sent is
 never given to another: its epoch is part of every object's name, and ends with it. So an engine that was taken over
-cannot leave anything behind for its successor.
+cannot leave anything behind for its successor. Whatever it sends, and however often it rings, costs at most its share
+of a processor (``PORT_SHARE``).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 
+from appliance.common.errors import SpillPortError
+from appliance.common.time_share import TimeShare
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.store_tier import BATCH_OBJECTS
 from isolation.ipc.channel import Channel
@@ -42,21 +45,42 @@ SEND_PATIENCE_S = 1.0
 MAX_FORGETS = 1_024
 """Most namespaces that wait to be sent to the engine; a shred is rare."""
 
+PORT_SHARE = 0.5
+"""Part of one processor that the thread of one engine may use on and on. An engine that sends or rings without end has
+half a core of ours, not the interpreter."""
+
+PORT_BURST_S = 0.25
+"""Seconds of processor time that the thread may use at once after a quiet time: a long prefix comes back without a
+pause. In any second the thread uses at most this, ``PORT_SHARE`` of it, and one batch of blocks more."""
+
 
 class SpillPort:
     """Thread for one engine; ``close`` ends it and forgets what that engine sent."""
 
     def __init__(
-        self, channel: Channel, model_digest: str, store: SpillStore, owner: Callable[[bytes], str | None], name: str
+        self,
+        channel: Channel,
+        model_digest: str,
+        store: SpillStore,
+        owner: Callable[[bytes], str | None],
+        name: str,
+        failed: Callable[[SpillPortError], object] = lambda _error: None,
     ) -> None:
-        """``model_digest``: of the engine's model, to which its blocks are bound; ``owner``: tenant of a namespace key,
-        if its blocks may be kept."""
+        """Args:
+        channel: the host's end of the spill channel, which the port owns.
+        model_digest: digest of the engine's model, to which its blocks are bound.
+        store: store of sealed blocks.
+        owner: gives the tenant of a namespace key, if its blocks may be kept.
+        name: name of the sandbox, for the log.
+        failed: called from the thread when the machine refuses what the thread needs and the thread ends.
+        """
         self.epoch = secrets.token_bytes(EPOCH_BYTES)
         self._channel = channel
         self._model_digest = model_digest
         self._store = store
         self._owner = owner
         self._name = name
+        self._failed = failed
         self._forgets: deque[bytes] = deque(maxlen=MAX_FORGETS)
         self._closing = threading.Event()
         self._bell: ThreadBell | None = None
@@ -64,9 +88,16 @@ class SpillPort:
         self._thread = threading.Thread(target=self._run, name=f"spill {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
-        self._bell = ThreadBell()
-        self._thread.start()
+        """Begin to serve.
+
+        Raises:
+            SpillPortError: the machine gives no descriptors or no thread; ``close`` is still to be called.
+        """
+        try:
+            self._bell = ThreadBell()
+            self._thread.start()
+        except (OSError, RuntimeError) as error:  # A thread that cannot start is a RuntimeError.
+            raise _refused(error) from error
 
     def forget(self, namespace: bytes) -> None:
         """Ask the engine to forget a namespace; sent by the thread."""
@@ -86,32 +117,49 @@ class SpillPort:
         self._store.drop_epoch(self.epoch)
 
     def _run(self) -> None:
-        assert self._bell is not None, "the thread was started"
         try:
-            while True:
-                self._bell.drain()  # Before the looks at what it was rung for: no ring is lost.
-                if self._closing.is_set():
-                    return
-                while self._forgets:
-                    self._send(Forget(self._forgets.popleft()))
-                began = time.thread_time()
-                messages = self._channel.receive(READ_BATCH)
-                for message in messages:
-                    if self._closing.is_set():
-                        return
-                    self.serve(message)
-                if not messages:
-                    self._channel.wait(WAIT_S, self._bell.fileno())
-                elif len(messages) == READ_BATCH:
-                    # An engine that sends without end has half a core of ours, not the interpreter.
-                    self._closing.wait(time.thread_time() - began)
+            self._serve_all()
         except PeerGoneError:
             log.debug("an engine has closed its spill channel", sandbox=self._name)
         except ProtocolError as error:
             log.warning("an engine broke the protocol on its spill channel", sandbox=self._name, problem=str(error))
+        except OSError as error:
+            self._failed(_refused(error))
+
+    def _serve_all(self) -> None:
+        """Serve until ``close``, within the share of processor time."""
+        assert self._bell is not None, "the thread was started"
+        share, used = TimeShare(time.monotonic(), PORT_SHARE, PORT_BURST_S), time.thread_time()
+
+        def pace() -> None:
+            nonlocal used
+            before, used = used, time.thread_time()
+            if pause_s := share.spend(used - before, time.monotonic()):
+                self._closing.wait(pause_s)
+
+        while True:
+            self._bell.drain()  # Before the looks at what it was rung for: no ring is lost.
+            if self._closing.is_set():
+                return
+            while self._forgets:
+                self._send(Forget(self._forgets.popleft()))
+            messages = self._channel.receive(READ_BATCH)
+            for message in messages:
+                for _ in self._steps(message):
+                    pace()
+                    if self._closing.is_set():
+                        return
+            if not messages:
+                self._channel.wait(WAIT_S, self._bell.fileno())
+            pace()  # Rings with nothing behind them cost time as well.
 
     def serve(self, message: Message) -> None:
-        """Serve one message."""
+        """Serve one message, without pauses."""
+        for _ in self._steps(message):
+            pass
+
+    def _steps(self, message: Message) -> Iterator[None]:
+        """Serve one message in steps of at most ``BATCH_OBJECTS`` blocks; yields after each."""
         if isinstance(message, Hello):
             return
         assert isinstance(message, Keep | Fetch), "the channel has refused everything else"
@@ -119,6 +167,7 @@ class SpillPort:
         if isinstance(message, Keep):
             if tenant is not None:
                 self._store.put(self._binding(tenant, message.block), message.content)
+            yield
             return
         count = 0
         while tenant is not None and count < len(message.blocks):
@@ -128,10 +177,12 @@ class SpillPort:
                 if not self._send(Fetched(message.request, count, content, tier)):
                     return
                 count += 1
+            yield
             if count < before + len(blocks):
                 break
         if count < len(message.blocks):
             self._send(Fetched(message.request, count, b""))
+        yield
 
     def _binding(self, tenant: str, block: bytes) -> Binding:
         return Binding(tenant, self._model_digest, block, self.epoch)
@@ -150,3 +201,12 @@ class SpillPort:
             else:
                 return True
         return False
+
+
+def _refused(error: OSError | RuntimeError) -> SpillPortError:
+    """Say that the machine refused what a port needs, and what to do."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return SpillPortError(
+        f"the spill channel of the engine cannot be served: {reason}. The engine is started again; when this repeats, "
+        "raise the limits of open files and tasks of the supervisor's unit (LimitNOFILE, TasksMax), or check its disk"
+    )

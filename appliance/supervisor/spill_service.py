@@ -6,6 +6,7 @@ A gateway that was taken over could have a tenant's KV kept that should not be; 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ import structlog
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import LEAVES
-from appliance.common.errors import StartError
+from appliance.common.errors import SpillPortError, StartError
 from appliance.common.kv_store_config import carrier_socket
 from appliance.common.kv_store_state import STORE_STATE, KvStoreState
 from appliance.supervisor.kv_carrier import KvCarrier
@@ -59,6 +60,8 @@ class Vault:
         self._kept: set[str] = set()
         self._leaving: set[str] = set() if leaving is None else leaving
         self._ports: set[SpillPort] = set()
+        self._releasing = False
+        """Whether a step that releases what was withdrawn is to come."""
         self.on_export: Callable[[Entry], None] = lambda _one: None
         """Takes an entry for the audit log where the policy changes whose blocks may leave this machine, if any can.
         Set by the owner."""
@@ -81,11 +84,26 @@ class Vault:
         tenant = self._namespace.owner(key)
         return tenant if tenant in self._kept else None
 
-    def serve(self, channel: Channel, model_digest: str, name: str) -> SpillPort:
-        """Begin to serve an engine; the port owns the channel."""
-        port = SpillPort(channel, model_digest, self._store, self.owner, name)
+    def serve(
+        self,
+        channel: Channel,
+        model_digest: str,
+        name: str,
+        failed: Callable[[SpillPortError], object] = lambda _error: None,
+    ) -> SpillPort:
+        """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
+        cannot go on.
+
+        Raises:
+            SpillPortError: the machine gives no descriptors or no thread. The channel is closed.
+        """
+        port = SpillPort(channel, model_digest, self._store, self.owner, name, failed)
+        try:
+            port.start()
+        except SpillPortError:
+            port.close()
+            raise
         self._ports.add(port)
-        port.start()
         return port
 
     def end(self, port: SpillPort) -> None:
@@ -95,7 +113,7 @@ class Vault:
 
     def set_retention(self, kept: dict[str, int]) -> None:
         """Set whether tenants' blocks may be kept (1), and leave this machine too (``LEAVES``), or neither (0); those
-        of a tenant that no longer allows it are forgotten: outside, or everywhere."""
+        of a tenant that no longer allows it are found no more: outside, or everywhere."""
         for tenant, wanted in kept.items():
             if wanted == LEAVES and tenant not in self._leaving:
                 self._leaving.add(tenant)
@@ -109,6 +127,18 @@ class Vault:
                 self._kept.discard(tenant)
                 self._store.drop_tenant(tenant)
                 self._forget(self._namespace.key(tenant))
+
+    def take_retention(self, kept: dict[str, int]) -> None:
+        """Put the policy's retention in force (``set_retention``), and release what it withdraws in short steps of the
+        event loop, in which it must be called."""
+        self.set_retention(kept)
+        if not self._releasing:
+            self._release()
+
+    def _release(self) -> None:
+        self._releasing = self._store.release_some()
+        if self._releasing:
+            asyncio.get_running_loop().call_soon(self._release)
 
     def renew(self, tenant: str) -> str | None:
         """Draw another namespace key for the tenant and have the engines forget the old one; gives it in hex, or None

@@ -10,7 +10,9 @@ Nothing is fsynced, for nothing outlives the run: the keys take in a secret of t
 earlier run are removed at start. Only what a shred removes is overwritten and brought to the medium first.
 
 Methods may be called from any thread; one lock guards the books, and is held while a disk is written or read. Sealing
-and the store outside are outside of it.
+and the store outside are outside of it. Many objects are dropped in steps, between which the lock is free. What a
+policy withdraws is out of the books at once, so that nothing of it is found any more; its bytes are released in short
+steps (``release_some``).
 """
 
 from __future__ import annotations
@@ -18,16 +20,29 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
-from appliance.supervisor.store_tier import FoundObject, ObjectCarrier, StoreTier
+from appliance.supervisor.store_tier import MAX_STORE_OBJECTS, FoundObject, ObjectCarrier, StoreTier
 from isolation.ipc.spill import KvTier
 from isolation.keys.errors import KeyringError, KeysError, SealBrokenError
 from isolation.keys.files import destroy
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import OVERHEAD_BYTES, Binding, Sealer
+
+STEP_S = 0.002
+"""Seconds for which objects are released before the lock, or an event loop, does something else: some 500 objects of a
+store outside, some 50 files."""
+
+PAUSE_S = 0.0002
+"""Seconds between two such steps of a thread: one that took the lock again at once would let no other thread have
+it."""
+
+MAX_WITHDRAWN = 2 * MAX_STORE_OBJECTS
+"""Objects that are withdrawn and not released yet; beyond that number the oldest are released at once."""
 
 _SUFFIX = ".kv"
 
@@ -62,6 +77,9 @@ class SpillStore:
         self._store = None
         if carrier is not None:
             self._store = StoreTier(limits, carrier, self.figures, self._lock, may_leave)
+        self._withdrawn: deque[OrderedDict[Key, SpilledObject]] = deque()
+        """Objects that are out of the books and still to be released, the oldest withdrawal first."""
+        self._num_withdrawn = 0
         self._folder = limits.folder
         if limits.folder is not None:
             limits.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,12 +163,20 @@ class SpillStore:
         return data
 
     def drop_tenant(self, tenant: str) -> int:
-        """Forget a tenant's objects; gives how many."""
-        return self._drop(lambda _key: True, tenant)
+        """Forget a tenant's objects; gives how many. From now on none is found; ``release_some`` releases them."""
+        return self._withdraw(tenant, self._tiers())
 
     def drop_outside(self, tenant: str) -> int:
-        """Forget a tenant's objects in the store outside of this machine; gives how many."""
-        return 0 if self._store is None else self._drop(lambda _key: True, tenant, (self._store.tier,))
+        """Forget a tenant's objects in the store outside of this machine; gives how many. From now on none is found, or
+        written there; ``release_some`` releases them."""
+        return 0 if self._store is None else self._withdraw(tenant, (self._store.tier,))
+
+    def release_some(self) -> bool:
+        """Make what was withdrawn unreadable, and have file system and store forget it, for ``STEP_S``. Returns whether
+        there is more."""
+        with self._lock:
+            self._release(time.monotonic() + STEP_S)
+            return bool(self._withdrawn)
 
     def drop_epoch(self, epoch: bytes) -> int:
         """Forget what one life of an engine computed; gives how many."""
@@ -167,11 +193,13 @@ class SpillStore:
             self._keyring.shred(tenant)
         finally:
             count = self._drop(lambda _key: True, tenant, thoroughly=True)
+            self._release_all()
         return count
 
     def close(self) -> None:
         """Forget everything. The folder is removed unless it holds foreign files."""
         self._drop(lambda _key: True)
+        self._release_all()
         if self._store is not None:
             self._store.close()
         if self._folder is not None:
@@ -181,26 +209,57 @@ class SpillStore:
     def _tiers(self) -> tuple[TierBooks, ...]:
         return (self._memory, self._disk, *(() if self._store is None else (self._store.tier,)))
 
-    def _drop(
-        self,
-        chosen: Callable[[Key], bool],
-        tenant: str | None = None,
-        tiers: tuple[TierBooks, ...] = (),
-        *,
-        thoroughly: bool = False,
-    ) -> int:
-        """Forget objects of one tenant, or of all: a policy may take the retention of thousands, so that nobody else's
-        are looked at for one. Without ``tiers``, those of all tiers."""
+    def _withdraw(self, tenant: str, tiers: tuple[TierBooks, ...]) -> int:
+        """Take a tenant's objects out of the books without a look at any object."""
         count = 0
         with self._lock:
-            for tier in tiers or self._tiers():
-                for owner in list(tier.objects) if tenant is None else {tenant} & tier.objects.keys():
-                    for key in [key for key in tier.objects[owner] if chosen(key)]:
-                        item = tier.pop(owner, key)
-                        if item is not None:
-                            self._remove(item, thoroughly=thoroughly)
-                            count += 1
+            for tier in tiers:
+                if items := tier.take(tenant):
+                    self._withdrawn.append(items)
+                    count += len(items)
+            self._num_withdrawn += count
+            self._release(0.0)
             self._count()
+        return count
+
+    def _release(self, until: float) -> None:
+        """Release what was withdrawn, the oldest first, until this monotonic second, and what is beyond the bound."""
+        while self._withdrawn and (self._num_withdrawn > MAX_WITHDRAWN or time.monotonic() < until):
+            items = self._withdrawn[0]
+            self._remove(items.popitem()[1])
+            self._num_withdrawn -= 1
+            if not items:
+                self._withdrawn.popleft()
+
+    def _release_all(self) -> None:
+        while self.release_some():
+            time.sleep(PAUSE_S)
+
+    def _drop(self, chosen: Callable[[Key], bool], tenant: str | None = None, *, thoroughly: bool = False) -> int:
+        """Forget objects of one tenant, or of all, in every tier; gives how many. Blocks."""
+        count = 0
+        for tier in self._tiers():
+            with self._lock:
+                owners = list(tier.objects) if tenant is None else [tenant]
+            count += sum(self._drop_of(tier, owner, chosen, thoroughly=thoroughly) for owner in owners)
+        return count
+
+    def _drop_of(self, tier: TierBooks, owner: str, chosen: Callable[[Key], bool], *, thoroughly: bool) -> int:
+        """Forget a tenant's objects in one tier, in steps between which the lock is free."""
+        count = 0
+        with self._lock:
+            keys = [key for key in tier.objects.get(owner, ()) if chosen(key)]
+        while keys:
+            with self._lock:
+                until = time.monotonic() + STEP_S
+                while keys and time.monotonic() < until:
+                    item = tier.pop(owner, keys.pop())
+                    if item is not None:
+                        self._remove(item, thoroughly=thoroughly)
+                        count += 1
+                self._count()
+            if keys:
+                time.sleep(PAUSE_S)
         return count
 
     def _find(self, tenant: str, key: Key) -> tuple[SpilledObject | None, bytes | None]:

@@ -107,6 +107,15 @@ class TierBooks:
             del self.objects[tenant], self.bytes_of[tenant]
         return item
 
+    def take(self, tenant: str) -> OrderedDict[Key, SpilledObject]:
+        """Take all objects of a tenant out of the books, in a time that does not depend on their number."""
+        items = self.objects.pop(tenant, None)
+        if items is None:
+            return OrderedDict()
+        self.used -= self.bytes_of.pop(tenant)
+        self.count -= len(items)
+        return items
+
     def use(self, tenant: str, key: Key) -> SpilledObject | None:
         """Return an object, if it is there, and count it as used last."""
         items = self.objects.get(tenant)

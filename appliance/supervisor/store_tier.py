@@ -56,8 +56,11 @@ class ObjectCarrier(Protocol):
         """Ask for objects of these names and sizes; gives what became of each. Blocks for a bounded time."""
         ...
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
-        """Queue an object to be written; False where it will not be. ``done`` is called from another thread."""
+    def offer(
+        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], wanted: Callable[[], bool]
+    ) -> bool:
+        """Queue an object to be written; False where it will not be. ``done`` is called from another thread; so is
+        ``wanted``, just before the object leaves: one that is wanted no more is not written, and nothing is told."""
         ...
 
     def drop(self, name: bytes) -> None:
@@ -97,11 +100,17 @@ class StoreTier:
         item.header, item.sealed, item.path = sealed[:HEADER_BYTES], sealed, None
         item.until = time.monotonic() + self._seconds - MARGIN_S
         body = memoryview(sealed)[HEADER_BYTES:]
-        if not self._carrier.offer(item.name, body, lambda status: self._written(tenant, key, item, status)):
+        self.tier.put(tenant, key, item)  # Before it is offered: what is not in the books is not wanted.
+        if not self._carrier.offer(
+            item.name,
+            body,
+            lambda status: self._written(tenant, key, item, status),
+            lambda: self._holds(tenant, key, item),
+        ):
+            self.tier.pop(tenant, key)
             item.name = item.header = b""
             self._figures.store_away += 1
             return False
-        self.tier.put(tenant, key, item)
         while self.tier.used > self.tier.limit or self.tier.count > MAX_STORE_OBJECTS:
             full = self.tier.used > self.tier.limit
             evicted = self.tier.pop(*(self.tier.victim() if full else self.tier.victim_by_count()))
@@ -152,6 +161,11 @@ class StoreTier:
         """Release the way to the store; what it has is unreadable and ends with its time."""
         self._carrier.close()
 
+    def _holds(self, tenant: str, key: Key, item: SpilledObject) -> bool:
+        """Return whether an object is in the books. The lock need not be held."""
+        held = self.tier.objects.get(tenant)
+        return held is not None and held.get(key) is item
+
     def _count(self, status: ObjectStatus) -> None:
         if status in (ObjectStatus.ABSENT, ObjectStatus.REFUSED):
             self._figures.store_lost += 1
@@ -161,8 +175,7 @@ class StoreTier:
     def _written(self, tenant: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
         """Release the bytes of an object that the store has; take one that it has not out of the books."""
         with self._lock:
-            held = self.tier.objects.get(tenant)
-            if held is None or held.get(key) is not item:
+            if not self._holds(tenant, key, item):
                 return
             if status is ObjectStatus.OK:
                 item.sealed = None

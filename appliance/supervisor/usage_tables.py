@@ -1,7 +1,7 @@
 """The supervisor's answers to what all tenants have used, for the operator's page. The gateway cannot read the book.
 
 A span is read once and then told for a while, the longer the more it cost: however many pages are open, reading takes a
-twentieth of one core at most.
+twentieth of one core at most. Readings have numbers, so that a page can show what is from one reading alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import structlog
 from appliance.common.config_places import HostConfig
 from appliance.common.control_usage import Overview, OverviewQuery, UsageTable, UsageTableQuery
 from appliance.common.errors import ConfigError, ControlError
-from appliance.common.usage.report import SECONDS_PER_HOUR, By, Filter, Sum, hours_awake, open_to_read, sums, total
+from appliance.common.usage.report import (
+    SECONDS_PER_HOUR,
+    By,
+    Filter,
+    Sum,
+    hours_awake,
+    open_to_read,
+    sums_together,
+    total,
+)
 from appliance.common.usage.spans import Span, num_steps, step_of, step_s, times
 from appliance.common.usage.tenant_tables import tenant_table
 from appliance.common.usage.unusual import Unusual, unusual
@@ -33,8 +42,8 @@ TIMES_READ = 20
 """How many times as long as reading took it is told again."""
 
 WITHIN_S = 30.0
-"""Longest that one sum of the book may take. 30 days of 10,000 tenants at work in each hour, seven million rows, take 8
-to 12 seconds of processor time for each of the two."""
+"""Longest that a sum of the book may take, and half of what the two of a page may take together. 30 days of 10,000
+tenants at work in each hour, seven million rows, take 8 to 12 seconds of processor time for each of the two."""
 
 MAX_MODELS = 60
 """Models of an overview, those with the highest cost; all others are one row."""
@@ -67,6 +76,7 @@ class _Read:
     """By step and model."""
     unusual: Sequence[Unusual]
     hours: float
+    number: int
     stale_at: float
 
 
@@ -94,6 +104,7 @@ class UsageTables:
         self._folder, self._classes, self._host = folder, classes, host
         self._clock, self._monotonic = clock, monotonic
         self._read: dict[Span, _Read | _Failed] = {}
+        self._readings = 0
         self._epoch = 0
         """Times that what is kept was forgotten."""
 
@@ -155,18 +166,20 @@ class UsageTables:
             -1.0 if self._host is None else self._host.price_per_hour,
             "" if self._host is None else self._host.currency,
             "",
+            read.number,
         )
 
     def _table(self, message: UsageTableQuery, folder: Path) -> UsageTable:
-        span = Span(message.span)
+        span, reading = Span(message.span), 0
         if message.tenant:
             chosen = times(span, self._clock())
             rows: Sequence[Sum] = tenant_table(folder, message.tenant, By(message.by), chosen, WITHIN_S)
         else:
             found = message.find.casefold()
-            rows = [one for one in self._known(span, folder).tenants if found in one.keys[0].casefold()]
+            read = self._known(span, folder)
+            rows, reading = [one for one in read.tenants if found in one.keys[0].casefold()], read.number
         shown = first_rows(rows[message.offset :], MAX_ROWS, MAX_ROW_BYTES)
-        return UsageTable(message.request, told(shown), len(rows), "")
+        return UsageTable(message.request, told(shown), len(rows), "", reading)
 
     def _known(self, span: Span, folder: Path) -> _Read:
         """What was read of a span lately, or now.
@@ -192,12 +205,13 @@ class UsageTables:
     def _now(self, span: Span, folder: Path) -> _Read:
         now = self._clock()
         chosen = times(span, now)
-        tenants = sums(folder, [By.TENANT], chosen, WITHIN_S)
-        steps = sums(folder, [step_of(span), By.MODEL], chosen, WITHIN_S)
+        groups = [By.TENANT], [step_of(span), By.MODEL]
+        tenants, steps = sums_together(folder, groups, chosen, 2 * WITHIN_S)
         with open_to_read(folder, WITHIN_S) as book:
             odd = unusual(book, int(now // SECONDS_PER_HOUR))
         hours = hours_awake(folder, chosen, datetime.fromtimestamp(now, UTC))
-        return _Read(chosen, tenants, steps, odd, hours, 0.0)
+        self._readings += 1
+        return _Read(chosen, tenants, steps, odd, hours, self._readings, 0.0)
 
     def _stale_at(self, began: float) -> float:
         ended = self._monotonic()

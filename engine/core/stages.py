@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from engine.core.backend import VectorSource
@@ -26,7 +27,18 @@ USAGE_PERIOD_NS = 1_000_000_000
 
 
 MAX_RESTORED = 1_024
-"""Requests whose prefix came back and that have not started yet of which the tokens are remembered, to be told."""
+"""Outputs of requests whose prefix came back and that have not started yet of which the tokens are remembered, to be
+told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CameBack:
+    """What came back for one submission, whose outputs share their prompt."""
+
+    ids: range
+    """Ids of its outputs."""
+    tokens: tuple[int, ...]
+    """Tokens from memory, disk and store."""
 
 
 class Entrance:
@@ -119,8 +131,8 @@ class TierSpilling(Spilling):
         self._entrance = entrance
         self._masks: dict[int, RowMask] = {}
         """Masks for the first tokens of requests that wait."""
-        self._restored: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-        """Tokens that came back for requests that have not started, by tier; at most ``MAX_RESTORED``."""
+        self._restored: OrderedDict[int, _CameBack] = OrderedDict()
+        """What came back for requests that have not started, by the id of each output; at most ``MAX_RESTORED``."""
 
     @property
     def longest_sleep_s(self) -> float:
@@ -165,24 +177,35 @@ class TierSpilling(Spilling):
         for one in self.tier.take(now_ns):
             self._entrance.enter(one.submit, one.arrival_ns)
             wipe(one.submit.token_ids)
+            ids = _ids_of(one.submit)
             if any(one.tiers):
-                self._restored[one.submit.request] = tuple(count * self.tier.cache.block_size for count in one.tiers)
-                if len(self._restored) > MAX_RESTORED:
+                tokens = tuple(count * self.tier.cache.block_size for count in one.tiers)
+                self._restored |= dict.fromkeys(ids, _CameBack(ids, tokens))
+                while len(self._restored) > MAX_RESTORED:
                     self._restored.popitem(last=False)
-            for request_id in _ids_of(one.submit):
+            for request_id in ids:
                 mask = self._masks.pop(request_id, None)
                 if mask is not None:
                     self._entrance.scheduler.set_mask(request_id, 0, mask)
         return ()
 
     def note_starts(self, starts: Sequence[Started]) -> tuple[Started, ...]:
-        """Return these starts with what came back for each, told once."""
+        """Return these starts with what came back for each. What came for several outputs of one prompt is told once,
+        with the first of them that starts: the one that was asked for first may have ended before."""
         if not self._restored:
             return tuple(starts)
         return tuple(
-            Started(one.request, one.cached_tokens, one.queue_us, *self._restored.pop(one.request, ()))
-            for one in starts
+            Started(one.request, one.cached_tokens, one.queue_us, *self._take_restored(one.request)) for one in starts
         )
+
+    def _take_restored(self, request_id: int) -> tuple[int, ...]:
+        """Take the tokens that came back for a submission, by the id of one of its outputs; empty where none did."""
+        came = self._restored.get(request_id)
+        if came is None:
+            return ()
+        for one in came.ids:
+            self._restored.pop(one, None)
+        return came.tokens
 
     def before_execute(self) -> None:
         """Send away what the plan evicts."""

@@ -140,8 +140,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, the digests of its image and
   model, and the id of the key that has signed the model, empty where no signature is asked for;
 * ``keys``: keys were made, or given to the gateway;
-* ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
-  that touched;
+* ``order``: what the operator had done to keys (shred, rotate, rewrap) or to spend that requests had reserved which
+  ended with the machine (release), as which user id, and how many objects, keys or requests that touched;
 * ``call``: a call of the operator's API, when it has ended, with the user id that called and its roles, what it was
   about, its id and the status of its end; one that changes something has another entry before, ``BEGUN``. A caller on
   another machine has the user 65534 and is named by ``caller``; ``reason`` says why a credential was refused;

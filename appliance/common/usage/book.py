@@ -6,7 +6,8 @@ is missed and none counted twice; a book that is lost or damaged is made again f
 
 A tenant whose spend is limited has the largest cost of each running request reserved here before its first token. The
 request's entry releases the reservation. One whose entry never comes, because a process was killed, stays until its
-month ends: it counts against the tenant's limits of its day and its month, and is on no bill.
+month ends: it counts against the tenant's limits of its day and its month, and is on no bill. Where the machine has
+booted since, its request has certainly ended, and the operator may release it (``release``).
 
 SQLite in WAL mode; every commit is forced to disk (``synchronous=FULL``), at most one a second for entries and one for
 each group of reservations that came together.
@@ -55,6 +56,8 @@ CREATE TABLE IF NOT EXISTS spent (
 CREATE TABLE IF NOT EXISTS reserved (
     request TEXT PRIMARY KEY, tenant TEXT NOT NULL, day INTEGER NOT NULL, cost INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS boot (id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS ended_with_boot (request TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS used_by_user (
     day INTEGER NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, requests INTEGER NOT NULL,
     input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, cost INTEGER NOT NULL,
@@ -90,6 +93,13 @@ SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
 RESERVED = "SELECT day, cost FROM reserved WHERE tenant = ? AND day >= ?"
 
 RELEASE_BATCH = "DELETE FROM reserved WHERE request >= ? AND request < ?"
+
+END_WITH_BOOT = "INSERT OR IGNORE INTO ended_with_boot SELECT request FROM reserved WHERE request GLOB 'req_*'"
+"""Notes that plain requests have ended. Lines of batches run again after a boot, and loans go on."""
+
+RELEASE_ENDED = """
+DELETE FROM reserved WHERE tenant = ? AND request IN (SELECT request FROM ended_with_boot) RETURNING cost
+"""
 
 
 RENAME_USED = f"""
@@ -127,6 +137,15 @@ class Reserved:
     request: str
     tenant: str
     cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Reservations that the operator has released."""
+
+    requests: int
+    cost: int
+    """What they had reserved in all, in billionths of the currency's unit."""
 
 
 class UsageBook:
@@ -191,6 +210,37 @@ class UsageBook:
                 (one.request, one.tenant, day, one.cost) for one in reservations if one.request not in self._released
             ]
             connection.executemany("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?)", rows)
+            # One that is reserved for anew runs.
+            connection.executemany("DELETE FROM ended_with_boot WHERE request = ?", [(row[0],) for row in rows])
+
+    def begin_boot(self, boot: str) -> int:
+        """Note under which boot of the machine the book is used, by its id. Where it is another than before, the plain
+        requests that have reservations ended with the earlier one: they count on until ``release``, or until their
+        months end. Returns how many such reservations there are.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        with self._change() as connection:
+            row = connection.execute("SELECT id FROM boot").fetchone()
+            if row is not None and row[0] != boot:
+                connection.execute(END_WITH_BOOT)
+            connection.execute("DELETE FROM boot")
+            connection.execute("INSERT INTO boot VALUES (?)", (boot,))
+            connection.execute("DELETE FROM ended_with_boot WHERE request NOT IN (SELECT request FROM reserved)")
+            return int(connection.execute("SELECT COUNT(*) FROM ended_with_boot").fetchone()[0])
+
+    def release(self, tenant: str) -> Released:
+        """Remove a tenant's reservations of requests that ended with an earlier boot of the machine: they count against
+        no limit any more. Nothing is charged for them.
+
+        Raises:
+            UsageAccessError: the disk does not take it.
+        """
+        with self._change() as connection:
+            costs = [int(row[0]) for row in connection.execute(RELEASE_ENDED, (tenant,)).fetchall()]
+            connection.execute("DELETE FROM ended_with_boot WHERE request NOT IN (SELECT request FROM reserved)")
+        return Released(len(costs), min(sum(costs), MOST))
 
     def forget_reservations(self, now_s: float) -> None:
         """Remove the reservations of earlier months.

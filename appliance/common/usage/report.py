@@ -114,12 +114,26 @@ def sums(folder: Path, by: Sequence[By], chosen: Filter, within_s: float | None 
     of_users = By.USER in by or chosen.users
     if of_users and (chosen.models or not {*by} <= COLUMNS_OF_USERS.keys()):
         raise ConfigError("end users are summed by tenant, day and month, and not by model or hour")
+    if not of_users:
+        return sums_together(folder, (by,), chosen, within_s)[0]
     with open_to_read(folder, within_s) as book:
-        if not of_users:
-            return _sums(book, by, chosen)
         if book.execute("PRAGMA user_version").fetchone()[0] < FIRST_WITH_USERS:
             raise ConfigError("the usage book has no end users yet; the supervisor of this version adds them")
         return _sums_of_users(book, by, chosen)
+
+
+def sums_together(
+    folder: Path, groups: Sequence[Sequence[By]], chosen: Filter, within_s: float | None = None
+) -> list[list[Sum]]:
+    """Return the sums of one state of the book in the audit folder by several groups, none of them by end user.
+
+    Raises:
+        ConfigError: there is no book, it is of a newer version, it cannot be read, or reading took longer than
+            ``within_s``.
+    """
+    with open_to_read(folder, within_s) as book:
+        book.execute("BEGIN")  # Until the connection is closed it sees what the first sum sees.
+        return [_sums(book, by, chosen) for by in groups]
 
 
 def hours_awake(folder: Path, chosen: Filter, now: datetime | None) -> float:

@@ -69,6 +69,12 @@ class Outcome:
         if self.streamed:
             self.charge = kept
 
+    def take(self, started: EngineStarted) -> None:
+        """Note that an engine took the request up, and what it says that it had of the prompt."""
+        self.started = True
+        self.cached_tokens = min(started.cached_tokens, self.input_tokens)
+        self.restored_tokens = restored_of(started, self.cached_tokens)
+
     def show(self) -> None:
         """Note that some of the answer is about to be shown."""
         self.emitted = True
@@ -112,10 +118,8 @@ class RunProgress:
         again = outcome.started
         # An engine that sends tokens without reporting their start has cached nothing and queued nothing.
         reported = stream.started or EngineStarted(stream.request, 0, 0)
-        outcome.started = True
         scheduled_ns = min(self._trace.now_ns(), self._began_ns + reported.queue_us * 1_000)
-        outcome.cached_tokens = min(reported.cached_tokens, outcome.input_tokens)
-        outcome.restored_tokens = restored_of(reported, outcome.cached_tokens)
+        outcome.take(reported)
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
         return None if again else Started(outcome.input_tokens, outcome.cached_tokens)
@@ -259,8 +263,7 @@ class Follower:
             if stream.engine_gone is None:
                 self._used[choice] = max(self._used[choice], stream.received)
                 if stream.started is not None and not self._outcome.started:
-                    self._outcome.started = True
-                    self._outcome.cached_tokens = min(stream.started.cached_tokens, self._outcome.input_tokens)
+                    self._outcome.take(stream.started)
         self._outcome.output_tokens = sum(self._used)
         self._outcome.reasoning_tokens = sum(one.reasoning_tokens for one in self._texts)
 

@@ -5,7 +5,7 @@ theory be missed; the timer bounds what that costs (``LOOK_AGAIN_S``), and runs 
 that do not fit into the ring wait in a bounded queue and go out when the guest has read.
 
 The guest is hostile. It may ring without end, write faster than anybody reads, or close its bell and go on writing:
-each turn here is short (``TURN_S``), a link has its share of the loop and no more (``LoopShare``), and after the
+each turn here is short (``TURN_S``), a link has its share of the loop and no more (``LOOP_SHARE``), and after the
 guest's end one batch is read and nothing else.
 """
 
@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from appliance.common.time_share import TimeShare
 from appliance.gateway.sandboxes.probe import LATE_S, Probe
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message, encode
@@ -34,25 +35,6 @@ BURST_S = 0.05
 OVERHEAD_S = 30e-6
 """Seconds that the event loop itself spends on one turn of a link, beside what the link measures: the poll, the
 callback, a timer."""
-
-
-class LoopShare:
-    """Bucket of seconds of the event loop that one sandbox may take: seconds spent against seconds earned. Times are
-    arguments."""
-
-    __slots__ = ("_level", "_then")
-
-    def __init__(self, now: float) -> None:
-        self._level = BURST_S
-        self._then = now
-
-    def spend(self, seconds: float, now: float) -> float:
-        """Account for a turn's work that ended at ``now``; returns the seconds to pause, 0 while the share is kept."""
-        earned = (now - self._then) * LOOP_SHARE
-        self._then = now
-        self._level = min(BURST_S, self._level + earned) - seconds - OVERHEAD_S
-        return 0.0 if self._level >= 0 else -self._level / LOOP_SHARE
-
 
 LOOK_AGAIN_S = 0.1
 """Longest delay, in seconds, of a frame by a missed bell while something is awaited."""
@@ -102,7 +84,7 @@ class Link:
         self._retry: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
-        self._loop_share = LoopShare(time.monotonic())
+        self._loop_share = TimeShare(time.monotonic(), LOOP_SHARE, BURST_S, OVERHEAD_S)
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self.frames = 0

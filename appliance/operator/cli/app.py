@@ -188,6 +188,7 @@ _add("Commands", "remove", tenant_remove.remove, tenant_remove.EXAMPLES, _tenant
 _add("Commands", "usage", tenant_usage.usage, tenant_usage.EXAMPLES, _tenant)
 _add("Commands", "shred", tenant.shred, tenant.SHRED_EXAMPLES, _tenant)
 _add("Commands", "rotate", tenant.rotate, tenant.ROTATE_EXAMPLES, _tenant)
+_add("Commands", "release", tenant.release, tenant.RELEASE_EXAMPLES, _tenant)
 _add("Commands", "rewrap", tenant.rewrap, tenant.REWRAP_EXAMPLES, _tenant)
 _add("Commands", "root", tenant.root_key, tenant.ROOT_EXAMPLES, _tenant)
 _image = _group("image", "Build, verify, sign and choose the sandboxes' image.", MORE)

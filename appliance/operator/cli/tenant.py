@@ -1,4 +1,5 @@
-"""``athanor tenant``: tenants' keys. What was sealed under a key that is destroyed is gone for good.
+"""``athanor tenant``: tenants' keys, and spend that is reserved for requests that ended with the machine. What was
+sealed under a key that is destroyed is gone for good.
 
 A running supervisor is asked; where none runs, the keyring's folder is opened here, and nothing of that is in the audit
 log, which belongs to the supervisor."""
@@ -29,6 +30,10 @@ athanor tenant shred acme | running or not
 
 ROTATE_EXAMPLES = """
 athanor tenant rotate acme | on a schedule, or after a backup got lost
+"""
+
+RELEASE_EXAMPLES = """
+athanor tenant release acme | after a power loss, when its limit of spend shall not stay reduced
 """
 
 REWRAP_EXAMPLES = """
@@ -95,6 +100,29 @@ def rotate(
         output().print(f"{tenant}: it has a new key{old}", highlight=False)
 
 
+def release(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose reservations are released.")],
+    config: Config = DEFAULT_CONFIG,
+    yes: Yes = False,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Release spend that is reserved for requests that ended with the machine.
+
+    After a power loss, what a tenant's running requests had reserved counts against its limits until
+    the day and the month end, since nobody knows how much of their answers was shown. This command
+    gives it back, and charges nothing for them. Lines of batches, which run again, keep theirs.
+    Needs a running appliance, and the supervisor's user, or root.
+    """
+    loaded = _load(config)
+    confirm(f"release what {tenant} had reserved before the machine booted", yes=yes)
+    answer = _order(loaded, {"do": "release", "tenant": tenant}, output_format)
+    if answer is not None:
+        from policy.prices import amount_text
+
+        number, cost = counted(answer["requests"], "reservation"), amount_text(answer["cost"])
+        output().print(f"{tenant}: {number} released, {cost} in all", highlight=False)
+
+
 def rewrap(
     new_root: Annotated[Path, typer.Argument(metavar="NEW", help="File of the new root key.")],
     config: Config = DEFAULT_CONFIG,
@@ -158,7 +186,8 @@ def _order(config: ApplianceConfig, wish: dict[str, str], output_format: Format)
     """Have an order carried out; gives the answer where people are to be told, and prints it elsewhere."""
     with ExitStack() as stack:
         if output_format is Format.TABLE and errors().is_terminal:
-            stack.enter_context(errors().status(f"{wish['do']}: objects and keys are overwritten"))
+            doing = "" if wish["do"] == "release" else ": objects and keys are overwritten"
+            stack.enter_context(errors().status(f"{wish['do']}{doing}"))
         answer = _ask_running(config, wish)
         if answer is None:
             answer = _do_offline(config, wish)
@@ -210,6 +239,8 @@ def _do_offline(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any]
     from isolation.keys.keyring import Keyring
     from isolation.keys.root import read_root
 
+    if wish["do"] == "release":
+        return {"ok": False, "problem": "no supervisor runs, which keeps the usage book; start it, then ask again"}
     unlinked = False
     if wish["do"] == "shred" and config.audit is not None:
         from appliance.operator.audit_names import unlink

@@ -50,7 +50,11 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         {"event": "trusted", "model": ""},
     ],
     "keys": [{}],
-    "order": [{"what": "shred", "outcome": "OK"}, {"what": "rotate", "outcome": "FAILED", "tenant": ""}],
+    "order": [
+        {"what": "shred", "outcome": "OK"},
+        {"what": "rotate", "outcome": "FAILED", "tenant": ""},
+        {"what": "release"},
+    ],
     "call": [{"outcome": "OK"}, {"outcome": "BEGUN"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
     "admin": [{"outcome": "OK"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
     "model": [{"what": "pull", "outcome": "OK"}, {"what": "remove", "outcome": "FAILED", "model": ""}],

@@ -266,6 +266,7 @@ async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pyte
     async with asyncio.timeout(20):
         while keeper._ending is None:
             await asyncio.sleep(0.005)
+        await asyncio.sleep(0)  # The load is read first in the keeper's next turn.
         keeper.freeze(7, frozen=True)
         assert (sandbox.frozen, published) == (False, [])
         keeper.freeze(1, frozen=True)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, entry, to_wire
@@ -25,9 +26,10 @@ from appliance.common.control import (
     Spent,
     encode,
 )
-from appliance.common.usage.book import FOLDER, NAME, SpentNow, UsageBook
+from appliance.common.usage.book import FOLDER, NAME, Released, SpentNow, UsageBook
 from appliance.common.usage.periods import MOST, period_of
 from appliance.common.usage.pseudonyms import name_digest
+from appliance.gateway.request.spend import Spends
 from appliance.supervisor import metering as module
 from appliance.supervisor.audit import Recorder
 from appliance.supervisor.metering import MAX_ASKED, open_metering
@@ -45,11 +47,11 @@ def request(number: int, cost: int) -> Entry:
 class House:
     """A recorder with metering over a real log and a real book."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, boot: str = "") -> None:
         self.folder = folder
         self.sent: list[Control] = []
         self.audit = open_log(folder)
-        self.metering = open_metering(folder, self.audit.name, self.audit.size, self.publish)
+        self.metering = open_metering(folder, self.audit.name, self.audit.size, self.publish, boot)
         self.metering._clock = lambda: NOON
         self.recorder = Recorder(self.audit, lambda _: None, clock_ms=lambda: int(NOON * 1000), metering=self.metering)
         self.metering.written = self.recorder.flush
@@ -121,6 +123,34 @@ async def test_an_answer_has_everything_that_was_reported(tmp_path: Path) -> Non
     assert await again.until(1) == [answer]
     assert again.reserved() == [("req_2", 900)]
     await again.close()
+
+
+async def test_a_boot_of_the_machine_makes_reservations_releasable(tmp_path: Path) -> None:
+    """A reservation that a supervisor finds after another boot is told in the log and counts until it is released; the
+    gateway is then told so, and holds it no more. Control: a supervisor that starts again under the same boot finds
+    none, and none where the kernel tells no boot."""
+    for boot, found in (("one", 0), ("one", 0), ("", 0), ("two", 1)):
+        with capture_logs() as lines:
+            house = House(tmp_path, boot)
+        assert sum("earlier boot" in line["event"] for line in lines) == found
+        if boot == "one":
+            house.metering.take(ReserveSpend({"alpha": {"req_1": 900}}))
+            await house.until(1)
+        if boot != "two":
+            await house.close()
+    spends = Spends(lambda: NOON)
+    house.metering.take(SpendQuery(["alpha"]))
+    told = (await house.until(1))[-1]
+    assert isinstance(told, Spent)
+    spends.take(told)
+    assert (spends.of("alpha").day, spends.held()) == (900, ["alpha"])
+    assert house.metering.release("alpha") == Released(1, 900)
+    house.metering.take(SpendQuery(["alpha"]))
+    told = (await house.until(2))[-1]
+    assert isinstance(told, Spent)
+    spends.lower(told)
+    assert (spends.of("alpha").day, spends.of("alpha").month, spends.held()) == (0, 0, [])
+    await house.close()
 
 
 async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:

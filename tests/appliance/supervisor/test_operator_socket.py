@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from appliance.common.audit.entry import Entry
 from appliance.common.control import Control, Namespaces
+from appliance.common.usage.book import Released, UsageAccessError
 from appliance.supervisor import operator_socket
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.operator_socket import OperatorSocket
@@ -144,6 +146,38 @@ async def test_a_rotation_gives_another_key_at_once(desk: Desk) -> None:
     assert desk.store.put(name, b"newer")
     assert desk.store.get(name) == b"newer"
     assert [(one.kind, one.fields["what"], one.fields["count"]) for one in desk.recorded] == [("order", "rotate", 1)]
+
+
+async def test_reserved_spend_is_released_and_on_record(tmp_path: Path) -> None:
+    """The answer says how many requests and how much; the audit log has who ordered it. Without a usage book, and where
+    the book takes nothing, the order fails and is on record too."""
+    recorded: list[Entry] = []
+    found: list[Released] = [Released(2, 21)]
+
+    def release(tenant: str) -> Released:
+        assert tenant == "alpha"
+        if not found:
+            raise UsageAccessError("the disk is full")
+        return found.pop()
+
+    with tempfile.TemporaryDirectory(prefix="op-", dir="/tmp") as name:
+        for doing in (release, release, None):
+            made = OperatorSocket(Path(name) / "s", None, lambda *_: True, recorded.append, release=doing)
+            await made.open()
+            desk = Desk(Path(name) / "s", Namespace(), None, None, [], recorded)  # type: ignore[arg-type]
+            answer = await desk.say(b'{"do": "release", "tenant": "alpha"}\n')
+            assert answer is not None
+            if len(recorded) == 1:
+                assert answer == {"ok": True, "tenant": "alpha", "requests": 2, "cost": 21}
+            else:
+                problem = "the disk is full" if doing else operator_socket.NO_BOOK
+                assert answer == {"ok": False, "problem": problem}
+            await made.close()
+    assert [(one.kind, one.fields["what"], one.fields["outcome"], one.fields["count"]) for one in recorded] == [
+        ("order", "release", "OK", 2),
+        ("order", "release", "FAILED", 0),
+        ("order", "release", "FAILED", 0),
+    ]
 
 
 async def test_what_was_pulled_is_on_record(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -10,7 +11,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,10 +28,13 @@ from appliance.common.carrier_wire import (
     decode_request,
     read_exactly,
 )
+from appliance.common.control import LEAVES
 from appliance.common.errors import CarrierError
 from appliance.common.kv_store_state import KvStoreState
-from appliance.supervisor import kv_carrier, store_tier
+from appliance.supervisor import kv_carrier, spill_store, store_tier
 from appliance.supervisor.kv_carrier import PATIENCE_S, KvCarrier
+from appliance.supervisor.namespaces import Namespace
+from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.keys.keyring import Keyring
@@ -70,7 +77,9 @@ class HostileStore:
         told = [self.lie(name, self.objects[name]) for name in names]
         return [(ObjectStatus.OK, body) if body else (ObjectStatus.ABSENT, b"") for body in told]
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
+    def offer(
+        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+    ) -> bool:
         """Keep an object; it is written when ``settle`` is called."""
         if self.away:
             return False
@@ -177,9 +186,63 @@ def test_what_is_forgotten_cannot_be_opened_again(keyring: Keyring) -> None:
     hostile.settle()
     assert len(hostile.objects) == 4
     assert (kept.shred("alpha"), kept.drop_outside("beta"), kept.drop_epoch(b"two")) == (1, 1, 1)
+    assert not kept.release_some()
     opened = {tenant for tenant, epoch in tenants.items() if kept.get(binding(0, tenant, epoch)) is not None}
     assert opened == {"delta"} and len(hostile.dropped) == 3
     assert kept.figures.store_objects == 1
+    kept.close()
+
+
+def test_what_is_withdrawn_is_not_found_while_it_is_released_in_steps(
+    keyring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty objects of which the store takes 1 ms each to drop: after the withdrawal none opens, whatever is released
+    yet, none is written that waited to be, and each turn of the event loop takes one step. Another tenant's opens at
+    every turn (control)."""
+    leaving = {"alpha", "beta"}
+    kept, hostile = outside(keyring, leaving.__contains__)
+    wanted: list[Callable[[], bool]] = []
+    offer, drop, clock = hostile.offer, hostile.drop, [0.0]
+
+    def offer_and_note(
+        name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], still: Callable[[], bool]
+    ) -> bool:
+        wanted.append(still)
+        return offer(name, body, done, still)
+
+    def drop_slowly(name: bytes) -> None:
+        clock[0] += 0.001
+        drop(name)
+
+    monkeypatch.setattr(hostile, "offer", offer_and_note)
+    monkeypatch.setattr(hostile, "drop", drop_slowly)
+    kept.put(binding(0, "beta"), content(0))
+    for number in range(40):
+        kept.put(binding(number), content(number))
+    kept.put(binding(99, "gamma"), content(99))
+    hostile.settle()
+    for number in range(40, 42):
+        kept.put(binding(number), content(number))
+    monkeypatch.setattr(spill_store, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
+    assert [still() for still in wanted[1:]] == [True] * 41, "control: what waits is still wanted"
+    vault = Vault(keyring, kept, Namespace(), leaving)
+    vault._kept |= {"alpha", "beta"}
+
+    async def withdraw() -> list[int]:
+        steps = [0]
+        vault.take_retention({"alpha": 1, "beta": LEAVES})
+        while vault._releasing:
+            steps.append(len(hostile.dropped))
+            assert all(kept.get(binding(number)) is None for number in range(41))
+            assert kept.get(binding(0, "beta")) == content(0)
+            await asyncio.sleep(0)
+        return [*steps, len(hostile.dropped)]
+
+    steps = asyncio.run(withdraw())
+    assert len(hostile.dropped) == 41
+    most = max(later - earlier for earlier, later in pairwise(steps))
+    assert most <= 1000 * spill_store.STEP_S + 1 and len(steps) > 10
+    assert [still() for still in wanted] == [True] + [False] * 41
     kept.close()
 
 
@@ -267,10 +330,11 @@ def test_a_file_that_was_cut_does_not_leave(keyring: Keyring, tmp_path: Path) ->
 
 def test_what_is_dropped_before_it_is_written_never_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a carrier that does not answer yet, the queue has a bound on objects, and one that is dropped there is
-    neither sent nor dropped outside; one that was on its way is dropped there (control)."""
-    monkeypatch.setattr(kv_carrier, "MAX_PUTS", 3)
+    neither sent nor dropped outside; nor is one sent that its owner wants there no more. One that was on its way is
+    dropped there (control)."""
+    monkeypatch.setattr(kv_carrier, "MAX_PUTS", 4)
     told: list[ObjectStatus] = []
-    names = [bytes([number]) * 32 for number in range(5)]
+    names = [bytes([number]) * 32 for number in range(6)]
     with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
         path = Path(name) / "c"
         listening.bind(str(path))
@@ -280,7 +344,10 @@ def test_what_is_dropped_before_it_is_written_never_leaves(tmp_path: Path, monke
         peer = listening.accept()[0]
         with peer:
             assert _orders(peer) == (Order.PUT, (names[0],))
-            assert [way.offer(one, memoryview(b"more"), told.append) for one in names[1:]] == [True, True, True, False]
+            taken = [
+                way.offer(one, memoryview(b"more"), told.append, partial(names[4].__ne__, one)) for one in names[1:]
+            ]
+            assert taken == [True, True, True, True, False]
             for one in (names[2], names[0]):
                 way.drop(one)
             peer.sendall(bytes([ObjectStatus.OK]))

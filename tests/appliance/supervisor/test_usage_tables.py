@@ -13,6 +13,7 @@ from appliance.common.config_places import HostConfig
 from appliance.common.control import MAX_DATAGRAM_BYTES, encode
 from appliance.common.control_usage import Overview, OverviewQuery, UsageTable, UsageTableQuery
 from appliance.common.errors import ControlError
+from appliance.common.usage import report
 from appliance.common.usage.book import UsageBook, open_book
 from appliance.common.usage.report import Sum
 from appliance.supervisor import usage_tables as module
@@ -132,6 +133,33 @@ def test_the_book_is_read_once_for_all_pages(book: UsageBook, tmp_path: Path) ->
     assert (overview(found, "today").total[0], table(found).rows["beta"][0]) == (5, 2)
 
 
+def test_all_of_a_page_is_from_one_state_of_the_book(
+    book: UsageBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that is counted while a span is read is in both sums or in neither, so totals, models and table agree;
+    the answers of one reading have one number, those of the next another. Control: the next reading has the entry."""
+    clock, report_sums = Clock(), report._sums
+
+    def counted_behind(*given: object) -> list[Sum]:
+        found = report_sums(*given)  # type: ignore[arg-type]
+        if len(given[1]) == 1:  # type: ignore[arg-type]
+            position = book.position("log")
+            book.apply("log", position, [(ms(2026, 3, 15, 12, 1), request("beta", "m"))])
+        return found
+
+    monkeypatch.setattr(report, "_sums", counted_behind)
+    found = tables(tmp_path, clock)
+    told, shown = overview(found, "today"), table(found)
+    assert (
+        told.total[0] == sum(one[0] for one in told.models.values()) == sum(one[0] for one in shown.rows.values()) == 4
+    )
+    assert told.reading == shown.reading == 1
+    clock.now = module.FRESH_S
+    told = overview(found, "today")
+    assert (told.reading, told.total[0], sum(one[0] for one in told.models.values())) == (2, 5, 5)
+    assert table(found, "model", "alpha").reading == 0
+
+
 def test_a_tenant_that_was_unlinked_is_named_no_more(
     book: UsageBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +240,7 @@ def test_the_largest_answers_fit_a_datagram(tmp_path: Path, monkeypatch: pytest.
         2: [Sum((hour, f"{number:0256}"), *most) for hour in hours for number in range(MAX_MODELS + 2)],
     }
     odd = [module.Unusual(f"{number:063}", *most[:4]) for number in range(20)]
-    monkeypatch.setattr(module, "sums", lambda _folder, by, *_: rows[len(by)])
+    monkeypatch.setattr(module, "sums_together", lambda _folder, groups, *_: [rows[len(by)] for by in groups])
     monkeypatch.setattr(module, "unusual", lambda *_: odd)
     monkeypatch.setattr(module, "hours_awake", lambda *_: 168.123456789)
     open_book(tmp_path)
@@ -246,7 +274,8 @@ def test_an_overview_of_invented_names_is_cut_and_says_so(
             2: [Sum((hour, one), *[amount] * 6) for hour in hours for one in names],
         }
         odd = [module.Unusual(one, *[amount] * 4) for one in names[:20]]
-        monkeypatch.setattr(module, "sums", lambda _folder, by, *_, rows=rows: rows[len(by)])
+        made = [rows[1], rows[2]]
+        monkeypatch.setattr(module, "sums_together", lambda *_, made=made: made)
         monkeypatch.setattr(module, "unusual", lambda *_, odd=odd: odd)
         monkeypatch.setattr(module, "hours_awake", lambda *_: 168.123456789)
         open_book(tmp_path)

@@ -16,7 +16,16 @@ from appliance.common.audit.log import open_log
 from appliance.common.errors import ConfigError, UsageError
 from appliance.common.usage import book as module
 from appliance.common.usage import users
-from appliance.common.usage.book import FOLDER, NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
+from appliance.common.usage.book import (
+    FOLDER,
+    NAME,
+    Released,
+    Reserved,
+    SpentNow,
+    UsageAccessError,
+    UsageBook,
+    open_book,
+)
 from appliance.common.usage.host_cost import host_cost
 from appliance.common.usage.periods import MOST, date_of, first_day, month_start, period_of
 from appliance.common.usage.pseudonyms import name_digest, pseudonym
@@ -96,6 +105,50 @@ def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
     assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 7)}
     book.forget_reservations(next_month)
     assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 0)}
+
+
+def test_only_what_ended_with_an_earlier_boot_is_released(tmp_path: Path) -> None:
+    """Reservations of two days count on after another boot, in their day and month, until the tenant's are released:
+    then those of its plain requests go. A batch's line, a loan, what came after the boot, what runs again under its id,
+    and another tenant's stay (controls). Under the same boot nothing is released."""
+    book, _ = open_book(tmp_path)
+    yesterday = NOON - 86_400
+    assert book.begin_boot("one") == 0
+    book.reserve(yesterday, [Reserved("req_1", "alpha", 1)])
+    book.reserve(NOON, [Reserved(name, "alpha", 20) for name in ("req_2", "req_3", "batch_1-7", "lease_1")])
+    book.reserve(NOON, [Reserved("req_4", "beta", 300)])
+    assert book.begin_boot("one") == 0
+    assert book.release("alpha") == Released(0, 0), "control: under the same boot they may run"
+    before = {"alpha": SpentNow(0, 0, 80, 1), "beta": SpentNow(0, 0, 300)}
+    assert book.begin_boot("two") == 4
+    book.reserve(NOON, [Reserved("req_3", "alpha", 20), Reserved("req_5", "alpha", 4_000)])
+    before["alpha"] = SpentNow(0, 0, 4_080, 1)
+    assert book.spent(NOON, ["alpha", "beta"]) == before, "a boot alone gives nothing back"
+    assert book.release("alpha") == Released(2, 21)
+    assert book.spent(NOON, ["alpha", "beta"]) == {"alpha": SpentNow(0, 0, 4_060), "beta": SpentNow(0, 0, 300)}
+    assert book.release("alpha") == Released(0, 0)
+    assert book.begin_boot("three") == 3
+
+
+def test_what_ended_with_a_boot_ends_with_its_day_and_month_all_the_same(tmp_path: Path) -> None:
+    """A request that began before midnight, the last of the month, and ended with the machine: released before midnight
+    it counts in neither period; left alone it counts in no limit of the new month, and there is nothing to release once
+    the old one is forgotten. Its late entry, from the log, is charged once, and the reservation is gone with it."""
+    book, _ = open_book(tmp_path)
+    midnight = datetime(2026, 4, 1, tzinfo=UTC).timestamp()
+    book.begin_boot("one")
+    book.reserve(midnight - 60, [Reserved(f"req_{number}", "alpha", 100) for number in range(3)])
+    book.begin_boot("two")
+    assert book.spent(midnight - 1, ["alpha"]) == {"alpha": SpentNow(0, 0, 300)}
+    book.apply("log", 0, [(int(midnight * 1_000) - 1, request(0))])
+    assert book.spent(midnight - 1, ["alpha"]) == {"alpha": SpentNow(100, 100, 200)}
+    assert book.spent(midnight, ["alpha"]) == {}
+    book.forget_reservations(midnight)
+    assert (book.release("alpha"), book.begin_boot("three")) == (Released(0, 0), 0)
+    book.reserve(midnight - 60, [Reserved("req_9", "alpha", 100)])
+    book.begin_boot("four")
+    assert book.release("alpha") == Released(1, 100)
+    assert book.spent(midnight - 1, ["alpha"]) == {"alpha": SpentNow(100, 100, 0)}
 
 
 def test_the_end_of_a_batch_releases_what_its_lines_reserved(tmp_path: Path) -> None:

@@ -73,17 +73,23 @@ class Supervisor:
         self.overview = OVERVIEW
         self.rows = {"alpha": [2, 200, 100, 150, 5, 20], "gone": [1, 100, 0, 50, 0, 0]}
         self.at_once = 200
+        self.overviews = 0
+        self.read_between: Overview | None = None
+        """Overview of the reading that comes before the next table; None: there is none."""
         self.asked: list[UsageTableQuery] = []
         self.questions = SupervisorQuestions.to(self.tell)
 
     def tell(self, message: Any) -> None:
         """Take a question."""
         if isinstance(message, OverviewQuery):
+            self.overviews += 1
             self.questions.overviews.take(replace(self.overview, request=message.request))
             return
         self.asked.append(message)
+        if self.read_between is not None:
+            self.overview, self.read_between = self.read_between, None
         rows = dict(list(self.rows.items())[message.offset :][: self.at_once])
-        self.questions.tables.take(UsageTable(message.request, rows, len(self.rows), ""))
+        self.questions.tables.take(UsageTable(message.request, rows, len(self.rows), "", self.overview.reading))
 
 
 @pytest.fixture
@@ -113,6 +119,17 @@ async def test_a_look_is_shaped_from_the_sums(supervisor: Supervisor) -> None:
     supervisor.overview = replace(OVERVIEW, price_per_hour=-1.0)
     look = await opened(supervisor).look(UsageAsked("7d"), "p")
     assert (look.machine, look.models[0].host_share) == (None, None)
+
+
+async def test_a_page_is_from_one_reading(supervisor: Supervisor) -> None:
+    """Where the book was read again between both questions, the overview is asked for once more, and the page has the
+    later sums throughout. Control: with one reading there are two questions."""
+    usage = opened(supervisor)
+    await usage.look(UsageAsked("today", "", 0, ""), "page")
+    assert (supervisor.overviews, len(supervisor.asked)) == (1, 1)
+    supervisor.read_between = replace(OVERVIEW, total=[4, 400, 100, 200, 5, 20], reading=2)
+    look = await usage.look(UsageAsked("today", "", 0, ""), "page")
+    assert (supervisor.overviews, look.total.requests) == (3, 4)
 
 
 async def test_a_look_is_bounded(supervisor: Supervisor) -> None:

@@ -130,7 +130,7 @@ def test_names_are_text(open_page: OpenPage, console: Console) -> None:
     assert page.complaints() == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1_280, "light"), (400, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1_280, "light"), (390, "dark"), (360, "dark")])
 def test_everything_can_be_read(open_page: OpenPage, console: Console, scheme: str, width: int) -> None:
     """Text has 4.5:1 against its ground, bars 3:1; names and roles are as they should be; nothing sticks out."""
     page = opened(open_page, width=width, prefers_color_scheme=scheme)
@@ -143,6 +143,11 @@ def test_everything_can_be_read(open_page: OpenPage, console: Console, scheme: s
     assert looks(page, "semantics") == []
     assert looks(page, "overflow") == []
     assert page.run("document.documentElement.scrollWidth <= innerWidth") is True
+    broken = """[...document.querySelectorAll("code")].filter((one) => {
+        const right = Math.max(...[...one.getClientRects()].map((box) => box.right));
+        return right > one.parentElement.getBoundingClientRect().right + 0.5;
+    }).map((one) => one.textContent)"""
+    assert page.run(broken) == [], "a command sticks out of its line"
 
 
 def test_without_prices_tokens_take_the_place_of_cost(open_page: OpenPage, console: Console) -> None:

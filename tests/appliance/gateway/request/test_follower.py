@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from appliance.common.errors import DeadlineExceededError, UnavailableError
 from appliance.gateway.generate_request import Delta, Event, Finished, FinishReason, Sink, Started
-from appliance.gateway.request.follower import restored_of
+from appliance.gateway.request.follower import Follower, Outcome, restored_of
 from appliance.gateway.sandboxes import engine_link
 from isolation.ipc.engine import Abort, Submit
 from isolation.ipc.engine import Started as WireStarted
@@ -201,3 +202,14 @@ def test_restored_tokens_are_part_of_the_cached(
 ) -> None:
     """What an engine says came back from each tier is cut to what it says is cached; the control is taken as it is."""
     assert restored_of(WireStarted(1, cached, 0, *told), cached) == found
+
+
+def test_a_start_that_nobody_read_counts_what_came_back() -> None:
+    """A caller who left before he read anything: what the engine said of the prompt is counted with the tokens that
+    came, those from each tier too."""
+    outcome = Outcome(input_tokens=64)
+    stream = SimpleNamespace(engine_gone=None, received=3, started=WireStarted(1, 48, 0, 16, 0, 32))
+    text = SimpleNamespace(reasoning_tokens=0)
+    Follower([stream], [text], outcome, SimpleNamespace(), lambda _: None).charge()  # type: ignore[list-item, arg-type]
+    assert (outcome.started, outcome.cached_tokens, outcome.output_tokens) == (True, 48, 3)
+    assert outcome.restored_tokens == (16, 0, 32)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from appliance.gateway.sandboxes.link import BURST_S, LOOP_SHARE, Link, LoopShare
+from appliance.gateway.sandboxes.link import LOOP_SHARE, Link
 from isolation.ipc.codec import Message, encode
 from isolation.ipc.engine import Abort, StepOutput
 from isolation.ipc.errors import RingFull
@@ -137,12 +137,3 @@ async def test_an_idle_link_does_not_tick(engine_pair: Pair, monkeypatch: pytest
     await asyncio.sleep(0.45)
     assert looks[0] >= 2
     watched.link.close()
-
-
-def test_the_pace_lets_bursts_pass_and_stops_floods() -> None:
-    """Work within the share never waits; work all the time waits until its share is earned."""
-    pace = LoopShare(0.0)
-    assert all(pace.spend(0.01, now / 10) == 0 for now in range(1, 100))
-    pause = pace.spend(BURST_S + 0.1, 10.0)
-    assert pause == pytest.approx(0.1 / LOOP_SHARE, rel=0.1)
-    assert pace.spend(0.0, 10.0 + pause + 0.01) == 0.0

@@ -57,6 +57,7 @@ COMMANDS = [
     ("tenant", "usage"),
     ("tenant", "shred"),
     ("tenant", "rotate"),
+    ("tenant", "release"),
     ("tenant", "rewrap"),
     ("tenant", "root"),
     ("audit",),

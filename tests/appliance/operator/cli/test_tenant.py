@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from appliance.common.paths import OPERATOR_SOCKET
+from appliance.common.usage.book import Released
 from appliance.operator.cli import tenant as command
+from appliance.supervisor.operator_socket import OperatorSocket
 from isolation.keys.keyring import Keyring
 from isolation.keys.root import read_root
 from tests.appliance.common.test_config import GOOD
@@ -68,6 +75,39 @@ def test_a_key_is_renewed_and_all_are_wrapped_anew_offline(run: Run, tmp_path: P
     keyring.derive("alpha", bytes(32), b"test")
     keyring.close()
     assert run("tenant", "shred", "alpha", "-c", str(config)).exit_code == 0
+
+
+def test_reserved_spend_is_released_by_the_supervisor_alone(run: Run, tmp_path: Path) -> None:
+    """The running supervisor is asked, over its real socket, and the answer is said in words and in JSON; where none
+    runs nothing is done, for nobody else may write the usage book."""
+    with tempfile.TemporaryDirectory(prefix="rel-", dir="/tmp") as folder, capture_logs():
+        config = tmp_path / "athanor.yaml"
+        config.write_text(GOOD.replace("run_dir: run", f"run_dir: {folder}"))
+        alone = run("tenant", "release", "alpha", "-c", str(config))
+        assert (alone.exit_code, "no supervisor runs" in alone.stderr) == (1, True)
+        loop, asked = asyncio.new_event_loop(), list[str]()
+
+        def release(tenant: str) -> Released:
+            asked.append(tenant)
+            return Released(2, 1_500_000_000)
+
+        socket = OperatorSocket(
+            Path(folder) / OPERATOR_SOCKET, None, lambda *_: True, lambda _entry: None, release=release
+        )
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(socket.open(), loop).result(20)
+        try:
+            plain = run("tenant", "release", "alpha", "-c", str(config))
+            told = run("tenant", "release", "alpha", "-c", str(config), "-o", "json")
+        finally:
+            asyncio.run_coroutine_threadsafe(socket.close(), loop).result(20)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+    assert plain.stdout == "alpha: 2 reservations released, 1.50 in all\n"
+    assert json.loads(told.stdout) == {"ok": True, "tenant": "alpha", "requests": 2, "cost": 1_500_000_000}
+    assert asked == ["alpha", "alpha"]
 
 
 def test_a_person_is_asked_first(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
 from contextlib import suppress
@@ -12,6 +13,8 @@ import pytest
 from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.engine import Engine
 from engine.core.kv.spill import LONGEST_NS, MAX_WAITING_OF_ONE, PATIENCE_NS
+from engine.serve import serve
+from isolation.ipc.engine import Drain, StepOutput
 from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Masks, MaskState
 from isolation.ipc.messages import FailureCode, Role
@@ -219,6 +222,25 @@ def test_the_first_mask_may_come_while_a_prefix_does(tmp_path: Path) -> None:
         assert 12 not in one.outputs
 
 
+@pytest.mark.parametrize("first_ends", [False, True], ids=["all run", "the first ends before it starts"])
+def test_what_came_back_for_several_outputs_is_told_once(tmp_path: Path, first_ends: bool) -> None:
+    """A prompt's prefix comes back once for all outputs, so its tokens are told with the first output that starts: with
+    the second where the first was ended before."""
+    with spilling(tmp_path) as one:
+        one.run(*(submit(number, prompt(number)) for number in range(1, 8)))
+        one.engine.add(submit(50, prompt(1), 2, choices=2))
+        assert one.engine.spill is not None and one.engine.spill.num_waiting == 1
+        while one.engine.spill.num_waiting:
+            one.engine.look()
+            time.sleep(0.001)
+        if first_ends:
+            one.engine.abort(50)
+        one.run()
+        told = {request: one.restored[request] for request in (50, 51) if request in one.restored}
+        assert told == ({51: (40, 0, 0)} if first_ends else {50: (40, 0, 0), 51: (0, 0, 0)})
+        assert one.cached[51] == 40
+
+
 def test_nobody_fills_the_queue_of_fetches(tmp_path: Path) -> None:
     """Of one namespace a few requests wait at a time; the next computes its own prompt."""
     engine, wire, _ = silent(tmp_path)
@@ -280,6 +302,41 @@ def test_a_word_to_forget_reaches_a_sleeping_engine_at_once(tmp_path: Path) -> N
         one.port.close()
         assert time.monotonic() - began < 5.0, "the thread's sleep is far longer"
         assert one.wire.guest.receive(8) == [Forget(namespace(1))]
+
+
+def test_a_word_to_forget_reaches_an_engine_whose_requests_all_wait_for_masks(tmp_path: Path) -> None:
+    """A tenant's cached blocks are zero within a second of the supervisor's word, while the only live request waits for
+    a mask that nobody sends; the request goes on afterwards."""
+    gateway = connect()
+    with spilling(tmp_path, num_blocks=40) as one:
+        one.run(submit(1, prompt(1)))
+        assert one.engine.spill is not None
+        pool, contents = one.engine.spill.pool, one.engine.spill.contents
+        mine = [block for block in range(1, 41) if pool.owner(block) == namespace(1)]
+        assert any(any(contents.read(block)) for block in mine)
+        loop = threading.Thread(target=serve, args=(one.engine, gateway.guest, one.wire.guest))
+        loop.start()
+        gateway.host.send(submit(2, prompt(2), 1, tenant=2, structured=True))
+        try:
+            while not one.engine.scheduler.num_running + one.engine.scheduler.num_waiting:
+                time.sleep(0.001)
+            time.sleep(0.2)  # The loop sleeps, past its first look.
+            assert any(any(contents.read(block)) for block in mine), "control: nothing is forgotten by itself"
+            one.port.forget(namespace(1))
+            began = time.monotonic()
+            while any(any(contents.read(block)) for block in mine) and time.monotonic() < began + 5.0:
+                time.sleep(0.005)
+            assert time.monotonic() - began < 1.0, "the engine's longest sleep is ten times that"
+            only_5 = (1 << 5).to_bytes(16, "little")
+            gateway.host.send(Masks(array("Q", [2]), array("I", [0]), bytes([MaskState.OPEN]), only_5))
+            gateway.host.send(Drain())
+            loop.join(20.0)
+            tokens = [list(one.token_ids) for one in gateway.host.receive() if isinstance(one, StepOutput)]
+            assert [5] in tokens
+        finally:
+            gateway.host.close()
+            loop.join(20.0)
+    gateway.close()
 
 
 def test_a_random_load_with_spill_gives_the_tokens_of_one_without(tmp_path: Path) -> None:
