@@ -3,13 +3,14 @@
     python bench/openai_tests.py SDIST [--url URL --key KEY] [--model MODEL] [--embedder MODEL] [--python PYTHON]
 
 ``SDIST`` is the folder of openai-python's source distribution; nothing is downloaded. Without ``--url`` an
-appliance is started for the time of the run, with a small model for embeddings. ``--python`` is an interpreter
-with that version of openai-python, aiohttp and pytest: that of `make clients`, where it is there. Tests of routes that
-the appliance does not have are left out by name, and so are nine for embeddings that no server passes.
+appliance is started for the time of the run, with a small model for embeddings, which keeps files, batches and
+responses. ``--python`` is an interpreter with that version of openai-python, aiohttp and pytest: that of
+`make clients`, where it is there. Tests of routes that the appliance does not have are left out by name, and so are
+nine for embeddings that no server passes, and tests that ask no server.
 
-The tests are not changed. Their requests get a key and a model of the appliance, and fields that are refused by name
-are withheld (``openai_tests_plugin.py``): those tests are counted apart. The status is 1 where fewer than ``BAR`` of
-all pass in one way or the other.
+The tests are not changed. Their requests get a key, a model and ids of what the appliance has, and fields that are
+refused by name are withheld (``openai_tests_plugin.py``): those tests are counted apart. The status is 1 where fewer
+than ``BAR`` of all pass in one way or the other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.system.many_models import serving
+from tests.system.batch_appliance import MINI, Kept
+from tests.system.many_models import embedding_model
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = ROOT / ".clients/agents/bin/python"
@@ -42,8 +44,11 @@ FILES = (
     "test_completions.py",
     "test_responses.py",
     "responses/test_input_tokens.py",
+    "responses/test_input_items.py",
     "test_embeddings.py",
     "test_models.py",
+    "test_files.py",
+    "test_batches.py",
 )
 """Tests of the routes that the appliance has, below ``tests/api_resources``."""
 
@@ -60,14 +65,20 @@ class Outcome:
     reason: str
     withheld: list[str]
     """Fields that the appliance refuses by name; "no X" is one that it needs, and the test does not send."""
+    sent: int
+    """Requests that it sent; without one it is a test of the client alone."""
 
 
 NOT_SERVED = re.compile(
     r"chat/test_completions.py.*_(retrieve|update|list|delete)(\[|_|$)"
-    r"|test_responses.py.*_(retrieve|delete|cancel|compact)(\[|_|$)"
+    r"|test_responses.py.*_(cancel|compact)(\[|_|$)"
     r"|test_models.py.*_delete\["
 )
-"""Tests of routes that the appliance does not have: stored answers, and changes of models."""
+"""Tests of routes that the appliance does not have: stored chats, the end of a response and its compaction, and changes
+of models."""
+
+MOCKED = re.compile(r"test_files.py.*_(method|raw_response|streaming_response)_content\[")
+"""Tests that bring a server of their own, which knows one file alone."""
 
 NOT_ANSWERABLE = re.compile(r"test_embeddings.py.*_(method|raw_response|streaming_response)_create\[(strict|aiohttp)\]")
 """Tests that no server passes: the client asks for base64 of its own accord, and its strict form takes lists alone."""
@@ -95,8 +106,17 @@ def address(url: str | None, key: str | None) -> Iterator[tuple[str, str]]:
     if url is not None and key is not None:
         yield url, key
         return
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), RUNSC) as served:
-        yield served.ready["http"], served.keys["epsilon"]
+    with tempfile.TemporaryDirectory(prefix="o-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        vectors = Path(folder) / "models" / "vectors"
+        embedding_model(vectors)
+        embeds = {**MINI, "name": "vectors", "path": str(vectors), "runner": "embed", "truncates": True}
+        served = Kept(Path(folder), RUNSC, [MINI, embeds])
+        served.prepare()
+        try:
+            served.start()
+            yield served.ready["http"], served.keys["alpha"]
+        finally:
+            served.stop()
 
 
 def main() -> int:
@@ -117,13 +137,17 @@ def main() -> int:
             "ATHANOR_EMBEDDER": arguments.embedder,
         }
         outcomes = run(arguments.sdist, arguments.python, environment)
-    left_out = (NOT_SERVED, NOT_ANSWERABLE)
-    served = [one for one in outcomes if not any(names.search(one.name) for names in left_out)]
+    left_out = (NOT_SERVED, MOCKED, NOT_ANSWERABLE)
+    there = [one for one in outcomes if not any(names.search(one.name) for names in left_out)]
+    served = [one for one in there if one.sent or one.outcome == "skipped"]
     passed = [one for one in served if one.outcome == "passed"]
     failed = [one for one in served if one.outcome == "failed"]
     asked = len(passed) + len(failed)
     whole = sum(not one.withheld for one in passed)
-    print(f"{len(outcomes)} tests, {len(served)} of them counted, {len(served) - asked} of those skipped")
+    print(
+        f"{len(outcomes)} tests, {len(there)} on routes that exist, {len(there) - len(served)} of those ask no server, "
+        f"{len(served) - asked} are skipped"
+    )
     print(f"{whole} of {asked} pass as they are: {whole / asked:.1%}")
     for fields, number in Counter(tuple(one.withheld) for one in passed if one.withheld).most_common():
         print(f"  {number} more pass but for: {', '.join(fields)}")

@@ -339,18 +339,18 @@ def private_apt(scratch: Path, source: str, status: Path | None = None) -> list[
     return ["apt-get", "--quiet=2", *(f"--option={key}={value}" for key, value in options.items())]
 
 
-def command(argv: list[str], cwd: Path) -> None:
-    """Run a program.
+def command(argv: list[str], cwd: Path, most_s: float = APT_TIMEOUT_S) -> None:
+    """Run a program, for so many seconds at most.
 
     Raises:
         StepError: it failed; the message ends with its last output.
     """
     try:
         done = subprocess.run(
-            argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=APT_TIMEOUT_S, check=False
+            argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=most_s, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise StepError(f"{argv[0]} took longer than {APT_TIMEOUT_S} s") from error
+        raise StepError(f"{argv[0]} took longer than {most_s:g} s") from error
     if done.returncode != 0:
         words = " ".join((done.stderr or done.stdout).split())[-500:]
         raise StepError(f"{argv[0]} ended with status {done.returncode}: {words}")

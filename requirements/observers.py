@@ -4,7 +4,7 @@
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
-    python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
+    python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go
     python requirements/observers.py --azurite .venv/share/azurite  a server of Azure's blob storage
     python requirements/observers.py --traceql .venv/share/traceql  the grammar of TraceQL of Grafana's editor
     python requirements/observers.py --triton .venv/share/triton    Triton 3.6, for torch of this environment
@@ -14,7 +14,7 @@ Prometheus and Chromium are Debian's packages of this machine's own release, by 
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The store for limits of a fleet is Debian's Valkey, or the Redis of a release
 that has none, likewise in ``share/store``. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
-gRPC, buf, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the
+gRPC, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the
 HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may
 fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
 missing.
@@ -76,6 +76,9 @@ TRITON = HERE / "triton.lock"
 
 CLIENTS = HERE / "clients"
 """Has a lock for each environment of clients in Python."""
+
+INSTALL_S = 1_800.0
+"""Longest installation of an environment of clients: a hundred packages, on a busy machine, took more than 300 s."""
 
 NODE_CLIENTS = HERE.parent / "tests/clients/node"
 """Has the list of npm's packages for the HTTP APIs and its lock."""
@@ -219,7 +222,7 @@ def python_clients(lock: Path, folder: Path, scratch: Path) -> None:
     try:
         command([sys.executable, "-m", "venv", os.fspath(folder)], scratch)
         pip = [os.fspath(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        command([*pip, "--require-hashes", "-r", os.fspath(lock)], scratch)
+        command([*pip, "--require-hashes", "-r", os.fspath(lock)], scratch, INSTALL_S)
         complete = True
     finally:
         if not complete:

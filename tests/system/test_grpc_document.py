@@ -1,6 +1,6 @@
 """Programs and commands of docs/grpc.md, run as they stand against whole appliances; only the address is another.
 
-What needs Go, grpcurl or buf is skipped with the reason where a machine has none (``make grpc-clients``).
+What needs Go, Node, grpcurl or buf is skipped with the reason where a machine has none (``make grpc-clients``).
 """
 
 from __future__ import annotations
@@ -114,6 +114,18 @@ def test_python_with_a_certificate(with_certificate: Reader) -> None:
     assert "".join(answer) != ""
     assert error.startswith("NOT_FOUND the model 'no-such-model' does not exist here; yours are: athanor-mini")
     assert reason == "reason: MODEL_NOT_FOUND"
+
+
+@pytest.mark.full
+def test_typescript_with_a_key(with_key: Reader) -> None:
+    """Types are made from the .proto, and the program is compiled with all checks as the page says; it prints an
+    answer, and the code and the message of an error."""
+    (with_key.folder / "node_modules").symlink_to(programs.node_packages())
+    with_key.shell(with_key.block("ts-code"))
+    (with_key.folder / "ask.ts").write_text(with_key.block("ask.ts"))
+    *answer, error = with_key.shell(with_key.block("ts-run")).splitlines()
+    assert "".join(answer) != ""
+    assert error.startswith("NOT_FOUND: the model 'no-such-model' does not exist here")
 
 
 @pytest.mark.full

@@ -21,17 +21,18 @@ from appliance.gateway.front.tool_builder import (
     checked_tools,
     shown_tools,
 )
-from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Operation, TokenizerRequest, Tools
+from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Grammar, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
 from appliance.gateway.http.messages_objects import MessageWriter
 from appliance.gateway.http.openai import PART_SEPARATOR, document_of, model_of
 from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
+from isolation.ipc.grammar import GrammarKind
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import MAX_CALLS
 
-PROMPT_FIELDS = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
+PROMPT_FIELDS = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
 """Fields that say what the model reads, which are all that a count of tokens takes."""
 _SERVED = PROMPT_FIELDS | {
     "max_tokens",
@@ -46,8 +47,7 @@ _SERVED = PROMPT_FIELDS | {
 UNSUPPORTED: Mapping[str, Unsupported] = {
     "mcp_servers": Unsupported("call the servers in your application, and offer what they do as tools"),
     "container": Unsupported("run code in your application, and offer it as a tool"),
-    "output_config": Unsupported("ask for JSON by /v1/chat/completions with response_format"),
-    "output_format": Unsupported("ask for JSON by /v1/chat/completions with response_format"),
+    "output_format": Unsupported("send it as the format of output_config"),
     "context_management": Unsupported("leave out of messages what the model shall not see"),
 }
 """Fields that are refused with advice."""
@@ -56,6 +56,7 @@ _NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 _TIERS = {"auto": None, "standard_only": Priority.NORMAL}
 _ROLES = ("user", "assistant", "system")
 _THINKING = ("enabled", "disabled", "adaptive")
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _CHOICES = ("auto", "any", "tool", "none")
 
 
@@ -84,6 +85,7 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
         deadline=stamp.deadline,
         stream=typed(document, "stream", bool) or False,
         priority=_TIERS[one_of(tier, tuple(_TIERS), "service_tier")] if tier is not None else None,
+        grammar=_grammar(document),
         tools=tools,
         end_user=_end_user(document),
     )
@@ -105,6 +107,7 @@ def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str,
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
     request = count_request(document, _prompt(document)[0], stamp)
+    _grammar(document)  # The count is the same, but what a message refuses is refused here too.
     return request, without_effect(document, PROMPT_FIELDS, UNSUPPORTED)
 
 
@@ -126,11 +129,32 @@ def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:
 
 def _hints(document: Mapping[str, Any]) -> dict[str, object]:
     """What chat templates are told of the reasoning that is asked for, as far as they have a word for it."""
-    thinking = typed(document, "thinking", dict)
-    if thinking is None:
-        return {}
-    thinks = one_of(thinking.get("type"), _THINKING, "thinking.type") != "disabled"
-    return request_builder.thinking_hints(thinks=thinks)
+    thinking, effort = typed(document, "thinking", dict), _config(document).get("effort")
+    hints: dict[str, object] = {}
+    if thinking is not None:
+        hints |= request_builder.thinking_hints(
+            thinks=one_of(thinking.get("type"), _THINKING, "thinking.type") != "disabled"
+        )
+    if effort is not None:
+        hints["reasoning_effort"] = one_of(effort, _EFFORTS, "output_config.effort")
+    return hints
+
+
+def _config(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return typed(document, "output_config", dict) or {}
+
+
+def _grammar(document: Mapping[str, Any]) -> Grammar | None:
+    """The schema that the answer has to satisfy. A keyword that no grammar can hold it to is refused, as with
+    Anthropic."""
+    form = typed(_config(document), "format", dict, "output_config.")
+    if form is None:
+        return None
+    one_of(form.get("type"), ("json_schema",), "output_config.format.type")
+    schema = needed(form, "schema", dict, "output_config.format.")
+    return request_builder.grammar(
+        GrammarKind.JSON_SCHEMA, request_builder.compact_json(schema), "output_config.format.schema"
+    )
 
 
 def _turns(message: object, at: str) -> Iterator[Turn]:

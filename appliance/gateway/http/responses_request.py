@@ -144,7 +144,7 @@ def parse_response(
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
     make_writer = partial(ResponseWriter, shown=shown, kept=keeps, previous=previous, background=background)
-    items = items_json([*before, *items_of(document["input"], key_of(stamp.request_id))]) if keeps else None
+    items = items_json([*before, *items_of(_input(document, before), key_of(stamp.request_id))]) if keeps else None
     ignored = without_effect(document, _SERVED, UNSUPPORTED)
     return Parsed(request, make_writer, ignored, items=items, background=background)
 
@@ -246,7 +246,7 @@ def _grammar(document: Mapping[str, Any]) -> Grammar | None:
 
 def _prompt(document: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> tuple[ChatPrompt, Tools | None]:
     """The conversation, which begins with items of earlier ones, and what the model may call."""
-    turns = _turns(document.get("input"), before)
+    turns = _turns(_input(document, before), before)
     instructions = typed(document, "instructions", str)
     if instructions:
         turns.insert(0, Turn("system", instructions))
@@ -269,9 +269,21 @@ def _hints(document: Mapping[str, Any]) -> dict[str, object]:
     return request_builder.thinking_hints(thinks=asked != "none", effort=asked)
 
 
-def _turns(value: object, before: Sequence[Mapping[str, Any]]) -> list[Turn]:
+def _input(document: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str | list[Any]:
+    """The input, which may be absent where a response is continued, as with OpenAI: its conversation goes on as it is.
+
+    Raises:
+        InvalidRequestError: it is absent otherwise, or of another type.
+    """
+    value = document.get("input")
+    if value is None and before:
+        return []
     if not isinstance(value, str | list):
         raise InvalidRequestError("input must be a string or an array of items", param="input")
+    return value
+
+
+def _turns(value: str | list[Any], before: Sequence[Mapping[str, Any]]) -> list[Turn]:
     check_most(len(before) + (1 if isinstance(value, str) else len(value)), MAX_MESSAGES, "input", "items")
     turns: list[Turn] = []
     for item in before:

@@ -19,8 +19,8 @@ RESPONSES: tuple[Field, ...] = (
     (
         "input",
         f"text, or list of at most {limits.MAX_MESSAGES} items",
-        "required",
-        "The conversation, or what is new of it.",
+        "none",
+        "The conversation, or what is new of it. Needed unless `previous_response_id` is given.",
     ),
     ("previous_response_id", "id", "none", "Stored response whose conversation goes on (stored-responses.md)."),
     ("instructions", "text", "none", "Stands before the conversation, as a message of the system."),
@@ -63,6 +63,13 @@ MESSAGES: tuple[Field, ...] = (
     ("tools", f"list of at most {MAX_TOOLS}", "none", "Functions that the model may call (tools.md)."),
     ("tool_choice", "object", "auto", "`type`: auto, any, tool or none; `disable_parallel_tool_use`."),
     ("thinking", "object", "none", "`type`: enabled, adaptive or disabled; told to the model's chat template."),
+    (
+        "output_config",
+        "object",
+        "none",
+        "`format`: `json_schema` with the `schema` of the answer; `effort`: low, medium, high, xhigh or max, told to "
+        "the model's chat template.",
+    ),
     ("stop_sequences", f"list of at most {limits.MAX_STOP_STRINGS} texts", "none", "Texts that end the answer."),
     _TEMPERATURE,
     _TOP_P,

@@ -208,6 +208,12 @@ MESSAGES: Mapping[str, Schema] = {
         taken({"type": constant("tool"), "name": TOOL_NAME, "disable_parallel_tool_use": TRUTH}, "type", "name"),
     ),
     "thinking": taken({"type": word("enabled", "disabled", "adaptive")}, "type"),
+    "output_config": taken(
+        {
+            "format": taken({"type": constant("json_schema"), "schema": ANY_OBJECT}, "type", "schema"),
+            "effort": word("low", "medium", "high", "xhigh", "max"),
+        }
+    ),
     "stop_sequences": items(STOP, 0, limits.MAX_STOP_STRINGS),
     "temperature": SAMPLING["temperature"],
     "top_p": SAMPLING["top_p"],

@@ -118,6 +118,23 @@ async def test_a_response_is_continued(stack: Stack) -> None:
     ]
 
 
+async def test_a_response_is_continued_without_an_input(stack: Stack) -> None:
+    """Left out, null or empty, nothing stands behind the earlier output, also where tokens are counted; what is kept
+    goes on from there. Control: without an earlier response a 400 names the field."""
+    first = await ask(stack, input="one")
+    before = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "Hello"}]
+    for fields in ({}, {"input": None}, {"input": []}):
+        body = {"model": MODEL, "previous_response_id": first.id, **fields}
+        answer = await send(stack, "POST", "/v1/responses", json=body)
+        assert (answer.status_code, told(stack)) == (200, before)
+        counted = await send(stack, "POST", "/v1/responses/input_tokens", json=body)
+        assert counted.status_code == 200
+        items = (await send(stack, "GET", f"/v1/responses/{answer.json()['id']}/input_items?order=asc")).json()["data"]
+        assert [one["role"] for one in items] == ["user", "assistant"]
+        refused = await send(stack, "POST", "/v1/responses", json={"model": MODEL, **fields})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
 async def test_a_stream_is_kept_before_its_last_event(stack: Stack) -> None:
     """The response of the last event is the one that is read right after it. A call that was cut off by the limit of
     tokens is not continued."""

@@ -406,6 +406,23 @@ async def test_a_tenants_calls_are_bounded(monkeypatch):
         watches[1].cancel()
 
 
+async def test_two_hundred_streams_on_one_channel(running, channel):
+    """All of them have begun before the first one ends, and each has its whole answer."""
+    end = asyncio.Event()
+    first, *others = text_script("Hel", "lo")
+    running.service.script = [first, end, *others]
+    generate = InferenceServiceStub(channel).Generate
+    calls = [aiter(generate(ask(), metadata=proof_of(running))) for _ in range(200)]
+    async with asyncio.timeout(60):
+        begun = await asyncio.gather(*(anext(call) for call in calls))
+        assert len(running.service.requests) == 200 and not running.service.closed.is_set()
+        end.set()
+        rest = await asyncio.gather(*(drained(call) for call in calls))
+    assert {event.WhichOneof("event") for event in begun} == {"started"}
+    assert {"".join(event.delta.text for event in events) for events in rest} == {"Hello"}
+    assert len({event.started.request_id for event in begun}) == 200
+
+
 async def _two_accepted(calls):
     """The calls that stay open where a third is refused: once one has ended, the bound is full."""
     ends = [asyncio.ensure_future(call.code()) for call in calls]

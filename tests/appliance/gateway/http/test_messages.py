@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pydantic
 import pytest
 
 from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.generate_request import ChatPrompt, Finished, FinishReason, Started
+from isolation.ipc.grammar import GrammarKind
 from tests.appliance.gateway.front.support import MODEL, Running, text_script
 from tests.appliance.gateway.http.scripts import CALLING, CUT, REFUSING
 
@@ -196,6 +198,28 @@ async def test_thinking_is_a_hint_to_the_template(
     assert "hints" not in second
 
 
+class Verdict(pydantic.BaseModel):
+    """A typed answer."""
+
+    allowed: bool
+
+
+async def test_an_answer_of_a_schema_is_asked_for(running: Running, client: anthropic.AsyncAnthropic) -> None:
+    """``messages.parse`` of the official client gets an object of its class: the schema is a grammar. Its effort is a
+    hint to the template. Control: without either there is neither."""
+    running.service.script = text_script('{"allowed"', ":true}")
+    asked: Any = {"model": MODEL, "max_tokens": 50, "messages": [USER]}
+    parsed = await client.messages.parse(**asked, output_format=Verdict, output_config={"effort": "low"})
+    assert parsed.parsed_output == Verdict(allowed=True)
+    await ask(client)
+    first, second = running.service.requests
+    assert first.grammar is not None and second.grammar is None
+    assert first.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert json.loads(first.grammar.source)["required"] == ["allowed"]
+    hints = [json.loads(one.prompt.source).get("hints") for one in (first, second)]  # type: ignore[union-attr]
+    assert hints == [{"reasoning_effort": "low"}, None]
+
+
 async def test_a_call_that_is_none_and_one_that_is_cut(running: Running, client: anthropic.AsyncAnthropic) -> None:
     """The first is text alone; the second has no input that could be run, and the reason says so."""
     running.service.script = REFUSING
@@ -255,6 +279,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice.type", {"tools": [NOW], "tool_choice": {"type": "required"}}),
     ("tool_choice", {"tools": [NOW], "tool_choice": {"type": "tool", "name": "then"}}),
     ("thinking.type", {"thinking": {"type": "much"}}),
+    ("output_config.format.type", {"output_config": {"format": {"type": "json_object"}}}),
+    ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),
+    ("output_config.effort", {"output_config": {"effort": "none"}}),
+    ("output_config", {"output_config": "json"}),
+    ("output_format", {"output_format": {"type": "json_schema", "schema": {}}}),
     ("stop_sequences", {"stop_sequences": [1]}),
     ("mcp_servers", {"mcp_servers": [{"url": "x"}]}),
     ("temperature", {"temperature": "hot"}),
