@@ -81,7 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[place] for place in here), key=lambda item: turn(of_file[item.path]))
     for place, item in zip(here, ordered, strict=True):
         items[place] = item
-    elsewhere = [item for item in items if item.path.parent != HERE and "demos_section" in getattr(item, "fixturenames", ())]
+    elsewhere = [
+        item for item in items if item.path.parent != HERE and "demos_section" in getattr(item, "fixturenames", ())
+    ]
     demos = [item for item in ordered if "appliance" in getattr(item, "fixturenames", ())]
     if demos:
         for item in elsewhere:
@@ -204,7 +206,7 @@ def saved_as_demos() -> dict[str, Any]:
     """Section ``sandbox`` of an appliance whose sandboxes come back often: it makes the demos' checkpoints where there
     are none yet."""
     compiled = kernels.installed()
-    return {"checkpoints": str(checkpoints()), "kernels": None if compiled is None else str(compiled)}
+    return {"checkpoints": str(checkpoints()), "kernels": None if compiled is None else str(compiled.resolve())}
 
 
 def start_demo(

@@ -16,7 +16,7 @@ def test_a_taken_port_is_told_with_its_key(name: str) -> None:
     """A port on which somebody listens is refused with its address and the key that has it. Control: the same ports
     once they are free, twice, and sockets, of which a killed gateway may have left the file."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        free = {key: "127.0.0.1:0" for key in ("http", "grpc", "admin")}
+        free = dict.fromkeys(("http", "grpc", "admin"), "127.0.0.1:0")
         address = f"127.0.0.1:{other.getsockname()[1]}"
         listen = ListenConfig.model_validate({**free, name: address})
         with pytest.raises(StartError, match=f"cannot listen for {name} on {address}: .*`listen: {name}`"):
