@@ -81,9 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[place] for place in here), key=lambda item: turn(of_file[item.path]))
     for place, item in zip(here, ordered, strict=True):
         items[place] = item
-    elsewhere = [
-        item for item in items if item.path.parent != HERE and "demos_section" in getattr(item, "fixturenames", ())
-    ]
+    sharing = [item for item in items if "demos_section" in getattr(item, "fixturenames", ())]
+    elsewhere = [item for item in sharing if item.path.parent != HERE]
     demos = [item for item in ordered if "appliance" in getattr(item, "fixturenames", ())]
     if demos:
         for item in elsewhere:
