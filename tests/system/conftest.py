@@ -160,20 +160,10 @@ class Appliance:
         raise AssertionError(f"the {role} sandbox did not come back: {self.status()}\n{self.tail()}")
 
     def wait_checkpoints(self) -> None:
-        """Until there are checkpoints of both sandboxes; a minute at most."""
+        """Until there are checkpoints of both sandboxes, by which they come back faster; a minute at most."""
         deadline = time.monotonic() + 60
         while len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-
-    def restored_s(self) -> float:
-        """Kill the engine once there are checkpoints of both sandboxes; gives the seconds until the next one is ready,
-        which are fewer than those of a boot. Without checkpoints within a minute it is a boot."""
-        self.wait_checkpoints()
-        engine = self.status()["models"][0]["engine"]
-        began = time.monotonic()
-        os.kill(int(engine["pid"]), signal.SIGKILL)
-        self.wait_generation("engine", engine["generation"], 60.0)
-        return time.monotonic() - began
 
     def tail(self, lines: int = 40) -> str:
         """The end of the log."""
