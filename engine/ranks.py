@@ -1,9 +1,10 @@
 """The program inside an engine sandbox of several ranks: ``python -m engine.ranks /ipc/host.sock RANKS``.
 
 It takes the memory and the pipes that ranks share, imports what every rank needs, which is most of a start, forks the
-ranks, and waits. The first rank is the engine that the host meets; the others follow it. Whichever ends first, for whatever reason, ends all:
-this process kills the rest and ends with its status, so that the host sees one program's end. A rank is killed by the
-kernel when this process ends. Nothing else forks here, and this process can do nothing but wait, kill and end.
+ranks, and waits. The first rank is the engine that the host meets; the others follow it. Whichever ends first, for
+whatever reason, ends all: this process kills the rest and ends with its status, so that the host sees one program's
+end. A rank is killed by the kernel when this process ends. Nothing else forks here, and this process can do nothing but
+wait, kill and end.
 """
 
 from __future__ import annotations
