@@ -170,7 +170,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Colle
             failed(appliance)
             began = time.monotonic()
             appliance.wait_generation("engine", 1, 60.0)
-            replays = time.monotonic() - began <= REPLAY_S
+            replays = time.monotonic() - began <= REPLAY_S / 2  # a second death in a row is followed by a pause
             if replays:
                 ask_through_a_death(appliance)
             asked = [SHOWN, INVALID, SLOW, WITHIN, BEYOND, STRANGER, FAILED, *([REPLAYED] if replays else [])]
