@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -158,6 +159,15 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("no shared data beside the repository")
     return path
+
+
+@pytest.fixture
+def demos_section() -> dict[str, Any]:
+    """Section ``sandbox`` of an appliance that begins with the demos' checkpoints (``as_demos``). A test with this
+    fixture runs behind the first demos (tests/system/conftest.py)."""
+    from tests.system.conftest import as_demos
+
+    return as_demos()
 
 
 @pytest.fixture(scope="session")

@@ -176,7 +176,9 @@ def run_role(
     # No core files: prompts and keys would be in them. (PR_SET_DUMPABLE is the roles' own step.)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # A reload that comes before the gateway handles SIGHUP must not end it. SIG_IGN would be inherited by its children.
-    signal.signal(signal.SIGHUP, lambda *_: None)
+    # Nor may the launcher's word that no other gateway comes (SIGUSR1) end a supervisor that has just begun.
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
     from appliance.common import notify
     from appliance.common.errors import ApplianceError
     from appliance.common.log import LogStyle, configure

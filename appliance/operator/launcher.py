@@ -183,8 +183,12 @@ class Launcher:
         return status, served
 
     async def _end_all(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Gateway first, so that it can drain into living sandboxes; then the supervisor."""
+        """Gateway first, so that it can drain into living sandboxes; then the supervisor, which is told before that no
+        other gateway comes: it would boot sandboxes for it."""
         self._stop.set()
+        supervisor = self._children.get("supervisor")
+        if supervisor is not None and supervisor.poll() is None:
+            os.kill(supervisor.pid, signal.SIGUSR1)
         for role in (*self._beside, "gateway", "supervisor"):
             child = self._children.get(role)
             if child is not None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from appliance.common.addresses import split_address
 from appliance.common.config_handover import Handover, sealed
 from appliance.common.config_loader import load_config, own_variables, resolve
-from appliance.common.errors import ConfigError
+from appliance.common.errors import ConfigError, StartError
 from appliance.common.lock import exclusive
 from appliance.operator import child
 from appliance.operator.launcher import Addresses, Launcher
 from isolation.gvisor.environment import WIPING, WIPING_LATER
+
+if TYPE_CHECKING:
+    from appliance.common.listen_config import ListenConfig
 
 LOCK = "launcher.lock"
 """Name of the lock in the run directory."""
@@ -42,6 +50,7 @@ def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> i
 def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Sequence[str] = ()) -> int:
     """Run both processes with one configuration; ``on_ready`` is called once, with the addresses."""
     config = load_config(config_path, options)
+    check_free(config.listen)
     handed = Handover(config=config, options=tuple(options), environment=own_variables())
     environments = {"supervisor": WIPING, "gateway": WIPING_LATER} if config.wipe_memory else {}
     beside = ("fetch",) if config.model_cache is not None else ()
@@ -63,6 +72,30 @@ def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Se
     except OSError as error:
         raise ConfigError(f"cannot use the run directory {config.run_dir}: {error.strerror or error}") from error
     return 0
+
+
+def check_free(listen: ListenConfig) -> None:
+    """Refuse ports that another process has, before anything is started: the gateway would find out seconds later, when
+    sandboxes boot already. Whatever else keeps the gateway from an address is told by the gateway.
+
+    Raises:
+        StartError: a port is taken.
+    """
+    with ExitStack() as held:
+        for name, address in listen.addresses():
+            if address.startswith("unix:"):
+                continue
+            host, port = split_address(address)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                held.enter_context(socket.create_server((host, port), family=family))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise StartError(
+                        f"cannot listen for {name} on {address}: the port is taken by another process; `athanor "
+                        f"doctor` says by which one; `listen: {name}` in athanor.yaml, or the port's option of a demo, "
+                        f"names another"
+                    ) from error
 
 
 def _say_ready(addresses: Addresses) -> None:

@@ -3,7 +3,7 @@
 A model's folder is copied, pinned, and damaged: a bit of any of its files is flipped and the file's times are restored,
 as a knowing attacker would, both before a start and between two boots of one run. A whole appliance is also started on
 such a folder, and must refuse with the reason. Controls: the untouched folder passes, with and without remembered
-digests, and the appliance that is started on it serves.
+digests, and an appliance that pins the same digest serves the folder of which the changed one is a copy.
 
 Not covered: changes between the check and the sandbox's read, by anyone with write access; root, who can set the times
 that the kernel keeps; the model's origin, because nothing is signed.
@@ -15,8 +15,9 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from appliance.common.catalog import ModelFiles, check_files, embedded_model, read_model
@@ -67,16 +68,18 @@ def file_rows(count: int) -> list[Result]:
     ]
 
 
-def start_rows() -> list[Result]:
-    """Start a whole appliance on a folder with one flipped bit, and on the untouched one."""
+def start_rows(sandbox: Mapping[str, Any] = MappingProxyType({})) -> list[Result]:
+    """Start a whole appliance on a folder with one flipped bit, and on the untouched folder that it is a copy of.
+    ``sandbox``: further keys of that section of the configuration."""
     with tempfile.TemporaryDirectory(prefix="ath-g10-") as name:
         folder = copy_of_model(Path(name))
         pinned = read_model("m", folder).digest
 
         def pin(_state: Path, config: dict[str, Any]) -> None:
             config["models"][0]["digest"] = pinned
+            config["sandbox"] |= sandbox
 
-        with own_appliance(folder, KV_BYTES, "float32", adjust=pin) as target:
+        with own_appliance(None, KV_BYTES, "float32", adjust=pin) as target:
             served = bool(target.url)
         flip_bit(folder / "model.safetensors", random.Random(SEED))
         try:

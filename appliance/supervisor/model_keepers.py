@@ -313,13 +313,14 @@ class ModelKeepers:
         for keeper in self.keepers:
             keeper.offer()
 
-    def gateway_left(self) -> None:
-        """End sandboxes whose channel went with the gateway; no request uses a leaving model any more."""
+    def gateway_left(self, *, last: bool = False) -> None:
+        """End sandboxes whose channel went with the gateway; no request uses a leaving model any more. Behind the
+        ``last`` gateway none is booted anew."""
         for one in self._models.values():
             if one.state == LEAVING:
                 one.drained.set()
         for keeper in self.keepers:
-            keeper.gateway_left()
+            keeper.gateway_left(last=last)
 
     def carry_out(self, wish: Fault | Freeze | HandedOver) -> None:
         """Do what the gateway wishes of one shared sandbox."""

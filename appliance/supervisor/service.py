@@ -93,7 +93,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), []),
         on_attach=lambda: _attached(server, models, residents, recorder),
-        on_leave=lambda: _gateway_left(models, residents, metering, answering, port, charges),
+        on_leave=lambda: _gateway_left(models, residents, metering, answering, port, charges, last=last.is_set()),
         on_wish=lambda wish: _wish(models, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
@@ -102,7 +102,8 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     charges = _connect(server, vault, port, recorder)
-    stop, forms = _stop_signal(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
+    stop, last = _stop_signals()
+    forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
@@ -172,13 +173,15 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
     return charges
 
 
-def _stop_signal() -> asyncio.Event:
-    """Event that SIGTERM and SIGINT set. What fails in the event loop is logged from now on."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Event that SIGTERM and SIGINT set, and the one that SIGUSR1 sets: no gateway comes after the one that is there,
+    by the launcher's word. What fails in the event loop is logged from now on."""
+    stop, last, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     report_callbacks(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    return stop
+    loop.add_signal_handler(signal.SIGUSR1, last.set)
+    return stop, last
 
 
 async def _listen(server: ControlServer, operator: OperatorSocket, run_dir: Path) -> None:
@@ -367,7 +370,10 @@ def _gateway_left(
     answering: Lanes,
     port: StorePort | None,
     charges: ChargeKeeper,
+    *,
+    last: bool,
 ) -> None:
+    """Let everything know that the gateway is gone; ``last``: no other one comes, so no sandbox is booted for it."""
     charges.gateway_left()
     if port is not None:
         port.gateway_left()
@@ -375,7 +381,7 @@ def _gateway_left(
         metering.gateway_left()
     answering.gateway_left()
     residents.gateway_left()
-    models.gateway_left()
+    models.gateway_left(last=last)
 
 
 def _wish(models: ModelKeepers, residents: Residents, wish: Fault | Freeze | Want | Release | HandedOver) -> None:

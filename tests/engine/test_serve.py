@@ -396,7 +396,7 @@ def test_an_idle_engine_uses_no_processor_and_ends_quietly_with_its_host(start: 
     [
         ({"model_dir": "/nowhere/at/all"}, "config.json cannot be read: No such file or directory"),
         ({"threads": 0}, "threads is 0; it must be at least 1"),
-        ({"kv_bytes": 10}, "kv_bytes is 10"),
+        pytest.param({"kv_bytes": 10}, "kv_bytes is 10", marks=pytest.mark.full),
     ],
 )
 def test_a_load_error_is_one_line_and_status_3(
@@ -411,10 +411,12 @@ def test_a_load_error_is_one_line_and_status_3(
     assert "/nowhere" not in errors
 
 
-def test_wrong_arguments_are_status_2(root: Path) -> None:
+def test_wrong_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a socket the program says how it is called."""
-    done = subprocess.run([sys.executable, "-m", "engine"], cwd=root, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "usage: python -m engine SOCKET [CONFIGURATION]\n")
+    from engine.__main__ import main
+
+    assert main([]) == 2
+    assert capsys.readouterr().err == "usage: python -m engine SOCKET [CONFIGURATION]\n"
 
 
 def test_engine_type_is_what_the_loop_drives() -> None:

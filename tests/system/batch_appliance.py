@@ -46,8 +46,8 @@ class Kept:
     runsc: Path
     models: list[dict[str, Any]]
     policy: str = POLICY
-    checkpoints: Path | None = None
-    """Where sandboxes are saved; None: every start is cold."""
+    sandbox: dict[str, Any] = field(default_factory=dict)
+    """Further keys of that section; without checkpoints every start is cold."""
     keys: dict[str, str] = field(default_factory=dict)
     ready: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
@@ -69,7 +69,7 @@ class Kept:
             "audit": {"directory": "audit"},
             "keys": {"root_key": "root", "keyring": "keyring"},
             "batches": {"directory": "batches"},
-            "sandbox": {"runsc": str(self.runsc), "checkpoints": self.checkpoints and str(self.checkpoints)},
+            "sandbox": {"runsc": str(self.runsc), **self.sandbox},
         }
         (self.state / "athanor.yaml").write_text(json.dumps(config))
 

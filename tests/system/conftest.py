@@ -72,8 +72,8 @@ LAST_USES = pytest.StashKey[list[str]]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let files that share a demo follow each other, and note the last test of each demo: an idle sandbox takes some
-    percent of a core, beside all tests that come after."""
+    """Let files that share a demo follow each other, tests elsewhere that begin with its checkpoints behind them, and
+    note the last test of each demo: an idle sandbox takes some percent of a core, beside all tests that come after."""
     of_file: dict[Path, set[str]] = {}
     for item in items:
         of_file.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
@@ -81,6 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[place] for place in here), key=lambda item: turn(of_file[item.path]))
     for place, item in zip(here, ordered, strict=True):
         items[place] = item
+    sharing = [item for item in items if "demos_section" in getattr(item, "fixturenames", ())]
+    elsewhere = [item for item in sharing if item.path.parent != HERE]
+    demos = [item for item in ordered if "appliance" in getattr(item, "fixturenames", ())]
+    if demos:
+        for item in elsewhere:
+            items.remove(item)
+        place = items.index(demos[-1]) + 1
+        items[place:place] = elsewhere
     for name in SHARED:
         used = [item for item in ordered if name in getattr(item, "fixturenames", ())]
         if used:
@@ -151,17 +159,11 @@ class Appliance:
             time.sleep(0.2)  # each look makes the appliance compute its status
         raise AssertionError(f"the {role} sandbox did not come back: {self.status()}\n{self.tail()}")
 
-    def restored_s(self) -> float:
-        """Kill the engine once there are checkpoints of both sandboxes; gives the seconds until the next one is ready,
-        which are fewer than those of a boot. Without checkpoints within a minute it is a boot."""
+    def wait_checkpoints(self) -> None:
+        """Until there are checkpoints of both sandboxes, by which they come back faster; a minute at most."""
         deadline = time.monotonic() + 60
         while len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        engine = self.status()["models"][0]["engine"]
-        began = time.monotonic()
-        os.kill(int(engine["pid"]), signal.SIGKILL)
-        self.wait_generation("engine", engine["generation"], 60.0)
-        return time.monotonic() - began
 
     def tail(self, lines: int = 40) -> str:
         """The end of the log."""
@@ -186,10 +188,14 @@ def checkpoints() -> Path:
 def as_demos() -> dict[str, Any]:
     """Section ``sandbox`` of an appliance that serves the embedded model from the demos' checkpoints: its sandboxes
     mount what theirs do. Empty before a demo has made both, since the appliance would make them beside its test."""
-    if len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) < 2:
-        return {}
+    return {} if len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) < 2 else saved_as_demos()
+
+
+def saved_as_demos() -> dict[str, Any]:
+    """Section ``sandbox`` of an appliance whose sandboxes come back often: it makes the demos' checkpoints where there
+    are none yet."""
     compiled = kernels.installed()
-    return {"checkpoints": str(checkpoints()), "kernels": None if compiled is None else str(compiled)}
+    return {"checkpoints": str(checkpoints()), "kernels": None if compiled is None else str(compiled.resolve())}
 
 
 def start_demo(

@@ -17,7 +17,7 @@ from appliance.common.credentials import new_pepper
 from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.operator.demo import choose_ports, run_directory
 from isolation.host.atomic_file import write_whole
-from tests.system.conftest import ATHANOR, checkpoints
+from tests.system.conftest import ATHANOR, as_demos
 
 SPIFFE_ID = "spiffe://example.org/alpha"
 
@@ -67,7 +67,7 @@ def serve_grpc(state: Path, tls: dict[str, str] | None) -> Iterator[GrpcServer]:
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
-        "sandbox": {"checkpoints": str(checkpoints())},
+        "sandbox": as_demos(),
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
     process = subprocess.Popen([ATHANOR, "serve", "--config", str(state / "athanor.yaml")], stdout=subprocess.PIPE)

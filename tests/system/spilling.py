@@ -21,7 +21,7 @@ from appliance.common.credentials import new_pepper
 from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.operator.demo import choose_ports, run_directory
 from isolation.host.atomic_file import write_whole
-from tests.system.conftest import ATHANOR, PLAIN
+from tests.system.conftest import ATHANOR, PLAIN, as_demos
 
 BLOCK_BYTES = 16 * 5 * 2 * 2 * 32 * 4
 """Of the embedded model in float32: tokens, layers, keys and values, heads, width, bytes."""
@@ -102,7 +102,7 @@ def served(tmp_path: Path, policy: str, spill: dict[str, Any], **more: Any) -> I
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_dir),
-        "sandbox": {"spill": {"memory": 10 * BLOCK_BYTES + 2_000, **spill}},
+        "sandbox": {**as_demos(), "spill": {"memory": 10 * BLOCK_BYTES + 2_000, **spill}},
         "keys": {"root_key": "root-key", "keyring": "keyring"},
         **more,
     }

@@ -32,7 +32,7 @@ from appliance.operator.demo import choose_ports, run_directory
 from isolation.host.atomic_file import write_whole
 from tests.appliance.gateway.front.pki import Pki
 from tests.observers import observer
-from tests.system.conftest import ATHANOR, PLAIN
+from tests.system.conftest import ATHANOR, PLAIN, as_demos
 from tests.system.test_monitoring import NOT_YET, PAGES, ask, queries, rules
 from tests.system.test_serve import trust
 
@@ -259,7 +259,7 @@ def configure(folder: Path, stack: contextlib.ExitStack) -> Troubled:
         "credentials": "credentials.json",
         "run_dir": str(run_directory(folder)),
         "audit": {"directory": "audit"},
-        "sandbox": {"step_timeout_s": STEP_TIMEOUT_S},
+        "sandbox": {**as_demos(), "step_timeout_s": STEP_TIMEOUT_S},
     }
     (folder / "athanor.yaml").write_text(json.dumps(config))
     supervisor = (ATHANOR, "serve", "--role", "supervisor", "--config", str(folder / "athanor.yaml"))

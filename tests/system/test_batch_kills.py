@@ -19,7 +19,7 @@ import pytest
 
 from appliance.common.batches.values import line_request
 from tests.system.batch_appliance import MINI, Kept, requests_file, wait
-from tests.system.conftest import checkpoints
+from tests.system.conftest import saved_as_demos
 
 pytestmark = [pytest.mark.runsc]
 
@@ -35,7 +35,7 @@ INPUT_PRICE, OUTPUT_PRICE = 500, 1_000
 def kept(runsc_path: Path) -> Iterator[Kept]:
     """An appliance with the null engine; its folder's name is short, because sockets lie below it."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        made = Kept(Path(folder), runsc_path, [NULL], checkpoints=checkpoints())
+        made = Kept(Path(folder), runsc_path, [NULL], sandbox=saved_as_demos())
         made.prepare()
         made.start()
         yield made

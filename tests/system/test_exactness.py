@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
+from appliance.operator import kernels
 from tests.compiled_kernels import compiled
 from tests.system.conftest import Appliance, running
 
@@ -43,9 +44,10 @@ def stories(
     if request.param == "unsafe":
         arguments.append("--unsafe-no-sandbox")
     on_kernels = "kernels" in request.param
-    if on_kernels:
+    made = compiled(request.config, tmp_path_factory) if on_kernels else None
+    if made is not None and made != kernels.installed():
         folder = tmp_path_factory.mktemp("kernels") / "native"
-        shutil.copytree(compiled(request.config, tmp_path_factory), folder)
+        shutil.copytree(made, folder)
         arguments += ["--kernels", str(folder)]
     with running(tmp_path_factory.mktemp("stories") / "state", *arguments) as started:
         assert started.ready["models"] == ["athanor-mini", MODEL]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from appliance.selftest.g10_model import file_rows, start_rows
@@ -16,7 +18,7 @@ def test_no_flipped_bit_passes(count: int) -> None:
 
 @pytest.mark.runsc
 @pytest.mark.timeout(180)
-def test_an_appliance_refuses_a_changed_model() -> None:
+def test_an_appliance_refuses_a_changed_model(demos_section: dict[str, Any]) -> None:
     """It does not start on one that is not pinned, with the reason; on the pinned one it serves."""
-    rows = start_rows()
+    rows = start_rows(demos_section)
     assert {row.id: row.verdict for row in rows} == {"G10.refusal": "pass", "G10.refusal.control": "pass"}, rows

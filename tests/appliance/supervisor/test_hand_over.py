@@ -134,6 +134,18 @@ async def test_a_gateway_that_goes_before_it_has_answered_costs_the_sandbox(stag
     assert stage.offers == [1, 2, 3]
 
 
+async def test_behind_the_last_gateway_nothing_is_booted(stage: Stage) -> None:
+    """The sandbox ends with it, and no other one is started that nobody would use, until the keeper is stopped.
+    Control: behind any other gateway one is (the test before)."""
+    stage.answer(whole=True)
+    stage.keeper.gateway_left(last=True)
+    async with asyncio.timeout(20):
+        while not any(isinstance(one, SandboxDown) for one in stage.published):
+            await asyncio.sleep(0.002)
+    await asyncio.sleep(0.02)
+    assert len(stage.copies) == 1 and stage.offers == [1]
+
+
 async def test_one_that_was_never_offered_waits_for_the_next_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the last: while no gateway is attached nothing is sent, so nobody can have it."""
     stage = Stage(monkeypatch)
