@@ -1,19 +1,17 @@
 """The program inside an engine sandbox of several ranks: ``python -m engine.ranks /ipc/host.sock RANKS``.
 
-It takes the memory and the pipes that ranks share, imports what every rank needs, which is most of a start, forks the
-ranks, and waits. The first rank is the engine that the host meets; the others follow it. Whichever ends first, for
-whatever reason, ends all: this process kills the rest and ends with its status, so that the host sees one program's
-end. A rank is killed by the kernel when this process ends. Nothing else forks here, and this process can do nothing but
-wait, kill and end.
+It takes the memory and the pipes that ranks share, forks them before any tensor library is imported, and waits. The
+first rank is the engine that the host meets; the others follow it. Whichever ends first, for whatever reason, ends all:
+this process kills the rest and ends with its status, so that the host sees one program's end. A rank is killed by the
+kernel when this process ends. Nothing else forks here, and this process can do nothing but wait, kill and end.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from typing import NoReturn
 
 from engine.errors import LockdownError
 from engine.sandbox.allowed_calls import keeper_calls
@@ -37,17 +35,13 @@ def main(arguments: list[str]) -> int:
         room = RankRoom.create(size)
     except UnsupportedMachineError as error:
         return _end(EXIT_LOAD, f"engine cannot start: {error}")
-    lead, follow = _import_programs()
-    if len(os.listdir("/proc/self/task")) > 1:
-        return _end(EXIT_LOAD, "engine cannot start: what ranks import has started a thread, and threads do not fork")
     keeper = os.getpid()
     ranks: set[int] = set()
     for rank in range(size):
         child = os.fork()
         if child == 0:
             end_with(keeper)
-            link = room.link(rank)
-            leave(follow(link) if rank else lead([path], link))
+            _run(path, room.link(rank))
         ranks.add(child)
     room.close()
     try:
@@ -75,20 +69,15 @@ def _kill(ranks: set[int]) -> list[int]:
     return [os.waitpid(rank, 0)[1] for rank in sorted(ranks)]
 
 
-def _import_programs() -> tuple[Callable[[list[str], RankLink], int], Callable[[RankLink], int]]:
-    """Import the programs of the first rank and of the others, with all that they import, once for all ranks.
+def _run(path: str, link: RankLink) -> NoReturn:
+    """Become a rank: only now are tensor libraries imported."""
+    if link.rank == 0:
+        from engine.__main__ import main as lead
 
-    No thread may run when the ranks are forked: it would be missing in them, and what it holds would stay locked.
-    NumPy's linear algebra, which no engine computes with, would start a pool of threads as it is imported.
-    """
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    from engine.__main__ import main as lead
+        leave(lead([path], link))
     from engine.follow import follow
 
-    # What was imported stays, and a rank that collected it would have its own copy of each page.
-    gc.collect()
-    gc.freeze()
-    return lead, follow
+    leave(follow(link))
 
 
 def _end(status: int, line: str) -> int:

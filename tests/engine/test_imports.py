@@ -239,8 +239,8 @@ def forks(path: Path) -> bool:
 
 
 def test_one_module_of_the_core_forks_and_loads_no_tensors(root: Path) -> None:
-    """The program of several ranks alone starts processes, and takes what they share before a tensor library is there;
-    control: the text sandbox's processes are found the same way, and the program of a rank has torch."""
+    """The program of several ranks alone starts processes, and at that moment no tensor library is there; control: the
+    text sandbox's processes are found the same way, and the program of a rank has torch."""
     assert [path.name for path in core_sources(root) if forks(path)] == ["ranks.py"]
     assert any(forks(path) for path in (root / "engine/text").rglob("*.py"))
     assert not loaded_by(root, ["engine.ranks"]) & {"torch", "numpy", "triton", "socket", "json"}
