@@ -11,7 +11,7 @@ import mmap
 import os
 import platform
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,6 +119,14 @@ def closure(files: Iterable[Path], *, inside: Iterable[Path] = ()) -> Closure:
     defaults = system_library_dirs()
     kept = tuple(os.path.realpath(path) + "/" for path in inside)
     seen: set[str] = set()
+    known: dict[str, ElfFile | None] = {}
+    """Files that were read: each library is met when it is looked for, and once more when its turn comes."""
+
+    def read(path: str) -> ElfFile | None:
+        if path not in known:
+            known[path] = read_elf(Path(path))
+        return known[path]
+
     found: dict[str, Path] = {}
     missing: set[str] = set()
     loader = system_dir = ""
@@ -127,13 +135,13 @@ def closure(files: Iterable[Path], *, inside: Iterable[Path] = ()) -> Closure:
     while front:
         path, inherited = front.pop()
         real = os.path.realpath(path)
-        if real in seen or (elf := read_elf(Path(real))) is None:
+        if real in seen or (elf := read(real)) is None:
             continue
         seen.add(real)
         loader = loader or elf.interpreter
         search = tuple(dict.fromkeys((*elf.search, *inherited)))
         for name in elf.needed:
-            place = _find(name, (*search, *defaults))
+            place = _find(name, (*search, *defaults), read)
             if place is None:
                 missing.add(name)
                 continue
@@ -147,13 +155,13 @@ def closure(files: Iterable[Path], *, inside: Iterable[Path] = ()) -> Closure:
     return Closure(loader, tuple(sorted(libraries.items())), system_dir, tuple(sorted(missing)))
 
 
-def _find(name: str, directories: Iterable[str]) -> Path | None:
+def _find(name: str, directories: Iterable[str], read: Callable[[str], ElfFile | None]) -> Path | None:
     if "/" in name:
         return Path(name) if os.path.isfile(name) else None
     for directory in directories:
-        candidate = Path(directory, name)
-        if candidate.is_file() and read_elf(candidate) is not None:
-            return candidate
+        candidate = os.path.join(directory, name)
+        if os.path.isfile(candidate) and read(os.path.realpath(candidate)) is not None:
+            return Path(candidate)
     return None
 
 

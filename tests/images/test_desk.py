@@ -17,7 +17,6 @@ sys.path.insert(0, str(MINI))  # train.py and build.py run as scripts and import
 import build  # noqa: E402
 import judge  # noqa: E402
 import train  # noqa: E402
-from expect import Reference  # noqa: E402
 from recipe import bpe, corpus, embeddings, export, generated, phrasing, references, tools, training  # noqa: E402
 from recipe.rows import Source, dialogue_exchanges  # noqa: E402
 
@@ -229,6 +228,8 @@ def test_dialogues_call_tools_that_are_offered_with_all_arguments() -> None:
 
 def test_the_chat_template_renders_tools_as_training_does() -> None:
     """Tools, calls and results are the same text from the template that is written beside the model."""
+    from expect import Reference
+
     reference = Reference(export_folder())
     tokenizer = export.read_model(export_folder())[1]
     for prompt, dialogue in itertools.product(("", "Be brief."), dialogues(20)):
@@ -242,6 +243,8 @@ def test_the_chat_template_renders_tools_as_training_does() -> None:
 
 def test_the_chat_template_renders_plain_chats_as_before() -> None:
     """Without tools the new template gives what the committed model's own one gives."""
+    from expect import Reference
+
     reference = Reference(export_folder())
     for messages in (
         [{"role": "user", "content": "Hello"}],

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -19,9 +20,11 @@ sys.path.insert(0, str(MINI))  # train.py and expect.py run as scripts and impor
 
 import judge  # noqa: E402
 import train  # noqa: E402
-from expect import Reference  # noqa: E402
 from recipe import bpe, corpus, export, measure, phrasing, training  # noqa: E402
 from recipe.rows import Source, collate, make_exchange, pad  # noqa: E402
+
+if TYPE_CHECKING:
+    from expect import Reference
 
 MODEL = MINI / "athanor-mini"
 MAX_WEIGHT_BYTES = 16_000_000  # it is committed, and travels in every installation
@@ -44,7 +47,9 @@ def record() -> dict:
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    """The committed model as transformers runs it."""
+    """The committed model as transformers runs it; imported here, since it takes each worker three seconds."""
+    from expect import Reference
+
     return Reference(MODEL)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import grpc
 import jsonschema
 import openai
@@ -256,6 +255,8 @@ def test_a_reading_outlives_its_sandbox(tooled: Appliance) -> None:
 
 def test_an_agent_of_the_messages_api_goes_round(tooled: Appliance) -> None:
     """Anthropic's client: a call that is held to its schema, the same streamed, its result, and the answer."""
+    import anthropic  # for two seconds: by the worker that needs it
+
     tools: list[Any] = [{"name": name, "input_schema": schema, "strict": True} for name, schema in SCHEMAS.items()]
     client = anthropic.Anthropic(
         base_url=tooled.ready["http"],

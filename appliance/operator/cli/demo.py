@@ -74,6 +74,9 @@ def demo(  # noqa: PLR0913 - one parameter an option
     """
     scratch = guard_command(context, temporary=False)
     from appliance.common.errors import ApplianceError
+    from appliance.common.log_import import import_structlog
+
+    import_structlog()
     from appliance.operator import demo as appliance_demo
     from isolation.errors import IsolationError
 

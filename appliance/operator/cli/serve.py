@@ -43,6 +43,9 @@ def serve(
     request. SIGHUP reloads the policy, as `athanor reload` does.
     """
     from appliance.common.errors import ApplianceError
+    from appliance.common.log_import import import_structlog
+
+    import_structlog()
     from appliance.operator import serve as appliance_serve
     from isolation.errors import IsolationError
 

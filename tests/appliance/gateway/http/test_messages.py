@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -14,6 +13,9 @@ from appliance.common.errors import RateLimitedError, UnavailableError
 from appliance.gateway.generate_request import ChatPrompt, Finished, FinishReason, Started
 from tests.appliance.gateway.front.support import MODEL, Running, text_script
 from tests.appliance.gateway.http.scripts import CALLING, CUT, REFUSING
+
+if TYPE_CHECKING:
+    import anthropic
 
 USER: dict[str, Any] = {"role": "user", "content": "?"}
 WEATHER: dict[str, Any] = {
@@ -26,7 +28,9 @@ NOW: dict[str, Any] = {"name": "now", "input_schema": {"type": "object"}}
 
 @pytest.fixture
 async def client(running: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """Anthropic's client, with its own header for the key."""
+    """Anthropic's client, with its own header for the key. Imported by those who use it: it takes two seconds."""
+    import anthropic
+
     key = running.authorization["authorization"].removeprefix("Bearer ")
     async with anthropic.AsyncAnthropic(base_url=running.base_url, api_key=key, max_retries=0) as made:
         yield made
@@ -87,6 +91,8 @@ async def test_a_stream_is_put_together_by_the_client(running: Running, client: 
 async def test_a_message_of_the_system_stands_in_its_place(running: Running, client: anthropic.AsyncAnthropic) -> None:
     """A message of the role system reaches the template between the others, behind what ``system`` says; one with
     anything but text is refused."""
+    import anthropic
+
     messages: list[Any] = [USER, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
     await ask(client, system="First.", messages=messages)
     turns = json.loads(running.service.requests[0].prompt.source)["messages"]
@@ -211,6 +217,8 @@ async def test_tokens_are_counted(running: Running, client: anthropic.AsyncAnthr
 
 async def test_errors_are_those_that_the_client_knows(running: Running, client: anthropic.AsyncAnthropic) -> None:
     """Types by status, the request's id, and the client's own classes; a stranger's too, and inside a stream."""
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as bad:
         await client.messages.create(model=MODEL, messages=[USER], max_tokens=0)  # type: ignore[list-item]
     assert bad.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]

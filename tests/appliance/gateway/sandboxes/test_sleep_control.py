@@ -254,9 +254,11 @@ async def test_one_of_those_that_wait_for_room_looks_for_all() -> None:
         tasks = [scene.ask("c") for _ in range(number)]
         await turns()
         assert looks == [number]
+        began = time.monotonic()
         await asyncio.sleep(5.5 * sleep_control.LOOK_S)
-        counts.append(looks[0] - number)
-    assert 2 <= counts[0] <= 5 and 2 <= counts[1] <= 5
+        counts.append((looks[0] - number, (time.monotonic() - began) / sleep_control.LOOK_S))
+    # On a busy machine the sleep may take longer, and there are looks for as long.
+    assert all(2 <= found <= most for found, most in counts)
     tasks.pop(0).cancel()
     scene.live.clear()
     await asyncio.sleep(2.5 * sleep_control.LOOK_S)
