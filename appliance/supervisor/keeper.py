@@ -107,8 +107,7 @@ class Keeper:
         self._repeat: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[_End] | None = None
         self._stopping = asyncio.Event()
-        self._rests = False
-        """Whether nothing is booted until ``stop``: no gateway comes that a sandbox could serve."""
+        self._rests = False  # Whether nothing is booted until ``stop``: no gateway comes that it could serve.
         self.boot_s = 0.0
         """Seconds that the last boot took; 0: there was none."""
         self._reason = "ended"
@@ -136,10 +135,7 @@ class Keeper:
             name, generation = self.plan.name, self.life.generation
             tell("sandbox is down", sandbox=name, cause=cause, retry_in_s=delay, generation=generation)
             self._publish(self._down(cause, delay), ())
-            if self._rests:
-                await self._stopping.wait()
-            elif delay:
-                await self._nap(delay)
+            await (self._stopping.wait() if self._rests else self._nap(delay))
         self.life = self.life.advance(Event.STOP, time.monotonic())
         self.life = self.life.advance(Event.GONE, time.monotonic())
 
@@ -291,8 +287,8 @@ class Keeper:
             self._repeat = None
 
     def gateway_left(self, *, last: bool = False) -> None:
-        """Restart a sandbox whose channel went with the gateway, or may have; one that was never offered waits for the
-        next gateway. Behind the ``last`` gateway nothing is started any more."""
+        """End a sandbox whose channel went with the gateway, or may have, and start it anew unless that was the
+        ``last`` gateway; one that was never offered waits for the next."""
         self._rests = last
         self._cancel_repeat()
         if self._booted is not None and (self._booted.channel is None or self._hand_over.begun):
