@@ -1,4 +1,4 @@
-"""A pytest plugin: HTTP clients of the tests read the certificates of public authorities once, not once for each client.
+"""A pytest plugin: HTTP clients of the tests read the certificates of public authorities once, not once for each.
 
 httpx reads all of them for every client that it makes, whether or not it ever speaks TLS: 50 ms of processor, for some
 thousand clients in a run of the suite. A client that names its own certificates, or none, gets what it asks for.

@@ -19,7 +19,6 @@ from triton.runtime.jit import JITFunction
 from engine.backends.cuda.kernels.ahead import AbsentGpu
 from tests.engine.backends.cuda.kernels.launches import LAUNCHES
 
-
 CONTROL, UNKNOWN = "unknown", 1
 """In place of a launch: the guards for a compute capability that no compiler knows, in a process of their own, whose
 exit status is told."""
