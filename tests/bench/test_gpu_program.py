@@ -38,15 +38,18 @@ def test_a_rehearsal_finds_an_engine_on_the_device_backend_within_its_list(root:
     assert (model / "model.safetensors").exists()
 
 
-def test_without_a_card_it_says_so(root: Path, tmp_path: Path) -> None:
+def test_without_a_card_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No card and no rehearsal: one line says what to do, before any engine is started."""
-    done = subprocess.run(
-        [sys.executable, "bench/gpu_program.py", "--out", str(tmp_path / "out")],
-        cwd=root,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "torch sees no GPU; --rehearse runs everything" in done.stderr
+    import torch
+
+    from bench import gpu_program
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("a model was made")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_program, "_model", unwanted)
+    monkeypatch.setattr(sys, "argv", ["bench/gpu_program.py", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="torch sees no GPU; --rehearse runs everything"):
+        gpu_program.main()
+    assert not (tmp_path / "out").exists()

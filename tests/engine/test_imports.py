@@ -244,7 +244,9 @@ def test_one_module_of_the_core_forks_and_loads_no_tensors(root: Path) -> None:
     assert [path.name for path in core_sources(root) if forks(path)] == ["ranks.py"]
     assert any(forks(path) for path in (root / "engine/text").rglob("*.py"))
     assert not loaded_by(root, ["engine.ranks"]) & {"torch", "numpy", "triton", "socket", "json"}
-    assert "torch" in loaded_by(root, ["engine.follow"])
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); sys.modules['torch'] = None; import engine.follow"
+    refused = subprocess.run([sys.executable, "-I", "-c", code], check=False, capture_output=True, text=True)
+    assert refused.returncode != 0 and "import of torch halted" in refused.stderr
 
 
 def test_modules_are_short(root: Path) -> None:

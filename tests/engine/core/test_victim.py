@@ -3,6 +3,7 @@ learned, and preemptions on real traffic."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,17 @@ def engine_like() -> Scheduler:
     )[0]
 
 
-def victim_beside(*attackers: Closed) -> Run:
-    """Four short requests a second of tenant 2, at moments that drift against the steps."""
+@functools.cache
+def victim_beside(attack: str = "", *, full_steps: bool = False) -> Run:
+    """Four short requests a second of tenant 2, at moments that drift against the steps; alone, or beside an attack.
+    ``full_steps``: none is shortened for the light tenant. On a simulated clock, so each is run once."""
     arrivals = [Arrival(PERIOD_S * (number + 0.04 * (number % 23)), 2, 20, 16) for number in range(VICTIMS)]
-    seconds = PERIOD_S * VICTIMS
-    return simulate(engine_like(), arrivals, clock=CLOCK, closed=attackers, max_steps=int(seconds / CLOCK.base))
+    closed = (ATTACKS[attack],) if attack else ()
+    most = int(PERIOD_S * VICTIMS / CLOCK.base)
+    with pytest.MonkeyPatch.context() as patch:
+        if full_steps:
+            patch.setattr(Fairness, "_is_light", lambda *_: False)
+        return simulate(engine_like(), arrivals, clock=CLOCK, closed=closed, max_steps=most)
 
 
 def p99(values: list[float]) -> float:
@@ -56,24 +63,21 @@ def p99(values: list[float]) -> float:
 def test_a_light_tenant_keeps_its_time_to_first_token(attack: str) -> None:
     """Beside 48 requests at once of another tenant, of any shape, the 99th percentile is at most five times that of
     the same requests alone."""
-    alone, beside = victim_beside().ttfts(2), victim_beside(ATTACKS[attack]).ttfts(2)
+    alone, beside = victim_beside().ttfts(2), victim_beside(attack).ttfts(2)
     assert len(alone) == VICTIMS
     assert len(beside) >= VICTIMS // 2
     assert p99(beside) <= 5 * p99(alone)
 
 
-def test_without_short_steps_long_prompts_are_felt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_short_steps_long_prompts_are_felt() -> None:
     """Positive control: with full steps at all times the same flood of long prompts breaks the bar."""
-    monkeypatch.setattr(Fairness, "_is_light", lambda *_: False)
-    alone, beside = victim_beside().ttfts(2), victim_beside(ATTACKS["long prompts"]).ttfts(2)
+    alone, beside = victim_beside().ttfts(2), victim_beside("long prompts", full_steps=True).ttfts(2)
     assert p99(beside) > 5 * p99(alone)
 
 
-def test_the_flood_keeps_most_of_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flood_keeps_most_of_its_speed() -> None:
     """A flood of long prompts beside the light tenant computes at least 60 % of what full steps would have."""
-    short = victim_beside(ATTACKS["long prompts"])
-    monkeypatch.setattr(Fairness, "_is_light", lambda *_: False)
-    full = victim_beside(ATTACKS["long prompts"])
+    short, full = victim_beside("long prompts"), victim_beside("long prompts", full_steps=True)
     assert short.tokens / short.seconds >= 0.6 * full.tokens / full.seconds
 
 

@@ -21,6 +21,8 @@ NUM_REQUESTS = 3_000
 NUM_HEAVY = 5
 TENANTS = [f"t{number:03d}" for number in range(NUM_TENANTS)]
 KINDS = ("input", "cached", "output")
+LOOKED_AT = 8
+"""Requests between which all series are read, which takes most of a test's time; some of them bring a place."""
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 """Name and labels to value."""
@@ -164,11 +166,11 @@ def test_no_counter_goes_back(metrics: Metrics) -> None:
 def test_a_request_counts_under_one_label(metrics: Metrics) -> None:
     """Every figure of a request is added to the series of one tenant or of the others, also of the request that brings
     its tenant a place. Control: some request does."""
-    requests = list(traffic(3, 2 * MAX_TENANTS + 20, "chat"))
-    for one in requests[:-20]:
+    requests = list(traffic(3, 2 * MAX_TENANTS + LOOKED_AT, "chat"))
+    for one in requests[:-LOOKED_AT]:
         record(metrics, one)
     seen, placed = scrape(metrics), 0
-    for one in requests[-20:]:
+    for one in requests[-LOOKED_AT:]:
         record(metrics, one)
         now = scrape(metrics)
         grown = [dict(labels) for name, labels in now if now[name, labels] != seen.get((name, labels), 0)]

@@ -149,20 +149,24 @@ def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def spent_s(*args: str) -> float:
-    """Processor time of an interpreter, the least of three: a busy machine does not count."""
-    taken = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert python(*args).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(taken)
+    """Processor time of an interpreter, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert python(*args).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_help_comes_at_once() -> None:
-    """``athanor --help`` costs little more than the libraries that it is printed with."""
-    bare = min(spent_s("-c", "import typer.main, rich.panel, rich.table") for _ in range(3))
-    assert min(spent_s("-m", "appliance.operator.cli", "--help") for _ in range(3)) < HELP_COSTS * bare
+    """``athanor --help`` costs little more than the libraries that it is printed with: least of three against least of
+    three, as a busy machine only adds. Tried again where it was too busy."""
+    bare: list[float] = []
+    own: list[float] = []
+    for number in range(9):
+        bare.append(spent_s("-c", "import typer.main, rich.panel, rich.table"))
+        own.append(spent_s("-m", "appliance.operator.cli", "--help"))
+        if number >= 2 and min(own) < HELP_COSTS * min(bare):
+            return
+    assert min(own) < HELP_COSTS * min(bare)
 
 
 def test_help_imports_nothing_heavy() -> None:

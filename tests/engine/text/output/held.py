@@ -33,7 +33,7 @@ WHOLE = frozenset(("llama3", "llama-4", "harmony"))
 IN_JSON = frozenset("hermes llama3 mistral mistral-named deepseek deepseek-bare kimi harmony".split())
 """Formats with arguments in JSON, which are held to whole schemas."""
 
-SEEDS = 6
+SEEDS = 3
 MOST_TOKENS = 3_000
 
 WEATHER: dict[str, Any] = {

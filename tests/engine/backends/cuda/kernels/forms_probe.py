@@ -1,11 +1,12 @@
 """Forms in which kernels are launched, told apart as Triton does and without compiling any: ``python -m
-tests.engine.backends.cuda.kernels.forms_probe FAMILY/CASE[;...] COUNTS DTYPE``.
+tests.engine.backends.cuda.kernels.forms_probe FOLDER FAMILY/CASE[;...] COUNTS DTYPE``.
 
-A child of test_forms, since there the kernels belong to the interpreter. For each model the rehearsal's forms are
-noted, then those of steps of real sizes and of an engine's warm-up; COUNTS is numbers of tokens, as ``1,9`` or
-``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits; with ``torch`` there its experts are wider,
-and torch multiplies those of larger steps. ``control`` in place of a case launches a
-kernel that has an argument that is not marked. One line of JSON for each model.
+A child of test_forms, since there the kernels belong to the interpreter. FOLDER has a folder with the description of
+each model, ``0`` for the first: the library that writes descriptions takes longer to load than a model's forms. For
+each model the rehearsal's forms are noted, then those of steps of real sizes and of an engine's warm-up; COUNTS is
+numbers of tokens, as ``1,9`` or ``1-8192``. ``fp8`` and a blank before a case hold its weights in 8 bits; with
+``torch`` there its experts are wider, and torch multiplies those of larger steps. ``control`` in place of a case
+launches a kernel that has an argument that is not marked. One line of JSON for each model.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 import json
 import random
 import sys
-import tempfile
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,7 +44,6 @@ from engine.model.checkpoint.weights import DTYPE_NAMES
 from engine.startup.enumerate_kernels import KV_BYTES, rehearse
 from engine.startup.warmup import warm_up
 from tests.engine.backends.cuda.kernels.ahead_probe import start_with_zeros
-from tests.engine.model.families.table import FAMILIES
 
 ARCHITECTURE = "sm_90"
 ROWS = 100
@@ -66,16 +66,6 @@ CONTEXT = 100
 def _control(x, marked, unmarked):
     """Positive control: of one argument forms depend, of the other none."""
     tl.store(x, marked + unmarked)
-
-
-def described(family: str, case: str) -> ModelConfig:
-    """The description of a variant, read as an engine reads it."""
-    row = FAMILIES[family]
-    config = row.describe(row.cases[case])
-    config.architectures = [row.architecture]
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        return load_model_config(folder)
 
 
 def steps(runner: DeviceRunner, counts: list[int]) -> None:
@@ -204,17 +194,16 @@ def numbers(said: str) -> list[int]:
     return found
 
 
-def main(cases: str, counts: str, dtype: torch.dtype) -> None:
+def main(folder: Path, cases: str, counts: str, dtype: torch.dtype) -> None:
     """Note the forms of every case."""
-    for one in cases.split(";"):
+    for place, one in enumerate(cases.split(";")):
         if one == "control":
             print(json.dumps({"case": one, **control()}), flush=True)
             continue
         by_torch = one.startswith("torch ")
-        family, _, case = one.removeprefix("fp8 ").removeprefix("torch ").partition("/")
         try:
             held = "fp8" if one.startswith("fp8 ") else "none"
-            description = described(family, case)
+            description = load_model_config(str(folder / str(place)))
             if by_torch:
                 description = replace(description, intermediate_size=TORCH_INNER)
             found = missing(description, numbers(counts), dtype, held, by_torch=by_torch)
@@ -225,4 +214,4 @@ def main(cases: str, counts: str, dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], sys.argv[2], DTYPE_NAMES[sys.argv[3]])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], DTYPE_NAMES[sys.argv[4]])

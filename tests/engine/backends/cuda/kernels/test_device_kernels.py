@@ -69,8 +69,8 @@ def test_an_engine_on_kernels_gives_the_tokens_of_plain_operations(architecture:
     """Prompts in chunks, decoding past the end of a block, a draw and a maximum, on every kernel of a step, with
     prompts and rows in one pass and in two. Qwen3 has all that Llama has, and norms of heads."""
     asked = [
-        submit(2, [3, 1, 4], 4, sampling=Sampling(temperature=0.9, top_k=7, top_p=0.9, seed=11)),
-        submit(1, range(5, 55), 5),
+        submit(2, [3, 1, 4], 3, sampling=Sampling(temperature=0.9, top_k=7, top_p=0.9, seed=11)),
+        submit(1, range(5, 52), 3),
     ]
     answers = []
     for interpreted, mixing in ((False, NEVER), (True, NEVER), (True, ALWAYS)):

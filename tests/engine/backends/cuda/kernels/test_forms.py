@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,16 +35,30 @@ ALL_COUNTS = "1-8192"
 def forms_of(root: Path, cases: str, counts: str, dtype: str = "bfloat16") -> list[dict[str, object]]:
     """What the probe says of each case."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.backends.cuda.kernels.forms_probe", cases, counts, dtype],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        for place, case in enumerate(cases.split(";")):
+            if case != "control":
+                describe(case, Path(folder, str(place)))
+        probe = "tests.engine.backends.cuda.kernels.forms_probe"
+        done = subprocess.run(
+            [sys.executable, "-m", probe, folder, cases, counts, dtype],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr[-3_000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def describe(case: str, folder: Path) -> None:
+    """Write the description of a variant as its publisher would."""
+    family, _, variant = case.removeprefix("fp8 ").removeprefix("torch ").partition("/")
+    row = FAMILIES[family]
+    config = row.describe(row.cases[variant])
+    config.architectures = [row.architecture]
+    config.save_pretrained(folder)
 
 
 def check(found: dict[str, object]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,18 +19,38 @@ from engine.backends.cuda.kernels.folder import MANIFEST
 from engine.errors import ConfigurationError
 
 
-def probe(repository: Path, root: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """A process that makes or uses kernels."""
+class Answer(NamedTuple):
+    """How a fork of the probe ended, and what it said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@contextlib.contextmanager
+def probe(repository: Path) -> Iterator[Callable[[Path, str], Answer]]:
+    """A program whose forks make or use kernels; gives the function that has one do so."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.engine.backends.cuda.kernels.cache_probe", str(root), what],
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.backends.cuda.kernels.cache_probe"],
         cwd=repository,
         env=environment,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=120,
-    )
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        orders, answers = program.stdin, program.stdout
+
+        def ask(root: Path, what: str) -> Answer:
+            orders.write(json.dumps([str(root), what]) + "\n")
+            orders.flush()
+            return Answer(*json.loads(answers.readline()))
+
+        try:
+            yield ask
+        finally:
+            program.kill()
 
 
 @pytest.mark.timeout(120)
@@ -35,17 +58,18 @@ def test_kernels_come_out_of_a_folder_that_was_moved(root: Path, tmp_path: Path)
     """What was compiled in one place is used in another, without an assembler and without a file made or changed; a
     form that was not compiled is an error that names the kernel."""
     made, moved = tmp_path / "made", tmp_path / "moved"
-    assert (built := probe(root, made, "make")).returncode == 0, built.stderr
-    shutil.move(made, moved)
-    before = sorted(moved.rglob("*"))
-    alone = probe(root, moved, "alone")
-    assert alone.returncode != 0
-    assert "a program was to be started" in alone.stderr  # the control: Triton by itself would ask the assembler
-    used = probe(root, moved, "use")
-    assert used.returncode == 0, used.stderr
-    assert used.stdout == built.stdout
-    other = probe(root, moved, "other")
-    assert other.returncode != 0
+    with probe(root) as ask:
+        assert (built := ask(made, "make")).status == 0, built.stderr
+        shutil.move(made, moved)
+        before = sorted(moved.rglob("*"))
+        alone = ask(moved, "alone")
+        assert alone.status != 0
+        assert "a program was to be started" in alone.stderr  # the control: Triton by itself would ask the assembler
+        used = ask(moved, "use")
+        assert used.status == 0, used.stderr
+        assert used.stdout == built.stdout
+        other = ask(moved, "other")
+    assert other.status != 0
     assert "the kernel double is not among the compiled ones" in other.stderr
     assert sorted(moved.rglob("*")) == before
 

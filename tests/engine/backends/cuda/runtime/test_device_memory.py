@@ -245,9 +245,11 @@ def test_nothing_is_taken_while_blocks_leave_and_come_back(schedules: int) -> No
 def test_without_joins_blocks_are_wrong() -> None:
     """Control: where steps do not wait for copies of blocks, tokens differ, or blocks that left have other bytes."""
     found = Spilled()
-    for seed in range(2, 4):
+    for seed in range(2, 6):
         run_spilled(seed, found, joins=False)
-    assert found.differing + found.changed > 0
+        if found.differing + found.changed:
+            return
+    pytest.fail("no schedule noticed")
 
 
 @dataclass(slots=True)
@@ -289,7 +291,9 @@ def test_without_the_largest_steps_memory_is_taken_later() -> None:
             run_schedule(made.engine, schedule)
         taken += made.memory.allocator.num_taken
         grown += made.memory.host_taken
-    assert taken > 0 and grown > 0
+        if taken and grown:
+            return
+    pytest.fail(f"the driver was asked for {taken} segments and {grown} page-locked pieces")
 
 
 def test_a_largest_step_needs_no_more_the_second_time() -> None:
