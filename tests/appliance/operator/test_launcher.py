@@ -106,7 +106,7 @@ CHILD = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from appliance.operator import child
-child.run_supervisor = lambda _config: time.sleep(60)
+child.run_supervisor = lambda *_: time.sleep(60)
 sys.exit(child.main(["supervisor", "none", str(os.getppid() if sys.argv[2] == "own" else 1), "-1"]))
 """
 
