@@ -327,8 +327,7 @@ class Keeper:
         done = self._frozen = frozen and not self._busy and booted.sandbox.freeze()
         if not frozen:
             booted.sandbox.thaw()
-        name, plan = self.plan.role_name, self.plan
-        self._publish(Frozen(plan.model, name, generation, int(done), plan.tenant), ())
+        self._publish(Frozen(self.plan.model, self.plan.role_name, generation, int(done), self.plan.tenant), ())
 
     def stop(self) -> None:
         """End for good; ``run`` returns once everything is cleaned up."""
