@@ -3,8 +3,8 @@
 An envelope is ``signature 64`` and wrapped bytes (``isolation.keys.hpke``). The signature is the sender's, over the
 *context* and the wrapped bytes; the context is part of HPKE's ``info`` as well. It is the digest of the signed list,
 which names fleet, version and all keys, the kind of message, and both hosts. So an envelope opens for one recipient, as
-one sender's, in one version of the list, and in one direction; a member that signs the wrapped bytes of another anew has
-bytes that do not open.
+one sender's, in one version of the list, and in one direction; a member that signs the wrapped bytes of another anew
+has bytes that do not open.
 
 A question is wrapped to the key of the server that is in the list. An answer is wrapped to that of the member, and once
 more to the challenge: a key that the member has drawn for the question and erases with the answer. Who records all that

@@ -1,4 +1,5 @@
-"""A fleet under a store that does what it likes, seen by one that sees everything: a key server and two members.
+"""A fleet under a store that does what it likes, seen by one that sees everything: a key server, two
+members, and a copy of one of them.
 
 The store has every message that was ever written, and gives any of them to its recipient at any time, as often as it
 likes, or never. Hosts' clocks begin anywhere and go up to 1.5 % wrong. Members and server restart. After every step
@@ -14,8 +15,11 @@ from dataclasses import dataclass, field
 from appliance.supervisor.fleet_keys.leases import DRIFT_S, LEASE_S, KeyAnswer, KeyClient, KeyQuestion, KeyServer
 
 ACCOUNTS = ("*", "alpha")
-HOSTS = ("b", "c")
-RATES = {"a": 1.015, "b": 0.985, "c": 1.0}
+HOSTS = ("b", "c", "d")
+NAMES = {"b": "b", "c": "c", "d": "b"}
+"""Names in the list: ``d`` is another machine with the keys of ``b``."""
+
+RATES = {"a": 1.015, "b": 0.985, "c": 1.0, "d": 1.01}
 """Seconds of a host's clock in one true second; ``a`` is the server, whose leases thus end early."""
 
 MOST_S = LEASE_S / min(RATES.values())
@@ -69,25 +73,25 @@ class Fleet:
         question = self.members[host].question(self.clock(host))
         if question is not None:
             self.asked[question.challenge] = self.now
-            self.questions.append((host, question))
+            self.questions.append((NAMES[host], question))
 
     def serve(self, _host: str, draw: random.Random) -> None:
         """The store gives the server any question of all times, the last ones more often."""
         if self.questions:
             self._serve(*self.questions[-1 - min(int(draw.expovariate(0.5)), len(self.questions) - 1)])
 
-    def _serve(self, host: str, question: KeyQuestion) -> None:
+    def _serve(self, name: str, question: KeyQuestion) -> None:
         before = {account: self.server.key(account) for account in ACCOUNTS}
-        answer = self.server.answer(host, question, ACCOUNTS, self.clock("a"))
+        answer = self.server.answer(name, question, ACCOUNTS, self.clock("a"))
         for account in ACCOUNTS:
             if self.server.key(account) != before[account]:
                 self.replaced[account] = self.now
         if answer is not None:
-            self.answers.append((host, answer))
+            self.answers.append((name, answer))
 
     def give(self, host: str, draw: random.Random) -> None:
         """The store gives a member any answer that was ever written to it."""
-        mine = [answer for name, answer in self.answers if name == host]
+        mine = [answer for name, answer in self.answers if name == NAMES[host]]
         if mine:
             self._give(host, mine[-1 - min(int(draw.expovariate(0.5)), len(mine) - 1)])
 
@@ -103,7 +107,7 @@ class Fleet:
         if len(self.questions) > before:
             self._serve(*self.questions[-1])
             if self.answers:
-                self._give(*self.answers[-1])
+                self._give(host, self.answers[-1][1])
 
     def wait(self, _host: str, draw: random.Random) -> None:
         """Time goes by."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from appliance.supervisor.fleet_keys.leases import (
     RENEW_S,
     KeyAnswer,
     KeyClient,
+    KeyQuestion,
     KeyServer,
 )
 from tests.appliance.supervisor.fleet_keys.fleet_model import Violation, search
@@ -80,6 +82,15 @@ class WaitsTooShort(KeyServer):
         return super().settled(account, now + LEASE_S / 10)
 
 
+class TakesOneLife(KeyServer):
+    """A server for which all processes with a member's keys are one."""
+
+    def answer(self, member: str, question: KeyQuestion, allowed: Collection[str], now: float) -> KeyAnswer | None:
+        """Answer under one number of a life."""
+        found = super().answer(member, replace(question, life=b""), allowed, now)
+        return None if found is None else replace(found, life=question.life)
+
+
 class NumbersAnew(KeyServer):
     """A server whose generations begin at one after each restart."""
 
@@ -108,7 +119,7 @@ def test_the_search_finds_a_wrong_member(client: type[KeyClient]) -> None:
 
 
 @pytest.mark.parametrize(
-    "server", [WaitsForNobody, ForgetsRestarts, WaitsTooShort, NumbersAnew], ids=lambda one: one.__name__
+    "server", [WaitsForNobody, ForgetsRestarts, WaitsTooShort, TakesOneLife, NumbersAnew], ids=lambda one: one.__name__
 )
 def test_the_search_finds_a_wrong_server(server: type[KeyServer]) -> None:
     """Positive control: likewise."""
