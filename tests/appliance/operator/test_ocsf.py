@@ -53,7 +53,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "order": [
         {"what": "shred", "outcome": "OK"},
         {"what": "rotate", "outcome": "FAILED", "tenant": ""},
-        {"what": "release"},
+        {"what": "release", "outcome": "OK"},
     ],
     "call": [{"outcome": "OK"}, {"outcome": "BEGUN"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
     "admin": [{"outcome": "OK"}, {"outcome": "PERMISSION_DENIED", "subject": ""}],
@@ -122,7 +122,7 @@ def test_what_failed_is_marked() -> None:
     assert [event["severity_id"] for event in events("log")] == [1, 5]
     assert events("integrity")[0]["severity_id"] == 5
     assert [event["activity_id"] for event in events("sandbox")] == [3, 4, 99, 99, 99]
-    assert [event["status_id"] for event in events("order")] == [1, 2]
+    assert [event["status_id"] for event in events("order")] == [1, 2, 1]
     assert [event["status_id"] for event in events("card")] == [2, 1, 2, 1]
 
 
