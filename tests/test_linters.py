@@ -50,6 +50,7 @@ BREACHES = {
     "The sandboxes never listen": ("engine/serve.py", "import isolation.ipc.listener"),
     "The wire stands alone": ("isolation/ipc/ring.py", "import numpy"),
     "Decisions are pure": ("policy/evaluate.py", "import time"),
+    "Leases of a fleet's keys are pure": ("appliance/supervisor/fleet_keys/leases.py", "import time"),
     "No network, no secrets, no second program in the sandboxes' own modules": ("engine/serve.py", "import socket"),
     "The gateway is built in floors": (
         "appliance/gateway/sandboxes/link.py",

@@ -136,6 +136,34 @@ class CarrierError(ConfigError):
     """The carrier of sealed KV, or the supervisor as its client, says what the other does not take."""
 
 
+class MembersError(ConfigError):
+    """The list of a fleet's members cannot be used; the message says why and what to do."""
+
+
+class MembersSignatureError(MembersError):
+    """The list of members is not signed by the fleet's authority as it is."""
+
+
+class DuplicateMemberError(MembersError):
+    """Two members of a list have one name or one key."""
+
+
+class MembersVersionError(MembersError):
+    """The list of members is older than one that this host has accepted, or another one of the same version."""
+
+
+class UnknownMemberError(MembersError):
+    """This host is none of the list's members, or the list has other keys for it."""
+
+
+class EnvelopeError(MembersError):
+    """Bytes from the store are no message of a fleet's member to this host; the message says what they may be."""
+
+
+class StaleEnvelopeError(EnvelopeError):
+    """A message that a member did write to this host, and that is of no use any more."""
+
+
 class InvalidRequestError(ApplianceError):
     """The request is malformed or a value is out of range."""
 

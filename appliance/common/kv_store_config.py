@@ -10,9 +10,28 @@ from pydantic import Field, model_validator
 from appliance.common.addresses import split_address
 from appliance.common.carrier_wire import MAX_SECONDS
 from appliance.common.config_section import BYTES, SECONDS, Section
+from appliance.common.fleet_config import HostName
 
 CARRIER_SOCKET = "carrier.sock"
 """Name of the carrier's socket in the run directory, where the launcher starts it."""
+
+
+class MembersConfig(Section):
+    """List of the hosts among which keys for sealed KV may be given, and this host's place in it (docs/fleet.md).
+    The supervisor checks the list at its start, and refuses to start with one that it cannot accept."""
+
+    host: HostName
+    """Name of this host in the list."""
+    file: Path = Field(strict=False)
+    """File of the signed list, as `athanor fleet sign-members` writes it."""
+    authority: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Public key, in hex, of the fleet's authority, which must have signed the list."""
+    key: Path = Field(strict=False)
+    """File of this host's keys (`athanor fleet member-key`), readable for the supervisor's user; under systemd a
+    credential."""
+    accepted: Path = Field(strict=False)
+    """File in which the supervisor records the newest list that it has accepted; it refuses an older one. Keep it out
+    of backups that are put back."""
 
 
 class KvStoreConfig(Section):
@@ -38,6 +57,9 @@ class KvStoreConfig(Section):
     """File of the store's password, readable for the carrier's user; under systemd a credential. Left out: none."""
     socket: Path | None = Field(default=None, strict=False)
     """Socket of athanor-carrier.service. Left out: `athanor serve` starts a carrier, with `carrier.sock` in run_dir."""
+
+    members: MembersConfig | None = None
+    """Hosts among which keys may be given. Without this section this host gives and takes none."""
 
     @property
     def socket_path(self) -> str:

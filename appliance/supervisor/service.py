@@ -98,7 +98,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
-    vault = open_vault(config, server.namespace)
+    vault = open_vault(config, server.namespace, recorder.record)
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     port = await asyncio.to_thread(open_port, config, vault, recorder, server.publish)
     charges = _connect(server, vault, port, recorder)

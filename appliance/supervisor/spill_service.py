@@ -18,6 +18,7 @@ from appliance.common.control import LEAVES
 from appliance.common.errors import SpillPortError, StartError
 from appliance.common.kv_store_config import carrier_socket
 from appliance.common.kv_store_state import STORE_STATE, KvStoreState
+from appliance.supervisor.fleet_keys.membership import check_membership
 from appliance.supervisor.kv_carrier import KvCarrier
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.spill_port import SpillPort
@@ -194,16 +195,22 @@ class Vault:
                 port.forget(key)
 
 
-def open_vault(config: ApplianceConfig, namespace: Namespace) -> Vault | None:
-    """Vault that the configuration asks for; None where nothing is sealed. Without spill it keeps no KV.
+def open_vault(
+    config: ApplianceConfig, namespace: Namespace, record: Callable[[Entry], None] = lambda _one: None
+) -> Vault | None:
+    """Vault that the configuration asks for; None where nothing is sealed. Without spill it keeps no KV. ``record``
+    takes an entry for the audit log where this host has accepted the list of a fleet's members.
 
     Raises:
         StartError: keys or folders cannot be used.
+        ConfigError: the list of the fleet's members cannot be accepted.
     """
     spill, keys = config.sandbox.spill, config.keys
     if spill is None and config.batches is None:
         return None
     assert keys is not None, "the configuration was checked"
+    if config.kv_store is not None:
+        check_membership(config.kv_store, record)
     try:
         keyring = Keyring(keys.keyring, read_root(keys.root_key))
     except KeysError as error:

@@ -6,6 +6,7 @@
       * ``ShreddedError``: the tenant's key was destroyed; what it sealed is permanently unreadable.
   * ``SealBrokenError``: sealed bytes are not what was sealed under this name.
   * ``SigningKeyError`` (in ``signing``): a signing key file cannot be used.
+  * ``MemberKeyError`` (in ``member``): the file of a member's keys cannot be used.
   * ``PublicKeyError`` (in ``public_key``): a text is no public key of a kind that is used here.
 """
 

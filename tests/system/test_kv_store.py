@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.appliance.supervisor.fleet_keys.fleets import config, sign
 from tests.stores import store
 from tests.system.conftest import PLAIN
 from tests.system.spilling import BLOCK_BYTES, Spilling, served, text
@@ -102,13 +103,17 @@ def away(spilling: Spilling, reason: str) -> float:
 def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_path: Path, runsc_path: Path) -> None:
     """Blocks that find no place in memory go to the store and come back, with the same answer; those of tenants without
     the policy's word never go. All blocks flipped, then swapped with each other, open nowhere: the answer is the same,
-    computed anew. A shred drops them from the store. Without a store the answer is the same too."""
+    computed anew. A shred drops them from the store. Without a store the answer is the same too. The supervisor has
+    accepted the list of the fleet's members that the section names."""
     with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, store(Path(name)) as running:
         print(running.version)
         desk, section = Desk(running.address[5:]), {"store": running.address, "size": 64 << 20, "ttl": 600}
+        sign(tmp_path)
+        section["members"] = config(tmp_path, "host-b").model_dump(mode="json")
         with served(tmp_path, POLICY, {}, kv_store=section) as spilling:
             run_dir = Path(json.loads((spilling.state / "athanor.yaml").read_text())["run_dir"])
             wait_until((run_dir / "carrier.sock").exists)  # It is started when the others are ready.
+            assert b"lives 1" in (tmp_path / "host-b.accepted").read_bytes()
             for key in ("b", "s"):
                 spilling.ask(key, text(2))
                 spilling.crowd_out(key, 10)

@@ -139,7 +139,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, the digests of its image and
   model, and the id of the key that has signed the model, empty where no signature is asked for;
-* ``keys``: keys were made, or given to the gateway;
+* ``keys``: keys were made, or given to the gateway; or a supervisor's start has accepted the list of a fleet's members;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap) or to spend that requests had reserved which
   ended with the machine (release), as which user id, and how many objects, keys or requests that touched;
 * ``call``: a call of the operator's API, when it has ended, with the user id that called and its roles, what it was

@@ -24,6 +24,7 @@ from appliance.operator.cli import (
     demo,
     doctor,
     fleet,
+    fleet_members,
     guarded,
     image,
     image_store,
@@ -206,10 +207,12 @@ _add("Commands", "restore", state.restore, state.RESTORE_EXAMPLES, _state)
 _kernels = _group("kernels", "Compile the engine's kernels, for this machine or for GPUs.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _add("Commands", "gpu", kernels.gpu, kernels.GPU_EXAMPLES, _kernels)
-_fleet = _group("fleet", "Show, compare and drain the hosts of a fleet.", MORE)
+_fleet = _group("fleet", "Show, compare and drain the hosts of a fleet; sign its list of members.", MORE)
 _add("Commands", "status", fleet.status, fleet.STATUS_EXAMPLES, _fleet)
 _add("Commands", "diff", fleet.diff, fleet.DIFF_EXAMPLES, _fleet)
 _add("Commands", "drain", fleet.drain, fleet.DRAIN_EXAMPLES, _fleet)
+_add("Commands", "member-key", fleet_members.member_key, fleet_members.MEMBER_KEY_EXAMPLES, _fleet)
+_add("Commands", "sign-members", fleet_members.sign_members, fleet_members.SIGN_MEMBERS_EXAMPLES, _fleet)
 _sandbox = _group("sandbox", "Compare the sandboxes' programs with their lists of system calls.", MORE)
 _add("Commands", "calls", sandbox.calls, sandbox.CALLS_EXAMPLES, _sandbox)
 _model = _group("model", "Serve further models and stop them; pull, convert, verify and pin models.", MORE)

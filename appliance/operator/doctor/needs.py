@@ -112,6 +112,11 @@ def _supervisor(config: ApplianceConfig, devices: tuple[str, ...]) -> Iterator[P
         filled.append(("spilled KV", sandbox.spill.directory))
     if config.kv_store is not None and config.kv_store.socket is not None:
         yield PathNeed("carrier's socket", config.kv_store.socket, Use.DEVICE)
+    if config.kv_store is not None and config.kv_store.members is not None:
+        members = config.kv_store.members
+        yield PathNeed("list of the fleet's members", members.file, Use.READ)
+        yield PathNeed("member's keys", members.key, Use.READ)
+        yield PathNeed("accepted list of members", members.accepted, Use.REPLACE)
     if config.audit is not None:
         filled.append(("audit log", config.audit.directory))
         if config.audit.key is not None:
