@@ -276,11 +276,11 @@ def test_one_generation_has_one_key() -> None:
     assert answer is not None
     twin = replace(answer, keys={"alpha": replace(answer.keys["alpha"], key=bytes(32))})
     assert pair.client.take(twin, 1_001.0) and pair.client.key("alpha", 1_001.0) is None
-    for now in (1_002.0, 1_003.0):
-        pair.turn(now)
+    for now in (1_001.0 + RENEW_S, 1_001.0 + 2 * RENEW_S):
+        assert pair.turn(now)
         assert pair.client.key("alpha", now) is None, "nor by the next answer, whichever of the two it has"
     pair.server.shred("alpha")
-    assert pair.turn(1_003.0 + RENEW_S) and pair.client.key("alpha", 1_034.0)
+    assert pair.turn(1_001.0 + 3 * RENEW_S) and pair.client.key("alpha", 1_001.0 + 3 * RENEW_S)
 
 
 def test_orders_for_what_the_server_does_not_share_do_not_pile_up() -> None:
