@@ -108,6 +108,16 @@ class MemberList:
         return found
 
 
+def check_host(name: str) -> None:
+    """Check the name of a host.
+
+    Raises:
+        MembersError: a list cannot have it.
+    """
+    if not re.fullmatch(NAME, name):
+        raise MembersError(f"{name[:80]!r} names no host: small letters, digits and hyphens, 63 at most")
+
+
 def read_member_line(line: str) -> FleetMember:
     """Read the line of one member.
 

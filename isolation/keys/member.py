@@ -69,9 +69,13 @@ def create_member_keys(path: Path) -> MemberKeys:
         raise MemberKeyError(f"there is a file at {path} already; the fleet knows this host by its keys") from None
     except OSError as error:
         raise MemberKeyError(f"cannot make {path}: {error.strerror}") from error
-    with os.fdopen(fd, "wb") as file:
-        file.write(secrets.token_bytes(MEMBER_FILE_BYTES))
-        file.flush()
-        os.fsync(fd)
-    sync_folder(path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_bytes(MEMBER_FILE_BYTES))
+            file.flush()
+            os.fsync(fd)
+        sync_folder(path.parent)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # Part of a key, which every later try would refuse.
+        raise MemberKeyError(f"cannot write {path}: {error.strerror}") from error
     return read_member_keys(path)

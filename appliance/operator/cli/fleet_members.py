@@ -34,9 +34,10 @@ def member_key(
     The file holds both private keys and stays on this host, readable for its supervisor alone. The line
     is public.
     """
-    from appliance.common.members import FleetMember, read_member_line
+    from appliance.common.members import FleetMember, check_host, read_member_line
     from isolation.keys.member import create_member_keys, read_member_keys
 
+    check_host(host)  # Before any key is made.
     # A file that is there is never replaced: the fleet knows the host by it.
     keys = read_member_keys(key) if key.exists() else create_member_keys(key)
     member = read_member_line(FleetMember(host, keys.hpke.public, keys.signing.public).line)

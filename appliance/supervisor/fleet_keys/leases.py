@@ -93,7 +93,7 @@ class GivenKey:
     """No generation below this number is held by anybody, as far as the server knows."""
     orders: int
     """Shreds of this life of the member that were carried out before the key was drawn."""
-    key: bytes
+    key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,16 @@ class KeyClient:
         if now - self._asked_at > FRESH_S or answer.server < self._server:
             return False
         self._question, self._server, self._told_at = None, answer.server, self._asked_at
-        for account in asked.accounts:
+        for account, told in asked.accounts.items():
+            if (
+                account not in answer.keys
+                and asked.server == answer.server
+                and told.orders == self._orders.get(account)
+            ):
+                # The order came to the life for which it was meant: it was carried out, or there is no key to renew
+                # because the server shares the account no more. Who holds the last one nobody tells this member.
+                self._pending.discard(account)
+                self._settled.pop(account, None)
             self._take(account, answer.keys.get(account), self._asked_at + LEASE_S)
         return True
 
@@ -217,10 +226,11 @@ class KeyClient:
             self._hurry = True
             return
         self._pending.discard(account)
-        if account not in self._wanted or (
-            # A server that gives one generation two keys was copied: neither is used.
-            held is not None and held.generation == given.generation and held.key != given.key
-        ):
+        if account not in self._wanted:
+            return
+        if held is not None and held.generation == given.generation and held.key != given.key:
+            # A server that gives one generation two keys was copied: neither is used, now or by a later answer.
+            self._floors[account] = given.generation + 1
             return
         # The server learns at once that the generation before is gone here.
         self._hurry |= given.generation > self._floors.get(account, 0)
@@ -236,7 +246,7 @@ class KeyServer:
     draw: Callable[[], bytes]
     started: float
     _last: int = 0
-    _keys: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    _keys: dict[str, tuple[int, bytes]] = field(default_factory=dict, repr=False)
     _given: dict[str, dict[bytes, dict[str, dict[int, float]]]] = field(default_factory=dict)
     """End of the lease, by this host's clock: by member, its life, account and generation."""
     _done: dict[str, OrderedDict[bytes, dict[str, int]]] = field(default_factory=dict)

@@ -66,5 +66,7 @@ def test_what_cannot_be_signed_is_refused(run: Run, tmp_path: Path) -> None:
     lines.write_text(first)
     refused("not signed by the authority", "--key", str(tmp_path / "other.key"))
     refused("the key server host-z is none of", "--key-server", "host-z")
-    assert run("fleet", "member-key", "Host A", "--key", str(tmp_path / "x.key")).exit_code == exits.REFUSED
+    named_wrong = run("fleet", "member-key", "Host A", "--key", str(tmp_path / "x.key"))
+    assert named_wrong.exit_code == exits.REFUSED and "names no host" in " ".join(named_wrong.output.split())
+    assert not (tmp_path / "x.key").exists(), "no key for a name that no list can have"
     assert out.read_bytes() == data

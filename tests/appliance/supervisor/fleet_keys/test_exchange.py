@@ -37,7 +37,9 @@ class OwnedStore:
             for one, size in zip(found, sizes, strict=True)
         ]
 
-    def offer(self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None]) -> bool:
+    def offer(
+        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+    ) -> bool:
         """Keep a value."""
         self.values[name] = bytes(body)
         self.history.append((name, bytes(body)))

@@ -276,6 +276,47 @@ def test_one_generation_has_one_key() -> None:
     assert answer is not None
     twin = replace(answer, keys={"alpha": replace(answer.keys["alpha"], key=bytes(32))})
     assert pair.client.take(twin, 1_001.0) and pair.client.key("alpha", 1_001.0) is None
+    for now in (1_001.0 + RENEW_S, 1_001.0 + 2 * RENEW_S):
+        assert pair.turn(now)
+        assert pair.client.key("alpha", now) is None, "nor by the next answer, whichever of the two it has"
+    pair.server.shred("alpha")
+    assert pair.turn(1_001.0 + 3 * RENEW_S) and pair.client.key("alpha", 1_001.0 + 3 * RENEW_S)
+
+
+def test_orders_for_what_the_server_does_not_share_do_not_pile_up() -> None:
+    """A member orders shreds of tenants of which the server has no key: the answer to the question that has the order
+    ends it, so that later orders find room. None of them is called complete. Control: until then there is no room."""
+    pair = Pair()
+    pair.turn(1_000.0)
+    for number in range(MAX_ORDERS):
+        assert pair.client.shred(f"t{number}")
+    assert not pair.client.shred("alpha")
+    assert pair.turn(1_001.0)
+    assert not any(pair.client.settled(f"t{number}") for number in range(MAX_ORDERS))
+    assert pair.client.shred("alpha") and pair.turn(1_002.0) and pair.turn(1_003.0) and pair.client.settled("alpha")
+
+
+def test_an_order_for_a_withdrawn_tenant_is_not_called_complete() -> None:
+    """Another member may hold the key that the server has withdrawn, and this one cannot know."""
+    pair = Pair()
+    pair.turn(1_000.0)
+    pair.turn(1_001.0)
+    assert pair.client.settled("alpha")
+    pair.server.withdraw("alpha")
+    assert pair.client.shred("alpha") and pair.turn(1_002.0, (FLEET,))
+    assert not pair.client.settled("alpha") and pair.client.key("alpha", 1_002.0) is None
+
+
+def test_what_is_shown_has_no_key() -> None:
+    """Neither an answer nor a server shows a key where it is printed. Control: the number is there."""
+    pair = Pair()
+    question = pair.client.question(1_000.0)
+    assert question is not None
+    answer = pair.server.answer("b", question, ("alpha",), 1_000.0)
+    assert answer is not None
+    given = answer.keys["alpha"]
+    shown = f"{answer} {pair.server}"
+    assert repr(given.key) not in shown and str(given.generation) in shown
 
 
 def test_everything_is_bounded() -> None:

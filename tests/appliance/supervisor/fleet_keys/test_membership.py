@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from appliance.common.errors import (
 )
 from appliance.common.kv_store_config import KvStoreConfig
 from appliance.supervisor.fleet_keys.membership import check_membership, join
-from isolation.keys.member import MemberKeyError
+from isolation.keys.member import MemberKeyError, create_member_keys, read_member_keys
 from isolation.keys.signing import key_of
 from tests.appliance.supervisor.fleet_keys.fleets import HOSTS, config, joined, member_of, sign
 
@@ -124,3 +126,23 @@ def test_a_supervisor_starts_under_an_acceptable_list_alone(tmp_path: Path) -> N
     with pytest.raises(MembersSignatureError):
         checked(authority="00" * 32)
     assert len(recorded) == 1
+
+
+def test_keys_that_cannot_be_written_leave_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk there is no file, so the next try makes one. Control: that one is for its owner alone, and a
+    third try leaves it as it is."""
+    path = tmp_path / "member.key"
+
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(MemberKeyError, match="No space left"):
+            create_member_keys(path)
+    assert not path.exists()
+    made = create_member_keys(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(MemberKeyError, match="already"):
+        create_member_keys(path)
+    assert read_member_keys(path).hpke.public == made.hpke.public
