@@ -188,7 +188,9 @@ class Launcher:
         self._stop.set()
         supervisor = self._children.get("supervisor")
         if supervisor is not None and supervisor.poll() is None:
-            os.kill(supervisor.pid, signal.SIGUSR1)
+            # One that ends just now may have been waited for by another thread already.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor.pid, signal.SIGUSR1)
         for role in (*self._beside, "gateway", "supervisor"):
             child = self._children.get(role)
             if child is not None:

@@ -50,7 +50,6 @@ def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> i
 def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Sequence[str] = ()) -> int:
     """Run both processes with one configuration; ``on_ready`` is called once, with the addresses."""
     config = load_config(config_path, options)
-    check_free(config.listen)
     handed = Handover(config=config, options=tuple(options), environment=own_variables())
     environments = {"supervisor": WIPING, "gateway": WIPING_LATER} if config.wipe_memory else {}
     beside = ("fetch",) if config.model_cache is not None else ()
@@ -65,6 +64,8 @@ def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Se
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"), sealed(handed) as resolved:
+            # Under the lock: a second start must not hold the ports, even for a moment, when the first binds them.
+            check_free(config.listen)
             launcher = Launcher(
                 config_path, config.run_dir, on_ready, resolved, environments=environments, beside=beside
             )

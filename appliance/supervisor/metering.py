@@ -73,6 +73,8 @@ class Metering:
         """Returns once the entries that the gateway has reported are in the log; set by the owner."""
         self._problems: dict[str, str] = {}
         """What fails now, by what it is done for."""
+        self._boot = ""
+        """Id of this boot of the machine while the book has not taken it."""
 
     def count(self, name: str, first: int, batch: Sequence[tuple[int, Entry]]) -> None:
         """Count entries that were just written to the log ``name``; blocks, never fails. What the book does not take
@@ -167,6 +169,10 @@ class Metering:
                 await self._answer(query)
 
     async def _reserve(self, group: list[Reserved]) -> None:
+        if self._boot:
+            await asyncio.to_thread(self.begin_boot, self._boot)
+        if self._boot:
+            return  # Written now, they would count as ended at the next start.
         try:
             await asyncio.to_thread(self._book.reserve, self._clock(), group)
         except UsageAccessError as error:
@@ -190,14 +196,16 @@ class Metering:
 
     def begin_boot(self, boot: str) -> None:
         """Note the id of this boot of the machine, unless it is not known, and tell what ended with earlier ones.
-        Blocks, never fails: what the book does not take now it takes at the next start."""
+        Blocks, never fails: what the book does not take now it takes before the first reservation."""
         if not boot:
             return
+        self._boot = boot
         try:
             ended = self._book.begin_boot(boot)
         except UsageAccessError as error:
             self._become("reserving", str(error))
             return
+        self._boot = ""
         if ended:
             log.warning(
                 "requests ended with an earlier boot of the machine, and their reservations count against limits of "

@@ -191,7 +191,7 @@ class Vault:
 
     def _forget(self, key: bytes | None) -> None:
         if key is not None:
-            for port in self._ports:
+            for port in tuple(self._ports):  # Threads end ports meanwhile.
                 port.forget(key)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +51,22 @@ async def test_a_child_that_cannot_be_started_again_is_tried_again(
             await asyncio.sleep(0.01)
     keeper._stop.set()
     await task
+
+
+def test_a_supervisor_that_ends_at_the_stop_keeps_nobody_from_being_ended(tmp_path: Path) -> None:
+    """Another thread has waited for the supervisor, and its id is nobody's any more: gateway and supervisor are ended
+    all the same. Control: a signal to that id fails."""
+    gone = subprocess.Popen(("/bin/true",))
+    gone.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(gone.pid, 0)
+    ended: list[str] = []
+    keeper = Launcher(tmp_path / "athanor.yaml", tmp_path, lambda _ready: None, -1)
+    for role in ("supervisor", "gateway"):
+        one = SimpleNamespace(pid=gone.pid, poll=lambda: None, end=lambda _grace, role=role: ended.append(role))
+        keeper._children[role] = one  # type: ignore[assignment]
+    asyncio.run(keeper._end_all([]))
+    assert ended == ["gateway", "supervisor"]
 
 
 def test_children_read_neither_the_environment_nor_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,3 +117,29 @@ def test_the_gateway_is_told_whether_the_store_serves(keyring: Keyring, monkeypa
             wait_for(KvStoreState.STORE_AWAY)
         wait_for(KvStoreState.CARRIER_AWAY)
         vault.close()
+
+
+class EndingPort:
+    """A port, in place of a real one with a thread; its engine ends while it is told to forget a namespace."""
+
+    def __init__(self, ports: set[Any]) -> None:
+        self.told: list[bytes] = []
+        self._ports = ports
+
+    def forget(self, namespace: bytes) -> None:
+        """Note it, and leave the ports as ``Vault.end`` does in its thread."""
+        self.told.append(namespace)
+        self._ports.discard(self)
+
+
+def test_an_engine_that_ends_meanwhile_keeps_no_policy_from_being_set(keyring: Keyring) -> None:
+    """Ports end in threads. One that ends while others are told to forget a tenant stops nothing: all ports that were
+    there are told, and the tenant's blocks are kept no more. Control: before, the tenant is the owner of its key."""
+    vault, _, _ = vault_of(keyring, None)
+    key = bytes.fromhex(vault._namespace.keys(["alpha"])["alpha"])
+    ports = [EndingPort(vault._ports) for _ in range(3)]
+    vault._ports |= set(ports)  # type: ignore[arg-type]
+    vault.set_retention({"alpha": 1})
+    assert vault.owner(key) == "alpha"
+    vault.set_retention({"alpha": 0})
+    assert [one.told for one in ports] == [[key]] * 3 and vault.owner(key) is None

@@ -153,6 +153,35 @@ async def test_a_boot_of_the_machine_makes_reservations_releasable(tmp_path: Pat
     await house.close()
 
 
+async def test_what_is_reserved_never_counts_as_of_an_earlier_boot_than_its_own(tmp_path: Path) -> None:
+    """A book that does not take the boot's id at the start takes it before it takes a reservation, and takes none where
+    it cannot: else the next start under the same boot would let the operator release what may still run. Control: what
+    was reserved before that boot is releasable."""
+    house = House(tmp_path, "one")
+    house.metering.take(ReserveSpend({"alpha": {"req_1": 900}}))
+    await house.until(1)
+    await house.close()
+    house = House(tmp_path)
+    connection = house.metering._book._connection
+    connection.execute("PRAGMA query_only = ON")
+    house.metering.begin_boot("two")
+    connection.execute("PRAGMA query_only = OFF")
+    connection.execute("CREATE TRIGGER full BEFORE INSERT ON boot BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    house.metering.take(ReserveSpend({"alpha": {"req_2": 50}}))
+    house.metering.take(SpendQuery(["alpha"]))
+    (answer,) = await house.until(1)
+    assert isinstance(answer, Spent), "nothing is confirmed while the id of the boot is not taken"
+    assert house.reserved() == [("req_1", 900)]
+    connection.execute("DROP TRIGGER full")
+    house.metering.take(ReserveSpend({"alpha": {"req_2": 50}}))
+    await house.until(2)
+    await house.close()
+    house = House(tmp_path, "two")
+    assert house.metering.release("alpha") == Released(1, 900)
+    assert house.reserved() == [("req_2", 50)]
+    await house.close()
+
+
 async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
     """While the book cannot be written entries go to the log, no reservation is confirmed, and nothing fails; later
     everything is counted once."""
