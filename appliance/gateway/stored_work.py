@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.common.batches.values import StoredBatch, StoredFile
+from appliance.common.batches.values import PURPOSE, StoredBatch, StoredFile
 from appliance.common.errors import ApplianceError
 from appliance.gateway.generate_request import Principal
 
@@ -51,8 +51,9 @@ class Upload(Protocol):
         """
         ...
 
-    async def end(self, keep_s: int) -> StoredFile:
-        """Keep the file, for so many seconds; 0: as long as files are kept.
+    async def end(self, keep_s: int, purpose: str = PURPOSE) -> StoredFile:
+        """Keep the file, for so many seconds; 0: as long as files are kept. ``purpose``: one of ``PURPOSES``, as the
+        upload was begun.
 
         Raises:
             ApplianceError: typed, from the closed list; the file is gone.
@@ -107,8 +108,8 @@ class StoredWork(Protocol):
         """Return where the caller's tenant may have files and batches."""
         ...
 
-    async def upload(self, principal: Principal, name: str) -> Upload:
-        """Begin a file."""
+    async def upload(self, principal: Principal, name: str, *, lines: bool = True) -> Upload:
+        """Begin a file; ``lines``: whether a batch may read it, so that its lines are bounded."""
         ...
 
     async def file(self, principal: Principal, file: str) -> StoredFile:
@@ -128,9 +129,18 @@ class StoredWork(Protocol):
         ...
 
     async def begin(
-        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str], key: str = ""
+        self,
+        principal: Principal,
+        file: str,
+        endpoint: str,
+        window_s: int,
+        metadata: Mapping[str, str],
+        key: str = "",
+        *,
+        output_keep_s: int = 0,
     ) -> StoredBatch:
-        """Make a batch of a file, or return the one that was made with the same ``key``, where that is not empty."""
+        """Make a batch of a file, or return the one that was made with the same ``key``, where that is not empty.
+        ``output_keep_s``: seconds for which its results are kept; 0: as long as files are."""
         ...
 
     async def batch(self, principal: Principal, batch: str) -> StoredBatch:

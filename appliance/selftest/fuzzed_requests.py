@@ -107,6 +107,7 @@ FIELDS = (
     "stop_sequences",
     "thinking",
     "output_config",
+    "output_expires_after",
     "instructions",
     "max_output_tokens",
     "reasoning",

@@ -116,6 +116,7 @@ FIELDS = (
     "max_tokens",
     "messages",
     "output_config",
+    "output_expires_after",
     "prompt_logprobs",
     "queries",
     "reasoning",

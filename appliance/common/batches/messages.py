@@ -15,7 +15,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import get_args
 
 from appliance.common import json_codec
-from appliance.common.batches.values import MAX_LINE_BYTES, MAX_RESULT_BYTES, LineProblem, StoredBatch, StoredFile
+from appliance.common.batches.values import (
+    MAX_LINE_BYTES,
+    MAX_RESULT_BYTES,
+    PURPOSE,
+    LineProblem,
+    StoredBatch,
+    StoredFile,
+)
 from appliance.common.errors import ControlError
 
 MAX_HEADER_BYTES = 4 << 20
@@ -29,12 +36,14 @@ LENGTHS = struct.Struct(">II")
 
 @dataclass(frozen=True, slots=True)
 class BeginUpload:
-    """Gateway: a file comes. ``most`` are the bytes that its tenant may keep."""
+    """Gateway: a file comes. ``most`` are the bytes that its tenant may keep; ``lines`` is 0 where no batch will read
+    it, so that its lines may be of any length."""
 
     tenant: str
     principal: str
     name: str
     most: int
+    lines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class EndUpload:
 
     file: str
     keep_s: int
+    purpose: str = PURPOSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,8 @@ class BeginBatch:
     metadata: dict[str, str]
     key: str = ""
     """Digest of the client's key, under which the tenant makes one batch; empty where it gave none."""
+    output_keep_s: int = 0
+    """Seconds for which its results are kept; 0: as long as files are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,11 @@ MAX_PROBLEMS = 100
 
 DAY_S = 86_400
 FILE_KEEP_S = 30 * DAY_S
-"""Seconds for which a file is kept where its upload says nothing, and results are: OpenAI's for results."""
+"""Seconds for which a file is kept where its upload says nothing, and results where their batch says nothing: OpenAI's
+for results."""
 
 LEAST_KEEP_S = 3_600
-"""Shortest time for which an upload may ask, as with OpenAI; the longest is ``FILE_KEEP_S``."""
+"""Shortest time for which an upload or a batch may ask, as with OpenAI; the longest is ``FILE_KEEP_S``."""
 
 MAX_RESPONSES = 10_000
 """Stored responses of one tenant: a conversation of an agent has some hundreds."""
@@ -68,7 +69,10 @@ WINDOWS = {"24h": DAY_S}
 
 PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
-"""Purposes of uploads and of results."""
+"""Purposes of the files that batches read and of results."""
+
+PURPOSES = (PURPOSE, "assistants", "fine-tune", "vision", "user_data", "evals")
+"""Purposes of uploads, as with OpenAI. Files of all but the first are kept, and read by their tenant alone."""
 
 ENDPOINTS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
@@ -145,6 +149,8 @@ class StoredBatch:
     failed: int = 0
     metadata: dict[str, str] = field(default_factory=dict)
     problems: list[LineProblem] = field(default_factory=list)
+    output_keep_s: int = 0
+    """Seconds for which its results are kept; 0: as long as files are."""
 
 
 MAX_LINES_GIVEN = 64

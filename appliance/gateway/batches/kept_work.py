@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from appliance.common.batches import messages
 from appliance.common.batches.messages import StoreCall
-from appliance.common.batches.values import StoredBatch, StoredFile
+from appliance.common.batches.values import PURPOSE, StoredBatch, StoredFile
 from appliance.common.errors import ApplianceError, FeatureNotAllowedError, RateLimitedError
 from appliance.gateway.batches.kept_responses import Counted, KeptResponses
 from appliance.gateway.batches.refusals import refusal
@@ -53,13 +53,13 @@ class KeptWork:
         """Return where the tenant may have files; see ``appliance.gateway.stored_work.StoredWork``."""
         self._allowed(principal)
 
-    async def upload(self, principal: Principal, name: str) -> Upload:
+    async def upload(self, principal: Principal, name: str, *, lines: bool = True) -> Upload:
         """Begin a file; see ``appliance.gateway.stored_work.StoredWork``."""
         tenant = self._allowed(principal)
         if self._uploads[tenant.id] >= UPLOADS_EACH or self._uploads.total() >= UPLOADS_IN_ALL:
             raise RateLimitedError("too many uploads at once; send fewer in parallel", retry_after_s=UPLOAD_RETRY_S)
         self._uploads[tenant.id] += 1
-        call = messages.BeginUpload(tenant.id, principal.credential, name, tenant.limits.max_stored_bytes)
+        call = messages.BeginUpload(tenant.id, principal.credential, name, tenant.limits.max_stored_bytes, int(lines))
         beginning = asyncio.create_task(self._begin_upload(call), name="beginning of an upload")
         try:
             return await asyncio.shield(beginning)
@@ -111,11 +111,20 @@ class KeptWork:
         await self._ask(messages.FileDelete(tenant.id, file, principal.credential), messages.Accepted, "file")
 
     async def begin(
-        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str], key: str = ""
+        self,
+        principal: Principal,
+        file: str,
+        endpoint: str,
+        window_s: int,
+        metadata: Mapping[str, str],
+        key: str = "",
+        *,
+        output_keep_s: int = 0,
     ) -> StoredBatch:
         """Make a batch; see ``appliance.gateway.stored_work.StoredWork``."""
         tenant = self._allowed(principal)
-        call = messages.BeginBatch(tenant.id, principal.credential, file, endpoint, window_s, dict(metadata), key)
+        who, told = principal.credential, dict(metadata)
+        call = messages.BeginBatch(tenant.id, who, file, endpoint, window_s, told, key, output_keep_s)
         found = await self._ask(call, messages.BatchFound, "file", "input_file_id")
         self._changed(found.batch)
         return found.batch
@@ -186,9 +195,10 @@ class _Upload:
         """Take the next bytes."""
         await self._kept._ask(messages.UploadPiece(self._file), messages.Accepted, "file", "file", data)
 
-    async def end(self, keep_s: int) -> StoredFile:
+    async def end(self, keep_s: int, purpose: str = PURPOSE) -> StoredFile:
         """Keep the file."""
-        found = await self._kept._ask(messages.EndUpload(self._file, keep_s), messages.FileFound, "file", "file")
+        call = messages.EndUpload(self._file, keep_s, purpose)
+        found = await self._kept._ask(call, messages.FileFound, "file", "file")
         self._finish()
         return found.file
 

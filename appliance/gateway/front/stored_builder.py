@@ -17,6 +17,7 @@ from appliance.common.batches.values import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
     PIECE_BYTES,
+    PURPOSE,
     StoredFile,
 )
 from appliance.common.errors import InvalidRequestError, PayloadTooLargeError, StoredNotFoundError
@@ -79,7 +80,7 @@ def key_of(text: str) -> str:
 
 
 def keep_of(seconds: int, param: str) -> int:
-    """Return the seconds for which an upload asks to be kept.
+    """Return the seconds for which an upload, or the results of a batch, are asked to be kept.
 
     Raises:
         InvalidRequestError: fewer or more than may be asked for.
@@ -170,12 +171,12 @@ class Pieces:
             del self._piece[:PIECE_BYTES]
             await self.upload.write(piece)
 
-    async def end(self, keep_s: int) -> StoredFile:
-        """Keep the file, for so many seconds; 0: as long as files are kept.
+    async def end(self, keep_s: int, purpose: str = PURPOSE) -> StoredFile:
+        """Keep the file for a purpose, for so many seconds; 0: as long as files are kept.
 
         Raises:
             ApplianceError: for the caller.
         """
         if self._piece:
             await self.upload.write(self._piece)
-        return await self.upload.end(keep_s)
+        return await self.upload.end(keep_s, purpose)

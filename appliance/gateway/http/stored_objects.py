@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from appliance.common.batches.values import (
-    DAY_S,
-    FILE_KEEP_S,
-    OUTPUT_PURPOSE,
-    PURPOSE,
-    WINDOWS,
-    StoredBatch,
-    StoredFile,
-)
+from appliance.common.batches.values import DAY_S, OUTPUT_PURPOSE, PURPOSES, WINDOWS, StoredBatch, StoredFile
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import stored_builder
 from appliance.gateway.http.fields import one_of, typed
@@ -34,8 +26,8 @@ MAX_ID_CHARS = 64
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
-BATCH_FIELDS = frozenset({"input_file_id", "endpoint", "completion_window", "metadata"})
-"""Fields of a new batch that are served; ``output_expires_after`` is refused where it asks for another time."""
+BATCH_FIELDS = frozenset({"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"})
+"""Fields of a new batch that are served."""
 
 
 def file_object(one: StoredFile) -> dict[str, Any]:
@@ -120,7 +112,7 @@ def files_page(query: Mapping[str, str]) -> Page:
     purpose = query.get("purpose", "")
     limit = _limit(query, MAX_FILES_LISTED, MAX_FILES_LISTED)
     # A purpose that no file has is no mistake: there are none.
-    known = purpose if purpose in ("", PURPOSE, OUTPUT_PURPOSE) else "-"
+    known = purpose if purpose in ("", *PURPOSES, OUTPUT_PURPOSE) else "-"
     return Page(limit, stored_builder.after_of(query.get("after", "")), ascending=order == "asc", purpose=known)
 
 
@@ -169,16 +161,15 @@ def keep_of(fields: Mapping[str, str]) -> int:
     return stored_builder.keep_of(asked, "expires_after[seconds]")
 
 
-def check_purpose(purpose: str | None) -> None:
-    """Check what an upload is for.
+def purpose_of(purpose: str | None) -> str:
+    """Return what an upload is for.
 
     Raises:
-        InvalidRequestError: anything but requests of a batch.
+        InvalidRequestError: it is none of ``PURPOSES``.
     """
     if purpose is None:
         raise InvalidRequestError("purpose is required", param="purpose")
-    if purpose != PURPOSE:
-        raise InvalidRequestError("purpose must be batch: other files are not kept here", param="purpose")
+    return one_of(purpose, PURPOSES, "purpose")
 
 
 def new_batch(document: Mapping[str, Any]) -> tuple[str, str, int, dict[str, str]]:
@@ -192,11 +183,21 @@ def new_batch(document: Mapping[str, Any]) -> tuple[str, str, int, dict[str, str
     window = document.get("completion_window")
     if not isinstance(window, str) or window not in WINDOWS:
         raise InvalidRequestError(f"completion_window must be {', '.join(WINDOWS)}", param="completion_window")
-    if document.get("output_expires_after") not in (None, {"anchor": "created_at", "seconds": FILE_KEEP_S}):
-        raise InvalidRequestError(
-            f"results are kept for {FILE_KEEP_S // DAY_S} days; leave output_expires_after out, and delete the files "
-            "when they are no longer needed",
-            param="output_expires_after",
-        )
     metadata = stored_builder.metadata_of(typed(document, "metadata", dict) or {})
     return file, endpoint, WINDOWS[window], metadata
+
+
+def output_keep_of(document: Mapping[str, Any]) -> int:
+    """Return the seconds for which a new batch asks its results to be kept; 0 where it does not.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of its range; ``param`` names it.
+    """
+    asked = typed(document, "output_expires_after", dict)
+    if asked is None:
+        return 0
+    if asked.get("anchor") != "created_at":
+        raise InvalidRequestError("output_expires_after.anchor must be created_at", param="output_expires_after")
+    seconds = asked.get("seconds")
+    whole = seconds if isinstance(seconds, int) and not isinstance(seconds, bool) else 0
+    return stored_builder.keep_of(whole, "output_expires_after[seconds]")

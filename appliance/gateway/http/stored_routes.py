@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from appliance.common.batches.values import MAX_FILE_BYTES, MAX_NAME_CHARS, StoredFile
+from appliance.common.batches.values import MAX_FILE_BYTES, MAX_NAME_CHARS, OUTPUT_PURPOSE, PURPOSE, StoredFile
 from appliance.common.errors import FeatureNotAllowedError, InvalidRequestError
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.stored_builder import (
@@ -46,7 +46,8 @@ MAX_FIELD_BYTES = 4 << 10
 MAX_FORM_BYTES = MAX_FILE_BYTES + (64 << 10)
 """Bytes of an upload's body: the largest file, with its boundaries and fields."""
 
-CONTENT_TYPE = "application/jsonl"
+CONTENT_TYPE, ANY_TYPE = "application/jsonl", "application/octet-stream"
+"""Types of the files of batches, and of all others."""
 
 
 @dataclass(slots=True)
@@ -61,6 +62,8 @@ class _Form:
     """Name of the field that is being read; None: of the file, or of a part that is passed over."""
     _text: bytearray = field(default_factory=bytearray)
     _in_file: bool = False
+    _lines: bool = True
+    """Whether the file may be one that a batch reads."""
 
     async def take(self, event: PartHead | bytes) -> None:
         """Take a part's beginning or content.
@@ -86,11 +89,11 @@ class _Form:
             ApplianceError: for the caller.
         """
         self._end_field()
-        stored_objects.check_purpose(self.fields.get("purpose"))
+        purpose = stored_objects.purpose_of(self.fields.get("purpose"))
         keep_s = stored_objects.keep_of(self.fields)
         if self.pieces is None:
             raise InvalidRequestError("file is required: a part with this name and a filename", param="file")
-        return await self.pieces.end(keep_s)
+        return await self.pieces.end(keep_s, purpose)
 
     async def _begin(self, head: PartHead) -> None:
         self._in_file = head.name == "file"
@@ -102,9 +105,10 @@ class _Form:
         if self.pieces is not None:
             raise InvalidRequestError("the form has two files; send one", param="file")
         if "purpose" in self.fields:
-            stored_objects.check_purpose(self.fields["purpose"])
+            # One that stands behind the file may be a batch's.
+            self._lines = stored_objects.purpose_of(self.fields["purpose"]) == PURPOSE
         name = (unquote(head.filename or "") or UNNAMED)[:MAX_NAME_CHARS]
-        self.pieces = Pieces(await self.stored.upload(self.principal, name))
+        self.pieces = Pieces(await self.stored.upload(self.principal, name, lines=self._lines))
 
     def _end_field(self) -> None:
         if self._field is not None:
@@ -157,9 +161,12 @@ class StoredRoutes:
 
     async def content(self, exchange: Exchange, principal: Principal) -> None:
         """``GET /v1/files/{file_id}/content``."""
-        pieces = self._keeper().content(principal, _id_in(exchange, FILES))
+        file = _id_in(exchange, FILES)
+        kept = await self._keeper().file(principal, file)
+        pieces = self._keeper().content(principal, file)
         first = await anext(pieces, b"")
-        await exchange.download(_from(first, pieces), CONTENT_TYPE, new_request_id())
+        lines = kept.purpose in (PURPOSE, OUTPUT_PURPOSE)
+        await exchange.download(_from(first, pieces), CONTENT_TYPE if lines else ANY_TYPE, new_request_id())
 
     async def delete(self, exchange: Exchange, principal: Principal) -> None:
         """``DELETE /v1/files/{file_id}``."""
@@ -182,8 +189,9 @@ class StoredRoutes:
         document = document_of(body)
         keys = exchange.head.values("idempotency-key")
         key = key_of(keys[0] if len(keys) == 1 else ", ".join(keys))
-        one = await stored.begin(principal, *stored_objects.new_batch(document), key)
-        known = stored_objects.BATCH_FIELDS | {"output_expires_after"}
+        asked, keep_s = stored_objects.new_batch(document), stored_objects.output_keep_of(document)
+        one = await stored.begin(principal, *asked, key, output_keep_s=keep_s)
+        known = stored_objects.BATCH_FIELDS
         ignored = tuple(name for name, value in document.items() if value is not None and name not in known)
         rows = header_fields.ignored(ignored)
         await exchange.answer(200, stored_objects.batch_object(one), new_request_id(), rows)

@@ -14,6 +14,7 @@ from appliance.common.batches.values import (
     MAX_FILE_BYTES,
     MAX_METADATA,
     MAX_PROMPTS,
+    PURPOSES,
     WINDOWS,
 )
 from appliance.gateway.front import request_builder as limits
@@ -286,7 +287,7 @@ ATTESTATIONS: tuple[Field, ...] = (
 
 FORM: tuple[Field, ...] = (
     ("file", f"a part with a filename, at most {MAX_FILE_BYTES} bytes", "required", "Requests, one a line, as JSON."),
-    ("purpose", "batch", "required", "What the file is for."),
+    ("purpose", ", ".join(PURPOSES), "required", "What the file is for; only those of `batch` are read here."),
     (
         "expires_after[anchor], [seconds]",
         f"created_at, and {LEAST_KEEP_S} to {FILE_KEEP_S} seconds",
@@ -300,13 +301,19 @@ BATCH: tuple[Field, ...] = (
     ("endpoint", ", ".join(ENDPOINTS), "required", "Route of all of them."),
     ("completion_window", ", ".join(WINDOWS), "required", "Time after which lines without a result end with an error."),
     ("metadata", f"object of at most {MAX_METADATA} texts", "none", "Shown again with the batch."),
+    (
+        "output_expires_after",
+        f"object: `anchor` created_at, `seconds` {LEAST_KEEP_S} to {FILE_KEEP_S}",
+        f"{FILE_KEEP_S} seconds",
+        "Time after which the files of results are removed, from when they are made.",
+    ),
 )
 
 LISTS: tuple[Field, ...] = (
     ("after", "id", "none", "Entry behind which the page begins."),
     ("limit", f"whole number, 1 to {MAX_FILES_LISTED} files or {MAX_BATCHES_LISTED} batches", "all, or 20", "Entries."),
     ("order", "asc or desc", "desc", "Oldest or newest first; of files."),
-    ("purpose", "batch or batch_output", "both", "Files of one purpose."),
+    ("purpose", "that of an upload, or batch_output", "all", "Files of one purpose."),
 )
 
 READ_ON: tuple[Field, ...] = (

@@ -33,6 +33,7 @@ from appliance.common.batches.values import (
     OUTPUT_PURPOSE,
     PIECE_BYTES,
     PURPOSE,
+    PURPOSES,
     StoredFile,
 )
 from appliance.common.errors import ControlError
@@ -54,6 +55,8 @@ class _Upload:
     tenant: str
     most: int
     principal: str
+    indexed: bool
+    """Whether a batch may read it, so that its lines are found, and bounded."""
     size: int = 0
     parts: int = 0
     line: int = 1
@@ -75,7 +78,7 @@ class _Upload:
             StoreRefusedError: a line is too long, or there are too many.
         """
         at = 0
-        while at < len(data):
+        while self.indexed and at < len(data):
             end = data.find(b"\n", at)
             stop = len(data) if end < 0 else end
             self.blank = self.blank and not data[at:stop].strip()
@@ -124,7 +127,7 @@ class StoredFiles:
         book, tenant, name = self._book, call.tenant, new_id("file-")
         with book.change() as connection:
             found = connection.execute(
-                "SELECT COUNT(*) FROM files WHERE tenant = ? AND purpose = ?", (tenant, PURPOSE)
+                "SELECT COUNT(*) FROM files WHERE tenant = ? AND purpose <> ?", (tenant, OUTPUT_PURPOSE)
             ).fetchone()
             if found[0] >= MAX_FILES:
                 raise StoreRefusedError("too_many_files", MAX_FILES)
@@ -132,7 +135,7 @@ class StoredFiles:
             now = book.now
             row = (name, tenant, kek, PURPOSE, "", 0, sealed, 0, 0, 0, now, now + FILE_KEEP_S)
             connection.execute(f"INSERT INTO files VALUES (NULL{', ?' * len(row)})", row)  # noqa: S608 - marks alone
-        self._uploads[name] = _Upload(tenant, call.most, call.principal)
+        self._uploads[name] = _Upload(tenant, call.most, call.principal, bool(call.lines))
         return UploadBegun(name)
 
     def piece(self, file: str, data: bytes) -> Accepted:
@@ -173,18 +176,23 @@ class StoredFiles:
 
         Raises:
             StoreRefusedError: disk or keyring fail.
-            ControlError: it would be kept for a time that no gateway says.
+            ControlError: it would be kept for a time, or for a purpose, that no gateway says.
         """
         file, keep_s = call.file, call.keep_s or FILE_KEEP_S
         if not LEAST_KEEP_S <= keep_s <= FILE_KEEP_S:
             raise ControlError("a file is not kept for this time")
         upload, book = self._upload(file), self._book
+        if call.purpose not in PURPOSES or (call.purpose == PURPOSE and not upload.indexed):
+            raise ControlError("a file is not kept for this purpose")
         try:
-            if upload.start < upload.size:
+            if upload.indexed and upload.start < upload.size:
                 upload.end_line(upload.size)
             with book.change() as connection:
                 self._index(connection, file, upload)
-                connection.execute("UPDATE files SET whole = 1, expires = created + ? WHERE id = ?", (keep_s, file))
+                connection.execute(
+                    "UPDATE files SET whole = 1, purpose = ?, expires = created + ? WHERE id = ?",
+                    (call.purpose, keep_s, file),
+                )
                 self._audit(connection, "created", upload.tenant, upload.principal, file, upload.size)
                 found = _found(connection, upload.tenant, file)
                 if found is None:
@@ -330,8 +338,9 @@ class StoredFiles:
         data = b"".join(self._part(connection, tenant, file, number) for number in range(first, last + 1))
         return data[start - first * PIECE_BYTES :][:size]
 
-    def make_results(self, connection: sqlite3.Connection, tenant: str, batch: str, *, ok: int) -> str:
-        """Make a file of the results of a batch, good or bad ones; returns its id, empty where there are none."""
+    def make_results(self, connection: sqlite3.Connection, tenant: str, batch: str, keep_s: int, *, ok: int) -> str:
+        """Make a file of the results of a batch, good or bad ones, and keep it for so many seconds; returns its id,
+        empty where there are none."""
         count, size = connection.execute(
             "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM results WHERE batch = ? AND ok = ?", (batch, ok)
         ).fetchone()
@@ -340,7 +349,7 @@ class StoredFiles:
         book, file = self._book, new_id("file-")
         kek, now = book.kek(tenant), book.now
         name = book.seal(tenant, "name", file, 0, f"{batch}_{'output' if ok else 'error'}.jsonl".encode())
-        row = (file, tenant, kek, OUTPUT_PURPOSE, batch, ok, name, size, 0, 1, now, now + FILE_KEEP_S)
+        row = (file, tenant, kek, OUTPUT_PURPOSE, batch, ok, name, size, 0, 1, now, now + keep_s)
         connection.execute(f"INSERT INTO files VALUES (NULL{', ?' * len(row)})", row)  # noqa: S608 - marks alone
         return file
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from appliance.common.audit.entry import Entry, EntryError, entry, from_wire
@@ -35,7 +35,9 @@ from appliance.common.batches.values import (
     ENDPOINTS,
     EXPIRED,
     FAILED,
+    FILE_KEEP_S,
     IN_PROGRESS,
+    LEAST_KEEP_S,
     MAX_BATCHES,
     MAX_LINES_GIVEN,
     MAX_OPEN_BATCHES,
@@ -91,7 +93,8 @@ class StoredBatches:
                 one with this key.
             ControlError: no gateway sends that.
         """
-        if call.endpoint not in ENDPOINTS or call.window_s not in WINDOWS.values():
+        keeps = call.output_keep_s == 0 or LEAST_KEEP_S <= call.output_keep_s <= FILE_KEEP_S
+        if call.endpoint not in ENDPOINTS or call.window_s not in WINDOWS.values() or not keeps:
             raise ControlError("a batch that no gateway makes")
         book, tenant = self._book, call.tenant
         with book.change() as connection:
@@ -111,7 +114,7 @@ class StoredBatches:
                 "total, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(batch, tenant, book.kek(tenant), call.principal, call.endpoint, call.file, VALIDATING, now),
-                    *(now + call.window_s, total, self._notes(tenant, batch, call.metadata, [])),
+                    *(now + call.window_s, total, self._notes(tenant, batch, call.metadata, [], call.output_keep_s)),
                 ),
             )
             if call.key:
@@ -188,7 +191,7 @@ class StoredBatches:
             if one.status != VALIDATING:
                 return BatchFound(one)
             if call.problems:
-                notes = self._notes(one.tenant, one.id, one.metadata, call.problems)
+                notes = self._notes(one.tenant, one.id, one.metadata, call.problems, one.output_keep_s)
                 connection.execute("UPDATE batches SET notes = ? WHERE id = ?", (notes, one.id))
                 self._end(connection, one, FAILED)
             else:
@@ -271,7 +274,7 @@ class StoredBatches:
         if call.why not in (EXPIRED, CANCELLED):
             raise ControlError("a batch does not end like that")
         with self._book.change() as connection:
-            one = _plain(_row(connection, call.batch))
+            one = self._told(_row(connection, call.batch))
             if call.why == CANCELLED and one.status == CANCELLING:
                 self._end(connection, one, CANCELLED)
             elif call.why == EXPIRED and one.status in (IN_PROGRESS, VALIDATING):
@@ -323,12 +326,12 @@ class StoredBatches:
             (batch, IN_PROGRESS),
         ).fetchone()
         if row is not None:
-            self._end(connection, _plain(_row(connection, batch)), row[0] or COMPLETED)
+            self._end(connection, self._told(_row(connection, batch)), row[0] or COMPLETED)
 
     def _end(self, connection: sqlite3.Connection, one: StoredBatch, status: str) -> None:
         """End a batch: its results become files."""
-        now = self._book.now
-        output, errors = (self._files.make_results(connection, one.tenant, one.id, ok=ok) for ok in (1, 0))
+        now, keep_s = self._book.now, one.output_keep_s or FILE_KEEP_S
+        output, errors = (self._files.make_results(connection, one.tenant, one.id, keep_s, ok=ok) for ok in (1, 0))
         moment = _MOMENTS[status]
         connection.execute(
             f"UPDATE batches SET status = ?, {moment} = ?, over_at = ?, finalizing_at = ?, output_file = ?, "  # noqa: S608 - constants
@@ -337,16 +340,18 @@ class StoredBatches:
         )
         self._audit(connection, status, one.id, one.tenant, "")
 
-    def _notes(self, tenant: str, batch: str, metadata: dict[str, str], problems: list[LineProblem]) -> bytes:
-        text = json.dumps({"metadata": metadata, "problems": [asdict(one) for one in problems]}).encode()
-        return self._book.seal(tenant, "notes", batch, 0, text)
+    def _notes(
+        self, tenant: str, batch: str, metadata: dict[str, str], problems: list[LineProblem], keep_s: int
+    ) -> bytes:
+        told = {"metadata": metadata, "problems": [asdict(one) for one in problems], "output_keep_s": keep_s}
+        return self._book.seal(tenant, "notes", batch, 0, json.dumps(told).encode())
 
     def _told(self, row: Sequence[Any]) -> StoredBatch:
         one = _plain(row)
         notes = json.loads(self._book.unseal(one.tenant, "notes", one.id, 0, row[len(_COLUMNS)]))
         one.metadata.update(notes["metadata"])
         one.problems.extend(LineProblem(**problem) for problem in notes["problems"])
-        return one
+        return replace(one, output_keep_s=notes.get("output_keep_s", 0))  # Batches of earlier versions have none.
 
     def _audit(self, connection: sqlite3.Connection, event: str, batch: str, tenant: str, principal: str) -> None:
         row = connection.execute(
@@ -384,10 +389,10 @@ def _same(one: StoredBatch, call: BeginBatch) -> StoredBatch:
     """Return a batch that is the one that is asked for.
 
     Raises:
-        StoreRefusedError: its file, endpoint, window or metadata are others.
+        StoreRefusedError: its file, endpoint, window, metadata or time of results are others.
     """
-    asked = (call.file, call.endpoint, call.window_s, call.metadata)
-    if asked != (one.input_file, one.endpoint, one.expires - one.created, one.metadata):
+    asked = (call.file, call.endpoint, call.window_s, call.metadata, call.output_keep_s)
+    if asked != (one.input_file, one.endpoint, one.expires - one.created, one.metadata, one.output_keep_s):
         raise StoreRefusedError("other_batch")
     return one
 

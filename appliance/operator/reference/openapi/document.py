@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from appliance.common.batches.values import FILE_KEEP_S, LEAST_KEEP_S, PURPOSE
+from appliance.common.batches.values import FILE_KEEP_S, LEAST_KEEP_S, PURPOSES
 from appliance.common.errors import ApplianceError
 from appliance.common.scopes import Scope
 from appliance.common.version import VERSION
@@ -59,7 +59,7 @@ _QUERIES: Mapping[str, Mapping[str, Schema]] = {
 
 _FORM_FIELDS: Mapping[str, Schema] = {
     "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-    "purpose": constant(PURPOSE),
+    "purpose": word(*PURPOSES),
     "expires_after[anchor]": constant("created_at"),
     "expires_after[seconds]": whole(LEAST_KEEP_S, FILE_KEEP_S),
 }

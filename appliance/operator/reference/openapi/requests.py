@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from appliance.common.audit.attestation import MAX_NONCE, MIN_NONCE
 from appliance.common.batches.values import (
     ENDPOINTS,
+    FILE_KEEP_S,
+    LEAST_KEEP_S,
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
@@ -278,6 +280,9 @@ BATCH: Mapping[str, Schema] = {
         "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
         "additionalProperties": text(0, MAX_METADATA_VALUE_CHARS),
     },
+    "output_expires_after": taken(
+        {"anchor": constant("created_at"), "seconds": whole(LEAST_KEEP_S, FILE_KEEP_S)}, "anchor", "seconds"
+    ),
 }
 
 

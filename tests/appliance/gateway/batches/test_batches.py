@@ -360,7 +360,8 @@ async def test_a_restart_of_the_store_goes_on(stack: Stack) -> None:
         ({"input_file_id": "../x"}, "input_file_id"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
         ({"metadata": {"k": 1}}, "metadata"),
-        ({"extra_body": {"output_expires_after": {"anchor": "created_at", "seconds": 3_600}}}, "output_expires_after"),
+        ({"extra_body": {"output_expires_after": {"anchor": "created_at", "seconds": 3_599}}}, "output_expires_after"),
+        ({"extra_body": {"output_expires_after": {"anchor": "ended", "seconds": 3_600}}}, "output_expires_after"),
     ],
 )
 async def test_wrong_batches_are_refused(stack: Stack, fields: dict[str, Any], param: str) -> None:

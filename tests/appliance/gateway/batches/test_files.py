@@ -66,6 +66,32 @@ async def test_the_official_client_keeps_finds_reads_and_deletes_files(stack: St
     assert kept.expires_at == kept.created_at + 3_600
 
 
+async def test_files_of_other_purposes_and_times_of_results(stack: Stack) -> None:
+    """The official client keeps a file of bytes without lines, finds it by its purpose, and gets it back as bytes; no
+    batch is made of it. Results of a batch are kept for the time that it asks for."""
+    client = stack.openai()
+    data = bytes(range(256)) * 6_000
+    kept = await client.files.create(file=("a.bin", data), purpose="user_data")
+    assert (kept.purpose, kept.bytes) == ("user_data", len(data))
+    content = await client.files.content(kept.id)
+    assert content.response.headers["content-type"] == "application/octet-stream" and content.read() == data
+    assert [one.id async for one in client.files.list(purpose="user_data")] == [kept.id]
+    asked: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    with pytest.raises(openai.NotFoundError):
+        await client.batches.create(input_file_id=kept.id, **asked)
+    body = {"model": "m", "prompt": "x"}
+    text = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}).encode()
+    file = await client.files.create(file=("in.jsonl", text), purpose="batch")
+    ends: list[int] = []
+    for more in ({"output_expires_after": {"anchor": "created_at", "seconds": 3_600}}, {}):
+        batch = await client.batches.create(input_file_id=file.id, **asked, **more)
+        done = await stack.ended(client, batch.id, "completed")
+        result = await client.files.retrieve(done.output_file_id or done.error_file_id or "")
+        assert result.expires_at is not None
+        ends.append(result.expires_at - result.created_at)
+    assert ends == [3_600, 30 * 86_400]
+
+
 async def test_what_others_have_is_like_what_nobody_has(stack: Stack) -> None:
     """For each route the answer to another tenant's id and to an unknown one are the same but for the request's id; its
     owner (control) gets an answer."""
@@ -122,7 +148,7 @@ async def test_who_may_not_have_files_is_told_before_the_body(stack: Stack) -> N
     ("fields", "file", "param"),
     [
         ({}, ("x.jsonl", DATA), "purpose"),
-        ({"purpose": "fine-tune"}, ("x.jsonl", DATA), "purpose"),
+        ({"purpose": "batch_output"}, ("x.jsonl", DATA), "purpose"),
         ({"purpose": "batch"}, None, "file"),
         ({"purpose": "batch", "expires_after[anchor]": "created_at"}, ("x.jsonl", DATA), "expires_after"),
         ({"purpose": "batch", "expires_after[seconds]": "60"}, ("x.jsonl", DATA), "expires_after"),
