@@ -1,6 +1,6 @@
 """This host as a member of a fleet: the signed list, this host's keys, and what it has accepted before.
 
-What was accepted is on disk: the version and digest of the newest list, the authority that signed it, and the number of
+What was accepted is on disk: fleet, version and digest of the newest list, the authority that signed it, and the number of
 this host's lives, one for each start. A key server numbers generations of keys by it, so none comes back after a
 restart. A missing file is a first start; one that is damaged is refused.
 """
@@ -26,8 +26,10 @@ log = structlog.get_logger()
 MAX_LIVES = 1 << 31
 """Starts of a host that are counted."""
 
-_ACCEPTED = re.compile(r"authority ([0-9a-f]{64})\nversion ([0-9]{1,10})\ndigest ([0-9a-f]{64})\nlives ([0-9]{1,10})\n")
-_ACCEPTED_BYTES = 256
+_ACCEPTED = re.compile(
+    r"authority ([0-9a-f]{64})\nfleet (\S{1,64})\nversion ([0-9]{1,10})\ndigest ([0-9a-f]{64})\nlives ([0-9]{1,10})\n"
+)
+_ACCEPTED_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +108,36 @@ def check_membership(config: KvStoreConfig, record: Callable[[Entry], None]) -> 
 
 def _accept(path: Path, found: MemberList, authority: bytes) -> int:
     """Check a list against the one accepted before and record it; gives the number of this life."""
-    before, version, digest, lives = _read(path)
+    before, fleet, version, digest, lives = _read(path)
     if before == authority:
+        if fleet != found.fleet:
+            raise MembersError(
+                f"the list is of the fleet {found.fleet}, and this host is a member of {fleet}: an authority may sign for "
+                f"several. Give this host the list of its own fleet, or remove {path} where it moves to the other one"
+            )
         check_successor(found, version, digest)
     # What another authority signed before is no measure: the operator has named the new one on this host.
     life = lives + 1
-    text = f"authority {authority.hex()}\nversion {found.version}\ndigest {found.digest.hex()}\nlives {life}\n"
+    of = f"authority {authority.hex()}\nfleet {found.fleet}\n"
+    text = f"{of}version {found.version}\ndigest {found.digest.hex()}\nlives {life}\n"
     with os_errors_as(f"cannot record the list of members as accepted in {path}"):
         write_whole(path, text.encode())
     return life
 
 
-def _read(path: Path) -> tuple[bytes, int, bytes, int]:
-    """Return authority, version, digest and lives that were recorded; empty and zeros at a first start."""
+def _read(path: Path) -> tuple[bytes, str, int, bytes, int]:
+    """Return authority, fleet, version, digest and lives that were recorded; empty and zeros at a first start."""
     try:
         with path.open("rb") as file:
             data = file.read(_ACCEPTED_BYTES + 1)
     except FileNotFoundError:
-        return b"", 0, b"", 0
+        return b"", "", 0, b"", 0
     except OSError as error:
         raise MembersError(f"cannot read {path}: {reason_of(error)}") from error
     match = _ACCEPTED.fullmatch(data.decode("ascii", "replace"))
-    if match is None or int(match[2]) >= MAX_VERSION or int(match[4]) >= MAX_LIVES:
+    if match is None or int(match[3]) >= MAX_VERSION or int(match[5]) >= MAX_LIVES:
         raise MembersError(
             f"{path} is no record of an accepted list of members, so nothing tells whether the list is an older one. "
             "Restore it, or remove it if the list that is there now is the newest"
         )
-    return bytes.fromhex(match[1]), int(match[2]), bytes.fromhex(match[3]), int(match[4])
+    return bytes.fromhex(match[1]), match[2], int(match[3]), bytes.fromhex(match[4]), int(match[5])

@@ -23,10 +23,15 @@ def member_of(folder: Path, host: str) -> FleetMember:
 
 
 def sign(
-    folder: Path, hosts: Sequence[str] = HOSTS, version: int = 1, server: str = "host-a", key: SigningKey = AUTHORITY
+    folder: Path,
+    hosts: Sequence[str] = HOSTS,
+    version: int = 1,
+    server: str = "host-a",
+    key: SigningKey = AUTHORITY,
+    fleet: str = "edge",
 ) -> MemberList:
     """Sign a list of these hosts and bring it to all of them."""
-    found = with_members([member_of(folder, host) for host in hosts], "edge", version, server)
+    found = with_members([member_of(folder, host) for host in hosts], fleet, version, server)
     (folder / "members").write_bytes(signed_list(found, key))
     return found
 

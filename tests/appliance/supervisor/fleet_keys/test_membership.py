@@ -52,6 +52,20 @@ def test_an_older_list_is_refused_after_a_newer_one(tmp_path: Path) -> None:
     assert join(config(tmp_path, "host-a")).life == 3
 
 
+def test_a_list_of_another_fleet_of_the_authority_is_refused(tmp_path: Path) -> None:
+    """A host that is named in a newer list of another fleet stays in its own, whose next list is accepted (the control);
+    without the record it goes where the operator has put it."""
+    joined(tmp_path)
+    sign(tmp_path, version=5, fleet="lab")
+    with pytest.raises(MembersError, match="of the fleet lab, and this host is a member of edge"):
+        join(config(tmp_path, "host-a"))
+    sign(tmp_path, version=2)
+    assert join(config(tmp_path, "host-a")).members.version == 2
+    sign(tmp_path, version=5, fleet="lab")
+    (tmp_path / "host-a.accepted").unlink()
+    assert join(config(tmp_path, "host-a")).members.fleet == "lab"
+
+
 def test_what_is_not_this_hosts_list_is_refused(tmp_path: Path) -> None:
     """Each with an error of its own: signed by another, without this host, with other keys for it, missing, endless,
     and keys that are missing; none is recorded as accepted. Control: the right one is accepted then."""
