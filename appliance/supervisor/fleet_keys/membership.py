@@ -1,7 +1,7 @@
 """This host as a member of a fleet: the signed list, this host's keys, and what it has accepted before.
 
-What was accepted is on disk: fleet, version and digest of the newest list, the authority that signed it, and the number of
-this host's lives, one for each start. A key server numbers generations of keys by it, so none comes back after a
+What was accepted is on disk: fleet, version and digest of the newest list, the authority that signed it, and the number
+of this host's lives, one for each start. A key server numbers generations of keys by it, so none comes back after a
 restart. A missing file is a first start; one that is damaged is refused.
 """
 
@@ -112,8 +112,8 @@ def _accept(path: Path, found: MemberList, authority: bytes) -> int:
     if before == authority:
         if fleet != found.fleet:
             raise MembersError(
-                f"the list is of the fleet {found.fleet}, and this host is a member of {fleet}: an authority may sign for "
-                f"several. Give this host the list of its own fleet, or remove {path} where it moves to the other one"
+                f"the list is of the fleet {found.fleet}, and this host is a member of {fleet}: an authority may sign "
+                f"for several. Give this host the list of its own fleet, or remove {path} where it moves to the other one"
             )
         check_successor(found, version, digest)
     # What another authority signed before is no measure: the operator has named the new one on this host.

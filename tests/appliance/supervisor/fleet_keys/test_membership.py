@@ -53,7 +53,7 @@ def test_an_older_list_is_refused_after_a_newer_one(tmp_path: Path) -> None:
 
 
 def test_a_list_of_another_fleet_of_the_authority_is_refused(tmp_path: Path) -> None:
-    """A host that is named in a newer list of another fleet stays in its own, whose next list is accepted (the control);
+    """A host that is named in a newer list of another fleet stays in its own, whose next list is accepted (control);
     without the record it goes where the operator has put it."""
     joined(tmp_path)
     sign(tmp_path, version=5, fleet="lab")
