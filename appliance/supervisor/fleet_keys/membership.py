@@ -113,7 +113,7 @@ def _accept(path: Path, found: MemberList, authority: bytes) -> int:
         if fleet != found.fleet:
             raise MembersError(
                 f"the list is of the fleet {found.fleet}, and this host is a member of {fleet}: an authority may sign "
-                f"for several. Give this host the list of its own fleet, or remove {path} where it moves to the other one"
+                f"for several. Give this host the list of its own fleet, or remove {path} where it moves to the other"
             )
         check_successor(found, version, digest)
     # What another authority signed before is no measure: the operator has named the new one on this host.
