@@ -66,7 +66,7 @@ class NotingStore:
         """Return: every tenant may have files."""
         self.asked.append(principal.tenant)
 
-    async def upload(self, principal: Principal, name: str) -> Upload:
+    async def upload(self, principal: Principal, name: str, *, lines: bool = True) -> Upload:
         """Note the question."""
         raise self._none(principal)
 
@@ -89,7 +89,15 @@ class NotingStore:
         raise self._none(principal)
 
     async def begin(
-        self, principal: Principal, file: str, endpoint: str, window_s: int, metadata: Mapping[str, str], key: str = ""
+        self,
+        principal: Principal,
+        file: str,
+        endpoint: str,
+        window_s: int,
+        metadata: Mapping[str, str],
+        key: str = "",
+        *,
+        output_keep_s: int = 0,
     ) -> StoredBatch:
         """Note the question."""
         raise self._none(principal)

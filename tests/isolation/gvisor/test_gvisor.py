@@ -352,7 +352,8 @@ def test_two_supervisors_cannot_share_a_directory(runtime, runsc_path, run_dir):
 
 
 def test_lives_leak_nothing_of_ours(runtime, make_spec):
-    """After a sandbox's life this process has the descriptors, threads and children it had before."""
+    """After a sandbox's life this process has no more descriptors, threads and children than before; a thread of an
+    earlier test may end meanwhile."""
 
     def holdings() -> tuple[int, int, set[int]]:
         return len(os.listdir("/proc/self/fd")), threading.active_count(), children()
@@ -364,7 +365,8 @@ def test_lives_leak_nothing_of_ours(runtime, make_spec):
     before = holdings()
     life(1)
     life(2)
-    assert holdings() == before
+    files, threads, left = holdings()
+    assert files <= before[0] and threads <= before[1] and left <= before[2]
 
 
 def test_four_boot_at_once(runtime, make_spec, run_dir):
