@@ -199,12 +199,17 @@ async def test_listed_fields_are_taken_and_others_reported(running: Running, pat
 def test_fields_of_a_batch_are_those_that_are_taken() -> None:
     """The reader of /v1/batches takes what the schema allows, and refuses by name what it does not."""
     least = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+
+    def take(document: dict[str, Any]) -> None:
+        stored_objects.new_batch(document)
+        stored_objects.output_keep_of(document)
+
     for field, schema in POSTED["/v1/batches"]["properties"].items():
         for value in SAMPLES.within(schema):
-            stored_objects.new_batch(least | {field: value})
+            take(least | {field: value})
         for value in SAMPLES.without(schema):
             with pytest.raises(InvalidRequestError) as refused:
-                stored_objects.new_batch(least | {field: value})
+                take(least | {field: value})
             assert refused.value.param == field
 
 
