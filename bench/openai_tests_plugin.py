@@ -34,9 +34,6 @@ ONE_STORED = re.compile(r"^/(files|batches|responses)/(?!input_tokens$|compact$)
 ABSENT = {"input": "?"}
 """Fields without which a request is about nothing, and what they get."""
 
-INSTEAD = {"purpose": "batch"}
-"""Fields that a request must have, and the one value that is served."""
-
 ANSWER_S = 60.0
 
 MOST_FIELDS = 40
@@ -150,14 +147,11 @@ def _named(body: dict[str, Any], url: str, maker: Maker, embedder: str, model: s
 
 
 def _change(options: Any, error: BadRequestError) -> None:
-    """Withhold the field that the error names, or give it another value where it is needed."""
+    """Withhold the field that the error names, or give it a value where it is needed."""
     name = re.split(r"[.\[]", error.param or "")[0]
     body = dict(options.json_data) if isinstance(options.json_data, dict) else {}
     if name in (options.params or {}):
         options.params = {key: value for key, value in options.params.items() if key != name}
-        _withheld.append(name)
-    elif name in INSTEAD and body.get(name) != INSTEAD[name]:
-        body[name] = INSTEAD[name]
         _withheld.append(name)
     elif name in body:
         del body[name]
