@@ -45,7 +45,7 @@ def calls() -> list[dict[str, Any]]:
     for seed in range(SEEDS):
         with contextlib.suppress(IncompleteOutputException):
             found = client.chat.completions.create(
-                model="hermes",
+                model="several",
                 messages=ASKED,
                 response_model=Iterable[Weather],
                 temperature=1.0,

@@ -33,7 +33,7 @@ def turn(options: dict[str, Any]) -> dict[str, Any]:
     """Two calls or more of one message, whole and streamed, and the typed answer to what they gave."""
     asked = HumanMessage(QUESTION)
     for seed in range(SEEDS):
-        model = ChatOpenAI(model="hermes", temperature=1.0, extra_body={"seed": seed}, **options)
+        model = ChatOpenAI(model="several", temperature=1.0, extra_body={"seed": seed}, **options)
         calling = model.bind_tools([weather], tool_choice="required", strict=True)
         said = calling.invoke([asked])
         if len(said.tool_calls) > 1:

@@ -55,7 +55,7 @@ def use() -> dict[str, Any]:
         "chat": litellm.completion(model, asked).choices[0].message.content,
         "stream": [chunk.choices[0].delta.content or "" for chunk in litellm.completion(model, asked, stream=True)],
         "structured": json.loads(typed.choices[0].message.content),
-        **turn("openai/hermes"),
+        **turn("openai/several"),
     }
 
 

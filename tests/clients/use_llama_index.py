@@ -49,7 +49,7 @@ def turn() -> dict[str, Any]:
     options: dict[str, Any] = {"tool_required": True, "allow_parallel_tool_calls": True}
     for seed in range(SEEDS):
         calling = model(
-            "hermes", is_function_calling_model=True, temperature=1.0, additional_kwargs={"extra_body": {"seed": seed}}
+            "several", is_function_calling_model=True, temperature=1.0, additional_kwargs={"extra_body": {"seed": seed}}
         )
         said = calling.chat_with_tools([TOOL], user_msg=QUESTION, **options)
         calls = calling.get_tool_calls_from_response(said)

@@ -67,7 +67,7 @@ async def turn(model: Model) -> dict[str, Any]:
 async def use(kind: type[OpenAIChatCompletionsModel] | type[OpenAIResponsesModel]) -> dict[str, Any]:
     """All of it over one API."""
     client = AsyncOpenAI()
-    plain, calling = (kind(name, openai_client=client) for name in ("athanor-mini", "hermes"))
+    plain, calling = (kind(name, openai_client=client) for name in ("athanor-mini", "several"))
     chat: Agent[None] = Agent(name="chat", model=plain)
     typed: Agent[None] = Agent(name="typed", model=plain, output_type=Verdict)
     streamed = Runner.run_streamed(chat, "What is a tenant?")

@@ -14,7 +14,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.tools import ToolDefinition
 
-SEEDS = 12
+SEEDS = 60
 
 
 class Verdict(BaseModel):
@@ -64,7 +64,7 @@ def use(make: Callable[[str], Model]) -> dict[str, Any]:
         "stream": asyncio.run(stream(make("athanor-mini"))),
         "structured": typed.run_sync("May beta use this model?").output.model_dump(),
         "agent": both.run_sync("May beta use this model?", model_settings={"temperature": 0}).output.model_dump(),
-        **turn(make("hermes")),
+        **turn(make("several")),
     }
 
 

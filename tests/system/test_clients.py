@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.clients.programs import CLIENTS
-from tests.system.conftest import Appliance
+from tests.system.conftest import Appliance, running
 from tests.system.test_clients_document import blocks, environment
+from tests.system.tool_models import make_models
 
 pytestmark = pytest.mark.runsc
 
 CITIES = ("Oslo", "Bonn")
+EVEN = 0.05
+"""Factor of the scores of a model with random weights: whether another call follows is then nearly a coin's toss."""
+
 WITHOUT_TYPE = ("llama_index",)
 """Clients that send no schema with tools: their answer to a tool's result is text."""
 
@@ -25,9 +31,26 @@ SEEDED = ("chat completions", "compatible")
 
 
 @pytest.fixture(scope="module")
-def found(root: Path, tooled: Appliance, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def calling(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """A demo with two models that have tools. The embedded model's weights make one call and end; random ones, which
+    have the name ``several``, make more than one in about every second answer, since their scores are nearly even."""
+    folder = tmp_path_factory.mktemp("calling")
+    (own,) = make_models(folder, ("hermes",))
+    (random,) = make_models(folder / "random", ("hermes",), random=("hermes",))
+    weights = load_file(random / "model.safetensors")
+    for name in weights.keys() & {"model.embed_tokens.weight", "lm_head.weight"}:
+        weights[name] *= EVEN
+    save_file(weights, random / "model.safetensors", metadata={"format": "pt"})
+    (random / "model.safetensors").chmod(0o644)
+    served = [word for model in (own, random.rename(folder / "several")) for word in ("--model", str(model))]
+    with running(folder / "state", *served, "--checkpoints", "off") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def found(root: Path, calling: Appliance, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What a client's program found, by API; each program runs once."""
-    variables = environment(root, tooled)
+    variables = environment(root, calling)
 
     @cache
     def of(name: str) -> dict[str, dict[str, Any]]:

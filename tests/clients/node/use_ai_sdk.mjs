@@ -53,7 +53,7 @@ async function use(make) {
     stream: pieces,
     structured: (await generateText(typed)).output,
     agent: (await generateText({ ...both, output: Output.object({ schema: verdict }) })).output,
-    ...(await turn(make("hermes"))),
+    ...(await turn(make("several"))),
   };
 }
 
