@@ -374,8 +374,11 @@ def test_surfaces_agree_under_load(stage: Stage, ahead_s: int) -> None:
     spent = time.monotonic() - began
     assert abs(after["now"] - time.time() - ahead_s) < 5, "the gateway's clock is set"
     assert spent - 2 < after["load"]["up_s"] - before["load"]["up_s"] < spent + 2
-    at = [point["at"] for point in after["points"]]
-    assert all(0.5 < later - earlier < 10 for earlier, later in pairwise(at))
+    # The first look has no phase of its own, so the second may follow it at once.
+    apart = [later - earlier for earlier, later in pairwise(point["at"] for point in after["points"])]
+    assert len(apart) > 2
+    assert min(apart) > 0
+    assert max(apart) < 10
     assert {alert["key"] for alert in after["alerts"]} <= {"strangers"}
     assert len({name for _, names in surfaces().values() for name in names}) >= 17
 
