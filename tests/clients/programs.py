@@ -29,7 +29,7 @@ class Client:
 
     name: str
     folder: str
-    """Of its environment, below ``PACKAGES``; empty where it is a program of the machine's, used from this environment."""
+    """Of its environment, below ``PACKAGES``; empty where it is a program of the machine's."""
 
     @property
     def node(self) -> bool:
