@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 import socket
@@ -43,6 +44,14 @@ http {{
 def examples(root: Path, language: str) -> list[str]:
     """The document's configurations for a program, by the words behind the fence."""
     return re.findall(rf"```{language}\n(.*?)```", (root / "docs/proxies.md").read_text(), re.DOTALL)
+
+
+def installed(name: str) -> str:
+    """The program's path; the test is skipped without it."""
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
 
 
 def free_port() -> int:
@@ -121,9 +130,7 @@ async def check(running: Running, pki: Pki, http: int, grpc: int, version: str =
 
 async def test_nginx(root: Path, pki: Pki, tmp_path: Path) -> None:
     """Requests of both APIs on one port."""
-    found = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
-    if found is None:
-        pytest.skip("nginx is not installed")
+    found = installed("nginx")
     (text,), port = examples(root, "nginx"), free_port()
     async with serving(proxies=TrustedProxies.of(["127.0.0.1"], X_FORWARDED_FOR)) as running:
         path = tmp_path / "nginx.conf"
@@ -136,9 +143,7 @@ async def test_nginx(root: Path, pki: Pki, tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", [X_FORWARDED_FOR, PROXY_PROTOCOL])
 async def test_haproxy(root: Path, pki: Pki, tmp_path: Path, source: str) -> None:
     """Requests of both APIs on one port; connections, whose TLS ends in the appliance, on a port for each."""
-    found = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
-    if found is None:
-        pytest.skip("haproxy is not installed")
+    found = installed("haproxy")
     requests, connections = examples(root, "haproxy")
     text, http, grpc = requests, free_port(), free_port()
     files = None
