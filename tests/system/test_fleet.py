@@ -1,5 +1,5 @@
-"""Two appliances behind the real nginx with the recipe of ``deploy/fleet``: sessions stay on one host, a host that is
-killed or drained under load costs no request, and ``athanor fleet`` sees it.
+"""Two appliances behind the real nginx and the real Envoy with the recipes of ``deploy/fleet``: sessions stay on one
+host, a host that is killed or drained under load costs no request, and ``athanor fleet`` sees it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.system.audit_files import written
 from tests.system.routers import (
     AT_ONCE,
     REQUESTS,
+    ROUTERS,
     SESSIONS,
     TOKENS,
     Certificates,
@@ -38,7 +39,6 @@ from tests.system.routers import (
     nginx,
     program,
     recipe,
-    router,
 )
 
 pytestmark = [pytest.mark.runsc, pytest.mark.full, pytest.mark.clock, pytest.mark.timeout(400)]
@@ -108,9 +108,9 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def two_hosts(root: Path, certificates: Certificates) -> Iterator[Hosts]:
-    """Two hosts with one fleet key and the credentials of the first, and nginx in front of them."""
-    program("nginx")
+def two_hosts(root: Path, certificates: Certificates, name: str = "nginx") -> Iterator[Hosts]:
+    """Two hosts with one fleet key and the credentials of the first, and a router in front of them."""
+    program(name)
     key = certificates.folder / "fleet.key"
     key.write_text("0123456789abcdef" * 4)
     tls = {"certificate": str(certificates.folder / "host.pem"), "key": str(certificates.folder / "host.key")}
@@ -122,14 +122,14 @@ def two_hosts(root: Path, certificates: Certificates) -> Iterator[Hosts]:
         null_appliance(STEP_US, listen=second, audit=True, like=one) as other,
     ):
         addresses = [str(served.ready["http"]).rpartition("//")[2] for served in (one, other)]
-        with nginx(certificates, router(root, certificates, addresses, port), port):
+        with ROUTERS[name](root, certificates, addresses, port):
             yield Hosts((one, other), port)
 
 
-@pytest.fixture(scope="module")
-def hosts(runsc_path: Path, root: Path, certificates: Certificates) -> Iterator[Hosts]:
-    """Two hosts that all tests but that of a stop share: it needs its own."""
-    with two_hosts(root, certificates) as found:
+@pytest.fixture(scope="module", params=ROUTERS)
+def hosts(request: pytest.FixtureRequest, runsc_path: Path, root: Path, certificates: Certificates) -> Iterator[Hosts]:
+    """Two hosts that all tests but that of a stop share: it needs its own. One router after the other."""
+    with two_hosts(root, certificates, request.param) as found:
         yield found
 
 
@@ -141,14 +141,15 @@ def settled(certificates: Certificates, hosts: Hosts) -> dict[str, set[str]]:
 
 
 def returned(certificates: Certificates, hosts: Hosts) -> None:
-    """Until nginx gives a host its sessions again: it tries it with one request once `fail_timeout` is over."""
+    """Until the router gives a host its sessions again: nginx tries it with one request once `fail_timeout` is over,
+    Envoy looks at its health."""
     key, until = hosts.served[0].keys[0], time.monotonic() + 30
     while time.monotonic() < until:
         seen = load(certificates, hosts.port, key, names(SESSIONS))
         if len(set.union(*by_session(seen).values())) == 2:
             return
         time.sleep(0.2)
-    raise AssertionError("nginx does not ask the host")
+    raise AssertionError("the router does not ask the host")
 
 
 def test_a_session_stays_on_one_host(hosts: Hosts, certificates: Certificates) -> None:
@@ -213,7 +214,7 @@ def test_a_drain_loses_nothing(hosts: Hosts, certificates: Certificates, root: P
         line = [sys.executable, "-m", "appliance.operator.cli", "fleet", *words, "--hosts", str(path)]
         return subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=120)
 
-    with nginx(certificates, text, ports[1]):
+    with nginx(text, ports[1]):
         shown = command("status", "-o", "json")
         assert [one["state"] for one in json.loads(shown.stdout)] == ["serving", "serving"]
         assert command("diff").returncode == 5, "the models are pinned nowhere"

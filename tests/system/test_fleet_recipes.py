@@ -1,5 +1,5 @@
-"""The recipes of ``deploy/fleet``, checked by the routers that they are for; and nginx with its recipe in front of two
-servers that only answer, the control of ``test_fleet``.
+"""The recipes of ``deploy/fleet``, checked by the routers that they are for; and routers with their recipes in front of
+two servers that only answer, the control of ``test_fleet``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import pytest
 from tests.system.routers import (
     NGINX,
     REQUESTS,
+    ROUTERS,
     Certificates,
     by_session,
     counted,
     free_port,
     load,
     names,
-    nginx,
     program,
     recipe,
-    router,
 )
 
 MOCK = """
@@ -36,8 +35,8 @@ import asyncio, ssl, sys
 async def answer(reader, writer):
     try:
         while head := await reader.readuntil(b"\\r\\n\\r\\n"):
-            length = int(head.lower().partition(b"content-length:")[2].split()[0])
-            await reader.readexactly(length)
+            length = head.lower().partition(b"content-length:")[2].split()[:1]
+            await reader.readexactly(int(length[0]) if length else 0)
             await asyncio.sleep(0.05)
             writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -79,14 +78,16 @@ def answering(certificates: Certificates, ports: list[int]) -> Iterator[list[sub
 
 @pytest.mark.full
 @pytest.mark.clock
-def test_nginx_before_servers_that_only_answer(root: Path, certificates: Certificates) -> None:
-    """The control: of 300 requests none fails when one of two such servers is killed. That is what nginx can do."""
-    program("nginx")
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_before_servers_that_only_answer(root: Path, certificates: Certificates, name: str) -> None:
+    """The control: of 300 requests none fails when one of two such servers is killed. That is what the router can
+    do."""
+    program(name)
     ports, port = [free_port(), free_port()], free_port()
-    text = router(root, certificates, [f"127.0.0.1:{one}" for one in ports], port)
-    with answering(certificates, ports) as servers, nginx(certificates, text, port):
+    addresses = [f"127.0.0.1:{one}" for one in ports]
+    with answering(certificates, ports) as servers, ROUTERS[name](root, certificates, addresses, port):
         seen = load(certificates, port, "x", names(REQUESTS), blow=servers[0].kill, streams=False)
-    print(f"fleet: the same with servers that only answer: {dict(counted(seen))} of {REQUESTS}")
+    print(f"fleet: {name} before servers that only answer: {dict(counted(seen))} of {REQUESTS}")
     assert counted(seen) == {"whole": REQUESTS}
     assert len(set.union(*by_session(seen).values())) >= 2
 

@@ -74,6 +74,24 @@ class Reader:
         (self.folder / title).write_text(self.block(title))
         return self.shell(f"python {title}")
 
+    def typescript(self, title: str) -> str:
+        """Run a TypeScript program of the page, after types were made from the .proto and it was compiled with all
+        checks as the page says; the test is skipped without Node's packages."""
+        (self.folder / "node_modules").symlink_to(programs.node_packages())
+        self.shell(self.block("ts-code"))
+        (self.folder / title).write_text(self.block(title))
+        return self.shell(self.block("ts-run").replace("ask.", f"{title.partition('.')[0]}."))
+
+    def go(self, title: str) -> str:
+        """Run a Go program of the page, after its code was generated and it was compiled as the page says, but from
+        Debian's packages in place of a module proxy's; the test is skipped without them."""
+        go = programs.go_tools()
+        package = self.folder / "src/ask"
+        package.mkdir(parents=True)
+        (package / title).write_text(self.block(title))
+        self.shell("cd src/ask\n" + self.block("go-code"), go.plugins)
+        return self.shell(str(go.build(package / title, self.folder)))
+
 
 @pytest.fixture(scope="module")
 def text(root: Path) -> str:
@@ -118,27 +136,16 @@ def test_python_with_a_certificate(with_certificate: Reader) -> None:
 
 @pytest.mark.full
 def test_typescript_with_a_key(with_key: Reader) -> None:
-    """Types are made from the .proto, and the program is compiled with all checks as the page says; it prints an
-    answer, and the code and the message of an error."""
-    (with_key.folder / "node_modules").symlink_to(programs.node_packages())
-    with_key.shell(with_key.block("ts-code"))
-    (with_key.folder / "ask.ts").write_text(with_key.block("ask.ts"))
-    *answer, error = with_key.shell(with_key.block("ts-run")).splitlines()
+    """The program prints an answer, and the code and the message of an error."""
+    *answer, error = with_key.typescript("ask.ts").splitlines()
     assert "".join(answer) != ""
     assert error.startswith("NOT_FOUND: the model 'no-such-model' does not exist here")
 
 
 @pytest.mark.full
-def test_go_with_a_certificate(with_certificate: Reader, tmp_path: Path) -> None:
-    """The code is generated and the program compiled as the page says, but from Debian's packages in place of a module
-    proxy's; it prints an answer, and of an error the code, the message and the reason."""
-    go = programs.go_tools()
-    package = tmp_path / "src/ask"
-    package.mkdir(parents=True)
-    (package / "ask.go").write_text(with_certificate.block("ask.go"))
-    with_certificate.shell(f"cd {package}\n" + with_certificate.block("go-code"), go.plugins)
-    program = go.build(package / "ask.go", tmp_path)
-    *answer, error, reason = with_certificate.shell(str(program)).splitlines()
+def test_go_with_a_certificate(with_certificate: Reader) -> None:
+    """The program prints an answer, and of an error the code, the message and the reason."""
+    *answer, error, reason = with_certificate.go("ask.go").splitlines()
     assert "".join(answer) != ""
     assert error.startswith("NotFound: the model 'no-such-model' does not exist here")
     assert reason == "reason: MODEL_NOT_FOUND"

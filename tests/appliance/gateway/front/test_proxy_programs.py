@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 import socket
@@ -19,6 +20,7 @@ from appliance.gateway.front.client_address import PROXY_PROTOCOL, X_FORWARDED_F
 from tests.appliance.gateway.front.pki import Pki
 from tests.appliance.gateway.front.support import Running, serving
 from tests.appliance.gateway.front.test_proxies import answered, clients_context, grpc_call, http_request, opened, told
+from tests.observers import envoy
 
 CLIENT, FORGED = "127.0.0.9", "203.0.113.9"
 NGINX = """
@@ -40,8 +42,16 @@ http {{
 
 
 def examples(root: Path, language: str) -> list[str]:
-    """The document's configurations for a program."""
+    """The document's configurations for a program, by the words behind the fence."""
     return re.findall(rf"```{language}\n(.*?)```", (root / "docs/proxies.md").read_text(), re.DOTALL)
+
+
+def installed(name: str) -> str:
+    """The program's path; the test is skipped without it."""
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
 
 
 def free_port() -> int:
@@ -58,8 +68,10 @@ def adapted(text: str, running: Running, pki: Pki, folder: Path, ports: dict[str
     own = {
         "127.0.0.1:8080": f"127.0.0.1:{running.front_ends.http_port}",
         "127.0.0.1:8081": f"127.0.0.1:{running.front_ends.grpc_port}",
-        "/etc/nginx/site.pem": str(pki.files.certificate),
-        "/etc/nginx/site.key": str(pki.files.key),
+        "127.0.0.1, port_value: 8080": f"127.0.0.1, port_value: {running.front_ends.http_port}",
+        "127.0.0.1, port_value: 8081": f"127.0.0.1, port_value: {running.front_ends.grpc_port}",
+        **{f"/etc/{name}/site.pem": str(pki.files.certificate) for name in ("nginx", "envoy")},
+        **{f"/etc/{name}/site.key": str(pki.files.key) for name in ("nginx", "envoy")},
         "/etc/haproxy/site.pem": str(together),
         **{name: re.sub(r"\d+", str(port), name) for name, port in ports.items()},
     }
@@ -87,8 +99,23 @@ async def program(port: int, *command: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def check(running: Running, pki: Pki, http: int, grpc: int) -> None:
-    """Both APIs through the program, over TLS: the traces name the client."""
+async def version_by_curl(pki: Pki, port: int) -> str:
+    """The version of HTTP that curl and what listens there agree on, and the status: it offers HTTP/2."""
+    told = ("--silent", "--show-error", "--output", "/dev/null", "--write-out", "%{http_version} %{http_code}")
+    proofs = ("--http2", "--interface", CLIENT, "--cacert", str(pki.files.client_ca))
+    curl = await asyncio.create_subprocess_exec(
+        "curl", *told, *proofs, f"https://127.0.0.1:{port}/v1/models", stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await curl.communicate()
+    return said.decode()
+
+
+async def check(running: Running, pki: Pki, http: int, grpc: int, version: str = "2") -> None:
+    """Both APIs through the program, over TLS: the traces name the client. A client that offers HTTP/2 for the OpenAI
+    API gets this version: the program's, or HTTP/1.1 where TLS ends in the appliance, which is the control."""
+    seen = len(running.service.refusals)
+    assert await version_by_curl(pki, http) == f"{version} 401"
+    assert (await told(running, seen + 1))[seen:] == [CLIENT]
     for port, start, protocol in (
         (http, http_request(running, f"x-forwarded-for: {FORGED}", f"forwarded: for={FORGED}"), "http/1.1"),
         (grpc, grpc_call(("x-forwarded-for", FORGED), ("forwarded", f"for={FORGED}")), "h2"),
@@ -103,9 +130,7 @@ async def check(running: Running, pki: Pki, http: int, grpc: int) -> None:
 
 async def test_nginx(root: Path, pki: Pki, tmp_path: Path) -> None:
     """Requests of both APIs on one port."""
-    found = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
-    if found is None:
-        pytest.skip("nginx is not installed")
+    found = installed("nginx")
     (text,), port = examples(root, "nginx"), free_port()
     async with serving(proxies=TrustedProxies.of(["127.0.0.1"], X_FORWARDED_FOR)) as running:
         path = tmp_path / "nginx.conf"
@@ -118,9 +143,7 @@ async def test_nginx(root: Path, pki: Pki, tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", [X_FORWARDED_FOR, PROXY_PROTOCOL])
 async def test_haproxy(root: Path, pki: Pki, tmp_path: Path, source: str) -> None:
     """Requests of both APIs on one port; connections, whose TLS ends in the appliance, on a port for each."""
-    found = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
-    if found is None:
-        pytest.skip("haproxy is not installed")
+    found = installed("haproxy")
     requests, connections = examples(root, "haproxy")
     text, http, grpc = requests, free_port(), free_port()
     files = None
@@ -130,4 +153,21 @@ async def test_haproxy(root: Path, pki: Pki, tmp_path: Path, source: str) -> Non
         path = tmp_path / "haproxy.cfg"
         path.write_text(adapted(text, running, pki, tmp_path, {"bind :443": http, "bind :8443": grpc}))
         async with program(http, found, "-db", "-f", str(path)):
-            await check(running, pki, http, http if source == X_FORWARDED_FOR else grpc)
+            await check(running, pki, http, *((http, "2") if source == X_FORWARDED_FOR else (grpc, "1.1")))
+
+
+@pytest.mark.parametrize("source", [X_FORWARDED_FOR, PROXY_PROTOCOL])
+async def test_envoy(root: Path, pki: Pki, tmp_path: Path, source: str) -> None:
+    """Requests of both APIs on one port; connections, whose TLS ends in the appliance, on a port for each."""
+    found = envoy()
+    requests, connections = examples(root, "yaml envoy")
+    text, http, grpc = requests, free_port(), free_port()
+    files = None
+    if source == PROXY_PROTOCOL:
+        text, files = connections, pki.files.model_copy(update={"client_ca": None})
+    async with serving(files, proxies=TrustedProxies.of(["127.0.0.1"], source)) as running:
+        path = tmp_path / "envoy.yaml"
+        path.write_text(adapted(text, running, pki, tmp_path, {"port_value: 443": http, "port_value: 8443": grpc}))
+        options = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "error")
+        async with program(http, found, *options, "-c", str(path)):
+            await check(running, pki, http, *((http, "2") if source == X_FORWARDED_FOR else (grpc, "1.1")))
