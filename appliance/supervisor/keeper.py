@@ -21,7 +21,7 @@ import structlog
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
-from appliance.common.errors import SpillPortError, StartError
+from appliance.common.errors import SpillBreachError, SpillPortError, StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
@@ -75,6 +75,11 @@ class _End:
     """Whether the end counts as a failure of the sandbox."""
     reason: str = "ended"
     """One of ``control.LOSS_REASONS``."""
+
+
+def _end_by(error: SpillPortError) -> _End:
+    """End of a life by its spill channel: by what the engine did there, or by what the machine refuses."""
+    return _End(str(error), reason="fault" if isinstance(error, SpillBreachError) else "ended")
 
 
 class Keeper:
@@ -213,7 +218,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         return self._vault.serve(
             *(channel, self.plan.digest, self.plan.name),
-            lambda error: loop.call_soon_threadsafe(self._end, _End(str(error))),
+            lambda error: loop.call_soon_threadsafe(self._end, _end_by(error)),
         )
 
     async def _until_end(self, booted: Booted) -> _End:
