@@ -161,6 +161,10 @@ class UnknownMemberError(MembersError):
     """This host is none of the list's members, or the list has other keys for it."""
 
 
+class AccountNameError(ControlError):
+    """A name is none that a policy gives to a tenant or a sharing group; members of a fleet cannot write it."""
+
+
 class EnvelopeError(MembersError):
     """Bytes from the store are no message of a fleet's member to this host; the message says what they may be."""
 
