@@ -359,6 +359,53 @@ def test_what_is_dropped_before_it_is_written_never_leaves(tmp_path: Path, monke
             way.close()
 
 
+def test_all_that_a_policy_withdraws_is_told_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue takes the names of all objects that the books of the store can have; those beyond its bound are not
+    kept. While no carrier is there, and while the store behind it is away, all names are kept and told again; once both
+    serve each is taken once. Names that were made up to probe the store are not among those kept."""
+    assert kv_carrier.MAX_DROPS >= store_tier.MAX_STORE_OBJECTS
+    monkeypatch.setattr(kv_carrier, "MAX_DROPS", 300)
+    monkeypatch.setattr(kv_carrier, "PROBE_S", 0.02)
+    names = [number.to_bytes(32, "little") for number in range(303)]
+    answer, told = [ObjectStatus.AWAY], list[tuple[ObjectStatus, bytes]]()
+
+    def carry(listening: socket.socket) -> None:
+        """Answer all requests of one connection alike."""
+        with listening.accept()[0] as peer, contextlib.suppress(CarrierError):
+            while True:
+                order, dropped = _orders(peer)
+                assert order is Order.DROP
+                told.extend((answer[0], one) for one in dropped)
+                peer.sendall(bytes([told[-1][0]] * len(dropped)))
+
+    def wait_for(so: Callable[[], bool]) -> None:
+        until = time.monotonic() + 20
+        while not so():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
+        way = KvCarrier(Path(name) / "c", 60)
+        with way._changed:
+            for one in names:
+                way.drop(one)
+        wait_for(lambda: len(way._untold) == way._drops == 300)
+        listening.bind(str(Path(name) / "c"))
+        listening.listen()
+        carrier = threading.Thread(target=carry, args=(listening,))
+        carrier.start()
+        wait_for(lambda: len(told) > 3)
+        assert len(way._untold) == 300
+        way.drop(names[301])
+        answer[0] = ObjectStatus.OK
+        wait_for(lambda: way._drops == 0)
+        way.close()
+        carrier.join()
+    taken = [one for status, one in told if status is ObjectStatus.OK and one in names]
+    assert sorted(taken) == sorted(names[:300])
+    assert way._untold == []
+
+
 def _orders(peer: socket.socket) -> tuple[Order, tuple[bytes, ...]]:
     """Read one request as a carrier does."""
     until = time.monotonic() + 5
