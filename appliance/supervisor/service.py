@@ -174,7 +174,8 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Event that SIGTERM and SIGINT set, and the one that SIGUSR1 sets: no gateway comes after the one that is there,
-    by the launcher's word. One that comes all the same clears it. What fails in the event loop is logged from now on."""
+    by the launcher's word. One that comes all the same clears it. What fails in the event loop is logged from now
+    on."""
     stop, last, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     report_callbacks(loop)
     for number in (signal.SIGTERM, signal.SIGINT):

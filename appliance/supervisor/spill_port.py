@@ -4,8 +4,8 @@ The engine is hostile: it names a namespace by its key, and the supervisor, whic
 Unknown keys, and those of a tenant whose blocks may not be kept, are passed over. What one life of an engine sent is
 never given to another: its epoch is part of every object's name, and ends with it. So an engine that was taken over
 cannot leave anything behind for its successor. One that breaks the protocol is at fault here as on its other channel,
-and is ended: without the thread it would not be told either what it must forget. Whatever it sends, and however often it rings, costs at most its share
-of a processor (``PORT_SHARE``).
+and is ended: without the thread it would not be told either what it must forget. Whatever it sends, and however often
+it rings, costs at most its share of a processor (``PORT_SHARE``).
 """
 
 from __future__ import annotations

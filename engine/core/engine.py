@@ -86,8 +86,8 @@ class Engine:
         )
 
     def look(self) -> None:
-        """Take what the supervisor has sent and end the requests past their deadline, while there is nothing else to do:
-        live requests may all wait for masks, which no step follows before one comes."""
+        """Take what the supervisor has sent and end the requests past their deadline, while there is nothing else to
+        do: live requests may all wait for masks, and then no step looks at deadlines before a mask comes."""
         now_ns = self._clock_ns()
         self._spilling.before_schedule(now_ns)
         self._expire(now_ns)

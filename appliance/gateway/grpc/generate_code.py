@@ -1,6 +1,6 @@
 """Regenerates the code of all .proto files: ``python -m appliance.gateway.grpc.generate_code``. With the argument
-``released`` it writes the descriptor sets with which later versions must agree, once for each release; with ``added`` it
-adds to them what they lack, files of a new service, and leaves what was released before as it is.
+``released`` it writes the descriptor sets with which later versions must agree, once for each release; with ``added``
+it adds to them what they lack, files of a new service, and leaves what was released before as it is.
 
 A tool of development; it needs grpcio-tools and mypy-protobuf. The modules are generated under a flat folder and their
 imports rewritten, because the package paths of the .proto files (``athanor.inference.v1``, right for every other

@@ -165,8 +165,8 @@ def check_account(name: str) -> None:
     """
     if not name.isascii() or not 1 <= len(name) <= _MAX_NAME:
         raise AccountNameError(
-            f"{name[:_MAX_NAME]!r} is no name of a tenant or a sharing group: these are ASCII and have 1 to {_MAX_NAME} "
-            "bytes. Keys of a fleet are neither asked for nor given under it"
+            f"{name[:_MAX_NAME]!r} is no name of a tenant or a sharing group: these are ASCII and have 1 to "
+            f"{_MAX_NAME} bytes. Keys of a fleet are neither asked for nor given under it"
         )
 
 

@@ -17,13 +17,7 @@ import structlog
 from appliance.common.carrier_wire import ObjectStatus
 from appliance.common.errors import EnvelopeError, StaleEnvelopeError
 from appliance.common.members import FleetMember
-from appliance.supervisor.fleet_keys.envelopes import (
-    ENVELOPE_BYTES,
-    LIFE_BYTES,
-    EnvelopeKind,
-    Envelopes,
-    check_account,
-)
+from appliance.supervisor.fleet_keys.envelopes import ENVELOPE_BYTES, LIFE_BYTES, EnvelopeKind, Envelopes, check_account
 from appliance.supervisor.fleet_keys.leases import FLEET, KEY_BYTES, MAX_TENANTS, KeyClient, KeyServer
 from appliance.supervisor.fleet_keys.membership import Membership
 from appliance.supervisor.store_tier import ObjectCarrier

@@ -234,7 +234,9 @@ async def test_what_the_machine_refuses_a_port_ends_one_life_of_one_engine(
     assert [(down.reason, down.generation) for down in one.downs] == [("ended", 1), ("ended", 2)]
 
 
-@pytest.mark.parametrize("breach", [frame_of_no_kind, second_hello, cursor_beyond_the_ring], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "breach", [frame_of_no_kind, second_hello, cursor_beyond_the_ring], ids=lambda one: one.__name__
+)
 async def test_a_breach_of_the_spill_channel_ends_that_life_of_the_engine(
     lives: Callable[..., Lives], breach: Callable[[Wire], None]
 ) -> None:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
 from structlog.testing import capture_logs
 
 from appliance.carrier.service import CarrierService, listen
