@@ -50,8 +50,8 @@ MAX_RESERVATIONS = 500
 """Reservations of one message: with ids and names of full length they take half a datagram."""
 
 LOSS_REASONS = ("oom", "fault", GPU_LOST, GPU_MEMORY, "ended")
-"""Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, its GPU was lost, it held more than
-its share of the GPU's memory, anything else."""
+"""Reasons why a sandbox ended: its memory limit, a fault that gateway or supervisor found, its GPU was lost, it held
+more than its share of the GPU's memory, anything else."""
 
 REFUSED = "refused"
 """State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""

@@ -105,7 +105,12 @@ class UsageError(StartError):
 
 
 class SpillPortError(StartError):
-    """The machine refuses what an engine's spill channel needs; the message says what, and what to do."""
+    """An engine's spill channel is not served any more, which ends this life of the engine: the machine refuses what
+    the channel needs. The message says what, and what to do."""
+
+
+class SpillBreachError(SpillPortError):
+    """An engine broke the protocol on its spill channel, which ends this life of the engine."""
 
 
 class StoreError(StartError):
@@ -154,6 +159,10 @@ class MembersVersionError(MembersError):
 
 class UnknownMemberError(MembersError):
     """This host is none of the list's members, or the list has other keys for it."""
+
+
+class AccountNameError(ControlError):
+    """A name is none that a policy gives to a tenant or a sharing group; members of a fleet cannot write it."""
 
 
 class EnvelopeError(MembersError):

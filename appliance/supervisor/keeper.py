@@ -21,7 +21,7 @@ import structlog
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
-from appliance.common.errors import SpillPortError, StartError
+from appliance.common.errors import SpillBreachError, SpillPortError, StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
@@ -77,6 +77,11 @@ class _End:
     """One of ``control.LOSS_REASONS``."""
 
 
+def _end_by(error: SpillPortError) -> _End:
+    """End of a life by its spill channel: by what the engine did there, or by what the machine refuses."""
+    return _End(str(error), reason="fault" if isinstance(error, SpillBreachError) else "ended")
+
+
 class Keeper:
     """Keeper of one sandbox. ``run`` lasts as long as the keeper; the other methods belong to the same event loop."""
 
@@ -107,7 +112,9 @@ class Keeper:
         self._repeat: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[_End] | None = None
         self._stopping = asyncio.Event()
-        self._rests = False  # Whether nothing is booted until ``stop``: no gateway comes that it could serve.
+        self._needed = asyncio.Event()
+        """Set unless no gateway is expected that the sandbox could serve: nothing is booted then."""
+        self._needed.set()
         self.boot_s = 0.0
         """Seconds that the last boot took; 0: there was none."""
         self._reason = "ended"
@@ -135,7 +142,8 @@ class Keeper:
             name, generation = self.plan.name, self.life.generation
             tell("sandbox is down", sandbox=name, cause=cause, retry_in_s=delay, generation=generation)
             self._publish(self._down(cause, delay), ())
-            await (self._stopping.wait() if self._rests else self._nap(delay))
+            await self._nap(delay)
+            await self._needed.wait()
         self.life = self.life.advance(Event.STOP, time.monotonic())
         self.life = self.life.advance(Event.GONE, time.monotonic())
 
@@ -213,7 +221,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         return self._vault.serve(
             *(channel, self.plan.digest, self.plan.name),
-            lambda error: loop.call_soon_threadsafe(self._end, _End(str(error))),
+            lambda error: loop.call_soon_threadsafe(self._end, _end_by(error)),
         )
 
     async def _until_end(self, booted: Booted) -> _End:
@@ -286,10 +294,16 @@ class Keeper:
             self._repeat.cancel()
             self._repeat = None
 
+    def gateway_came(self) -> None:
+        """Hand the sandbox to a gateway that has attached; boot it where no gateway was expected any more."""
+        self._needed.set()
+        self.offer()
+
     def gateway_left(self, *, last: bool = False) -> None:
         """End a sandbox whose channel went with the gateway, or may have, and start it anew unless that was the
         ``last`` gateway; one that was never offered waits for the next."""
-        self._rests = last
+        if last:
+            self._needed.clear()
         self._cancel_repeat()
         if self._booted is not None and (self._booted.channel is None or self._hand_over.begun):
             self._end(_End("the gateway left", counted=False))
@@ -332,6 +346,7 @@ class Keeper:
     def stop(self) -> None:
         """End for good; ``run`` returns once everything is cleaned up."""
         self._stopping.set()
+        self._needed.set()
         if self._abandon is not None:
             self._abandon.set()
         self._end(_End("stopped", counted=False))

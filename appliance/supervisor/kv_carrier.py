@@ -1,7 +1,8 @@
 """Supervisor's way to the carrier of sealed KV: one connection that asks, and a thread with one that writes.
 
 Nothing here waits long. A question has ``PATIENCE_S``; what is written lies in a queue of bounded bytes, and what does
-not fit is refused at once. After a failure the carrier counts as away for ``RETRY_S``.
+not fit is refused at once. After a failure the carrier counts as away for ``RETRY_S``. Names that it or the store did
+not take to drop are told again once both serve.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from appliance.common.carrier_wire import (
 )
 from appliance.common.errors import CarrierError
 from appliance.common.kv_store_state import KvStoreState
+from appliance.supervisor.store_tier import MAX_STORE_OBJECTS
 
 log = structlog.get_logger()
 
@@ -52,8 +54,9 @@ MAX_PUTS = 16_384
 BATCH_BYTES = 8 << 20
 """Bytes of one request."""
 
-MAX_DROPS = 65_536
-"""Names that wait to be dropped; a name beyond that is left to the end of its time."""
+MAX_DROPS = MAX_STORE_OBJECTS + MAX_PUTS
+"""Names that wait to be dropped: all that the books of the store have, which a policy can withdraw at once, and what is
+written meanwhile; some 25 MB of this process's memory. A name beyond that is left to the end of its time."""
 
 SAY_EVERY_S = 60.0
 """Seconds between two lines about a carrier that does not serve."""
@@ -103,6 +106,11 @@ class KvCarrier:
         self._puts = 0
         """Objects in the queue, those that were dropped meanwhile included."""
         self._drops = 0
+        """Names to drop: in the queue, on their way, and those to be told again."""
+        self._untold: list[bytes] = []
+        """Names that were sent and not taken: told again behind the next request that the store serves."""
+        self._probe = b""
+        """Name that was made up for the last probe: nothing is to be dropped under it."""
         self._closing = False
         self._thread = threading.Thread(target=self._write, name="kv carrier", daemon=True)
         self._thread.start()
@@ -157,8 +165,8 @@ class KvCarrier:
         return True
 
     def drop(self, name: bytes) -> None:
-        """Have the store forget an object, some time soon and if it is there to hear it. One that is not on its way yet
-        is not written, and its ``done`` is not called."""
+        """Have the store forget an object, as soon as it serves. One that is not on its way yet is not written, and its
+        ``done`` is not called."""
         with self._changed:
             put = self._waiting.pop(name, None)
             if put is not None and put.body is not None:
@@ -221,7 +229,8 @@ class KvCarrier:
             while not (self._queue or self._closing):
                 if not self._changed.wait(PROBE_S):
                     self._drops += 1
-                    self._queue.append(secrets.token_bytes(NAME_BYTES))
+                    self._probe = secrets.token_bytes(NAME_BYTES)
+                    self._queue.append(self._probe)
             return not self._closing
 
     def _write_some(self, peer: socket.socket | None) -> socket.socket | None:
@@ -231,11 +240,11 @@ class KvCarrier:
         if not (puts or drops):
             return peer
         bodies = tuple(body for _, body in puts)
-        statuses = [ObjectStatus.AWAY] * len(puts)
+        statuses = [ObjectStatus.AWAY] * (len(puts) + len(drops))
         try:
             peer = peer or self._connect(WRITE_S)
             if drops:
-                self._send(peer, CarrierRequest(Order.DROP, drops, (0,) * len(drops)), ())
+                statuses = self._send(peer, CarrierRequest(Order.DROP, drops, (0,) * len(drops)), ())
             else:
                 names = tuple(one.name for one, _ in puts)
                 request = CarrierRequest(Order.PUT, names, tuple(map(len, bodies)), self._seconds)
@@ -248,9 +257,22 @@ class KvCarrier:
                 self._fail(error)
         with self._changed:
             self._queued -= sum(map(len, bodies))
-        for (one, _), status in zip(puts, statuses, strict=True):
+            self._note_drops(drops, statuses)
+        for (one, _), status in zip(puts, statuses if puts else (), strict=True):
             one.done(status)
         return peer
+
+    def _note_drops(self, drops: Sequence[bytes], statuses: Sequence[ObjectStatus]) -> None:
+        """Keep the names of a request that were not taken; where the store served it, queue those kept before."""
+        untold = list[bytes]()
+        if ObjectStatus.AWAY not in statuses:
+            self._queue.extend(self._untold)
+            self._untold.clear()
+        elif drops:
+            pairs = zip(drops, statuses, strict=True)
+            untold = [name for name, status in pairs if status is ObjectStatus.AWAY and name != self._probe]
+        self._untold += untold
+        self._drops -= len(drops) - len(untold)
 
     def _batch(self) -> tuple[list[tuple[_Put, memoryview]], tuple[bytes, ...]]:
         """Take what one request writes, or what one drops; neither where all that waited was dropped meanwhile."""
@@ -261,7 +283,6 @@ class KvCarrier:
                 if puts:
                     break
                 drops.append(one)
-                self._drops -= 1
             else:
                 if one.body is not None and not one.wanted():
                     self._waiting.pop(one.name, None)

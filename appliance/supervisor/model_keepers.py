@@ -309,9 +309,9 @@ class ModelKeepers:
         return one.planned
 
     def offer(self) -> None:
-        """Hand ready sandboxes to the gateway that has attached."""
+        """Hand ready sandboxes to the gateway that has attached, and boot those that no gateway was expected for."""
         for keeper in self.keepers:
-            keeper.offer()
+            keeper.gateway_came()
 
     def gateway_left(self, *, last: bool = False) -> None:
         """End sandboxes whose channel went with the gateway; no request uses a leaving model any more. Behind the

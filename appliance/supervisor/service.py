@@ -92,7 +92,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), []),
-        on_attach=lambda: _attached(server, models, residents, recorder),
+        on_attach=lambda: _attached(server, models, residents, recorder, last),
         on_leave=lambda: _gateway_left(models, residents, metering, answering, port, charges, last=last.is_set()),
         on_wish=lambda wish: _wish(models, residents, wish),
         on_audited=recorder.take,
@@ -174,7 +174,8 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Event that SIGTERM and SIGINT set, and the one that SIGUSR1 sets: no gateway comes after the one that is there,
-    by the launcher's word. What fails in the event loop is logged from now on."""
+    by the launcher's word. One that comes all the same clears it. What fails in the event loop is logged from now
+    on."""
     stop, last, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     report_callbacks(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -354,7 +355,11 @@ async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None
         await operator.mend()
 
 
-def _attached(server: ControlServer, models: ModelKeepers, residents: Residents, recorder: Recorder) -> None:
+def _attached(
+    server: ControlServer, models: ModelKeepers, residents: Residents, recorder: Recorder, last: asyncio.Event
+) -> None:
+    """Serve a gateway that has attached; one that comes although no other was expected has sandboxes behind it too."""
+    last.clear()
     for told in models.told():
         server.publish(told, ())
     recorder.greet()

@@ -3,8 +3,9 @@
 The engine is hostile: it names a namespace by its key, and the supervisor, which drew the key, knows the tenant.
 Unknown keys, and those of a tenant whose blocks may not be kept, are passed over. What one life of an engine sent is
 never given to another: its epoch is part of every object's name, and ends with it. So an engine that was taken over
-cannot leave anything behind for its successor. Whatever it sends, and however often it rings, costs at most its share
-of a processor (``PORT_SHARE``).
+cannot leave anything behind for its successor. One that breaks the protocol is at fault here as on its other channel,
+and is ended: without the thread it would not be told either what it must forget. Whatever it sends, and however often
+it rings, costs at most its share of a processor (``PORT_SHARE``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from appliance.common.errors import SpillPortError
+from appliance.common.errors import SpillBreachError, SpillPortError
 from appliance.common.time_share import TimeShare
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.store_tier import BATCH_OBJECTS
@@ -72,7 +73,8 @@ class SpillPort:
         store: store of sealed blocks.
         owner: gives the tenant of a namespace key, if its blocks may be kept.
         name: name of the sandbox, for the log.
-        failed: called from the thread when the machine refuses what the thread needs and the thread ends.
+        failed: called from the thread when it ends because the machine refuses what it needs, or because the engine
+            broke the protocol (``SpillBreachError``).
         """
         self.epoch = secrets.token_bytes(EPOCH_BYTES)
         self._channel = channel
@@ -123,6 +125,7 @@ class SpillPort:
             log.debug("an engine has closed its spill channel", sandbox=self._name)
         except ProtocolError as error:
             log.warning("an engine broke the protocol on its spill channel", sandbox=self._name, problem=str(error))
+            self._failed(SpillBreachError(f"broke the protocol on its spill channel: {error}"))
         except OSError as error:
             self._failed(_refused(error))
 

@@ -93,7 +93,7 @@ class Vault:
         failed: Callable[[SpillPortError], object] = lambda _error: None,
     ) -> SpillPort:
         """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
-        cannot go on.
+        cannot go on, or the engine broke the protocol.
 
         Raises:
             SpillPortError: the machine gives no descriptors or no thread. The channel is closed.

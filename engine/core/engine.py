@@ -86,13 +86,18 @@ class Engine:
         )
 
     def look(self) -> None:
-        """Take what the supervisor has sent, while there is nothing else to do."""
-        self._spilling.before_schedule(self._clock_ns())
+        """Take what the supervisor has sent and end the requests past their deadline, while there is nothing else to
+        do: live requests may all wait for masks, and then no step looks at deadlines before a mask comes."""
+        now_ns = self._clock_ns()
+        self._spilling.before_schedule(now_ns)
+        self._expire(now_ns)
 
     def idle_wait_s(self, longest: float) -> float:
         """Seconds, at most ``longest``, that an idle engine may sleep: blocks may be on their way out, a last
-        report of usage may be due."""
-        return min(longest, self._usage.due_s(self._clock_ns()), self._spilling.longest_sleep_s)
+        report of usage or the deadline of a request that waits for its mask may be due."""
+        now_ns = self._clock_ns()
+        deadline_s = max(0, self.scheduler.next_deadline_ns - now_ns) / 1e9
+        return min(longest, deadline_s, self._usage.due_s(now_ns), self._spilling.longest_sleep_s)
 
     @property
     def rest_s(self) -> float:
@@ -186,8 +191,7 @@ class Engine:
         for prepare in self._before_schedule:
             for request_id in prepare(now_ns):
                 self._entrance.refuse(request_id, FailureCode.TOO_LONG)
-        for request_id in self.scheduler.expire(now_ns=now_ns):
-            self._entrance.refuse(request_id, FailureCode.DEADLINE)
+        self._expire(now_ns)
         plan = self.scheduler.schedule(now_ns=now_ns)
         self.urgent = True
         if plan is None:
@@ -210,6 +214,11 @@ class Engine:
         prompts = zip(samples.prompts, result.scored, strict=True)
         scored = tuple(replace(entry, request=request) for entry, request in prompts)
         return self._output(result, samples.placed(result.broken) if samples.logprobs else (), scored)
+
+    def _expire(self, now_ns: int) -> None:
+        """End the requests past their deadline; the next output answers each by a failure."""
+        for request_id in self.scheduler.expire(now_ns=now_ns):
+            self._entrance.refuse(request_id, FailureCode.DEADLINE)
 
     def _forget(self) -> None:
         """Have the backend overwrite what it keeps of requests that are no longer there."""

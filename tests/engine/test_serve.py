@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.engine import Abort, Drain, StepOutput
 from isolation.ipc.errors import PeerGoneError, RingFull
+from isolation.ipc.grammar import Masks, MaskState
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.listener import Listener
 from isolation.ipc.memory_order import LOOK_AGAIN_S
@@ -177,6 +179,42 @@ def test_what_accounts_have_is_told_while_it_changes_and_once_more(monkeypatch: 
     with pytest.raises(PeerGoneError):
         serve(make_engine(MODEL), silent)
     assert (silent.usages, silent.waits) == ([], [IDLE_WAIT_S])
+
+
+def test_a_deadline_ends_a_request_that_waits_for_its_mask_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two structured requests, one before its first token and one behind it, both without a mask: the engine has
+    nothing to compute and no message comes. Each is answered when its deadline has passed, and its blocks are free. The
+    engine sleeps exactly so long; one that waits without a deadline (control) is not ended and lets it sleep long."""
+    engine = make_engine(MODEL)
+    now_ns = [0]
+    monkeypatch.setattr(engine, "_clock_ns", lambda: now_ns[0])
+    asked = [
+        submit(1, [5], 4, structured=True, deadline_us=3_000_000),
+        submit(2, [6] * 9, 4, structured=True, deadline_us=2_000_000),
+        submit(3, [7], 4, structured=True),
+        Masks(array("Q", [2]), array("I", [0]), bytes([MaskState.OPEN]), b"\xff" * 16),
+    ]
+    channel = ScriptedChannel(asked, *([[]] * 20))
+    free = engine.scheduler.num_available_blocks
+    held: list[int] = []
+
+    def sleep(timeout_s: float) -> bool:
+        held.append(free - engine.scheduler.num_available_blocks)
+        now_ns[0] += round(timeout_s * 1e9)
+        return wait(timeout_s)
+
+    wait = channel.wait
+    monkeypatch.setattr(channel, "wait", sleep)
+    with pytest.raises(PeerGoneError):
+        serve(engine, channel)
+    ends = [(one.request, one.code) for output in channel.sent for one in output.failures]
+    assert ends == [(2, FailureCode.DEADLINE), (1, FailureCode.DEADLINE)]
+    assert channel.waits[:2] == [2.0, 1.0]
+    assert set(channel.waits[2:]) == {IDLE_WAIT_S}
+    assert held[0] > 0
+    assert set(held[1:]) == {0}
+    assert engine.scheduler.num_waiting == 1
+    assert len(tokens_of(channel)[2]) == 1
 
 
 def test_the_supervisor_wakes_an_idle_engine() -> None:

@@ -1,5 +1,6 @@
 """Regenerates the code of all .proto files: ``python -m appliance.gateway.grpc.generate_code``. With the argument
-``released`` it writes the descriptor sets with which later versions must agree, once for each release.
+``released`` it writes the descriptor sets with which later versions must agree, once for each release; with ``added``
+it adds to them what they lack, files of a new service, and leaves what was released before as it is.
 
 A tool of development; it needs grpcio-tools and mypy-protobuf. The modules are generated under a flat folder and their
 imports rewritten, because the package paths of the .proto files (``athanor.inference.v1``, right for every other
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc_tools  # type: ignore[import-untyped]
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
 
@@ -109,11 +111,24 @@ def descriptors(schemas: Schemas) -> bytes:
         return out.read_bytes()
 
 
+def with_added(schemas: Schemas) -> bytes:
+    """Return the descriptor set of the last release with the proto files that it lacks, and what these import.
+
+    Raises:
+        RuntimeError: protoc refused a file; its own message is on stderr.
+    """
+    before = {file.name: file for file in FileDescriptorSet.FromString(schemas.released.read_bytes()).file}
+    # In the order of the present set: what is imported comes first.
+    files = (before.get(file.name, file) for file in FileDescriptorSet.FromString(descriptors(schemas)).file)
+    return FileDescriptorSet(file=files).SerializeToString(deterministic=True)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Write what ``generate`` gives, or ``descriptors``."""
+    """Write what ``generate`` gives, or ``descriptors``, or ``with_added``."""
     for schemas in SCHEMAS:
-        if list(arguments) == ["released"]:
-            schemas.released.write_bytes(descriptors(schemas))
+        if list(arguments) in (["released"], ["added"]):
+            made = descriptors(schemas) if list(arguments) == ["released"] else with_added(schemas)
+            schemas.released.write_bytes(made)
             continue
         for name, text in generate(schemas).items():
             (schemas.generated / name).write_text(text, encoding="utf-8")

@@ -146,7 +146,8 @@ class Spends:
         are recorded, this one's included: so none that stands is given up, and those whose requests have ended, because
         a batch ran its lines again or another process told of them, are held no longer. What they were charged counts
         as spent: no more than was held, for the account may not have yet what another host lent. An account of another
-        day says nothing."""
+        day says nothing. Which part of the record is this gateway's is not known, so of a tenant with requests in
+        flight as much stays held as these had reserved at the look with the fewest."""
         for tenant in message.asked:
             spent = self._spent(tenant)
             if message.day == spent.period.day:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from appliance.common.errors import EnvelopeError, StaleEnvelopeError
+from appliance.common.errors import AccountNameError, EnvelopeError, StaleEnvelopeError
 from appliance.common.members import FleetMember
 from appliance.supervisor.fleet_keys.leases import (
     KEY_BYTES,
@@ -157,6 +157,19 @@ class Envelopes:
         return self._membership.keys.signing.sign(context.framed() + wrapped) + wrapped
 
 
+def check_account(name: str) -> None:
+    """Check that an envelope can carry an account's name: names of a policy's tenants and sharing groups fit.
+
+    Raises:
+        AccountNameError: it is longer, empty or not ASCII.
+    """
+    if not name.isascii() or not 1 <= len(name) <= _MAX_NAME:
+        raise AccountNameError(
+            f"{name[:_MAX_NAME]!r} is no name of a tenant or a sharing group: these are ASCII and have 1 to "
+            f"{_MAX_NAME} bytes. Keys of a fleet are neither asked for nor given under it"
+        )
+
+
 def _verified(context: Context, data: bytes) -> bytes:
     """Return the wrapped bytes of an envelope that the context's sender has signed."""
     if len(data) != ENVELOPE_BYTES:
@@ -222,9 +235,10 @@ def _rows(data: bytes, row: struct.Struct, count: int) -> Iterator[tuple[str, tu
     for _ in range(count):
         size = data[at] if at < len(data) else 0
         end = at + 1 + size
-        if not 1 <= size <= _MAX_NAME or end + row.size > len(data):
+        word = data[at + 1 : end]
+        if not 1 <= size <= _MAX_NAME or end + row.size > len(data) or not word.isascii():
             raise EnvelopeError("a member writes what no member of this release does")
-        name = data[at + 1 : end].decode("ascii", "replace")
+        name = word.decode("ascii")
         if name in seen:
             raise EnvelopeError("a member names one account twice")
         seen.add(name)
@@ -236,5 +250,5 @@ def _rows(data: bytes, row: struct.Struct, count: int) -> Iterator[tuple[str, tu
 
 def _word(name: str) -> bytes:
     data = name.encode("ascii")
-    assert 1 <= len(data) <= _MAX_NAME, "an account's name has the policy's form"
+    assert 1 <= len(data) <= _MAX_NAME, "the exchange has checked the name where it came in"
     return bytes([len(data)]) + data

@@ -17,7 +17,7 @@ import structlog
 from appliance.common.carrier_wire import ObjectStatus
 from appliance.common.errors import EnvelopeError, StaleEnvelopeError
 from appliance.common.members import FleetMember
-from appliance.supervisor.fleet_keys.envelopes import ENVELOPE_BYTES, LIFE_BYTES, EnvelopeKind, Envelopes
+from appliance.supervisor.fleet_keys.envelopes import ENVELOPE_BYTES, LIFE_BYTES, EnvelopeKind, Envelopes, check_account
 from appliance.supervisor.fleet_keys.leases import FLEET, KEY_BYTES, MAX_TENANTS, KeyClient, KeyServer
 from appliance.supervisor.fleet_keys.membership import Membership
 from appliance.supervisor.store_tier import ObjectCarrier
@@ -28,7 +28,7 @@ TURN_S = 5.0
 """Seconds between two turns: a question is answered after about two of them."""
 
 SAY_EVERY_S = 60.0
-"""Seconds between two lines about envelopes that no member has written."""
+"""Seconds between two lines about envelopes that no member has written, and about one member that starts too often."""
 
 
 def boot_clock() -> float:
@@ -55,12 +55,20 @@ class KeyExchange:
             self._client = KeyClient(secrets.token_bytes(LIFE_BYTES), self._envelopes.draw)
         self._seen: dict[str, bytes] = {}
         """Digest of the envelope that was read last from each peer: it is answered once."""
-        self._said_at = -SAY_EVERY_S
+        self._said_at: dict[str, float] = {}
+        """Monotonic time of the last line about each member that started too often, and, under no name, about what no
+        member has written."""
         self.rejected = 0
         """Envelopes that no member of this list has written to this host."""
 
     def share(self, accounts: Sequence[str]) -> None:
-        """Set the tenants whose keys this host may give and ask for, the first ``MAX_TENANTS - 1`` of them."""
+        """Set the tenants whose keys this host may give and ask for, the first ``MAX_TENANTS - 1`` of them.
+
+        Raises:
+            AccountNameError: one is no name of a policy's tenant or sharing group; nothing has changed.
+        """
+        for account in accounts:
+            check_account(account)
         chosen = (FLEET, *accounts[: MAX_TENANTS - 1])
         with self._lock:
             gone, self._allowed = self._allowed - {*chosen}, frozenset(chosen)
@@ -83,7 +91,12 @@ class KeyExchange:
 
     def shred(self, account: str) -> bool:
         """Erase an account's key here and have the next generation drawn; False where too many such orders wait. What
-        the key server shares no more was erased with that."""
+        the key server shares no more was erased with that.
+
+        Raises:
+            AccountNameError: it is no name of a policy's tenant or sharing group.
+        """
+        check_account(account)
         with self._lock:
             if self._server is not None:
                 if account in self._allowed:
@@ -124,7 +137,7 @@ class KeyExchange:
                 with self._lock:
                     answer = server.answer(peer.host, question, self._allowed, self._clock())
                 if answer is None:
-                    log.warning("a member has started too often to get keys now", host=peer.host)
+                    self._say(peer.host, "a member has started too often to get keys now", host=peer.host)
                 else:
                     self._write(peer, EnvelopeKind.ANSWER, self._envelopes.write_answer(peer, answer))
             except EnvelopeError as error:
@@ -165,7 +178,11 @@ class KeyExchange:
 
     def _reject(self, error: EnvelopeError) -> None:
         self.rejected += 1
+        self._say("", "the store has what no member of the fleet has written to this host", problem=error.message)
+
+    def _say(self, about: str, event: str, **fields: str) -> None:
+        """Write a line, unless one about the same was written in the last ``SAY_EVERY_S``."""
         now = time.monotonic()
-        if now - self._said_at > SAY_EVERY_S:
-            self._said_at = now
-            log.warning("the store has what no member of the fleet has written to this host", problem=error.message)
+        if now - self._said_at.get(about, -SAY_EVERY_S) >= SAY_EVERY_S:
+            self._said_at[about] = now
+            log.warning(event, **fields)

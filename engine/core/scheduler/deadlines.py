@@ -29,6 +29,14 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if entry[2].status is not Status.FINISHED]
             heapify(self._heap)
 
+    @property
+    def next_ns(self) -> int:
+        """The next deadline of a live request; ``NEVER_NS`` when none has one."""
+        heap = self._heap
+        while heap and heap[0][2].status is Status.FINISHED:
+            heappop(heap)
+        return heap[0][0] if heap else NEVER_NS
+
     def expired(self, now_ns: int) -> list[Request]:
         """Take out the live requests whose deadline is at or before ``now_ns``."""
         heap = self._heap

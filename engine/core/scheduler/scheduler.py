@@ -201,6 +201,11 @@ class Scheduler:
             self._live.end(request)
         return [request.spec.request_id for request in late]
 
+    @property
+    def next_deadline_ns(self) -> int:
+        """The next deadline of a live request; ``NEVER_NS`` when none has one."""
+        return self._live.deadlines.next_ns
+
     def schedule(self, *, now_ns: int) -> StepPlan | None:
         """Plan the next step, or None when there is nothing to do."""
         if not self.has_work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from structlog.testing import capture_logs
 
 from appliance.common.control import Control, HandedOver, SandboxDown, SandboxUp
 from appliance.common.errors import HandOverError
-from appliance.supervisor import hand_over
+from appliance.supervisor import hand_over, service
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor.boot import Booted
 from appliance.supervisor.hand_over import FIRST_DELAY_S, MOST_DELAY_S, MOST_REPEATS, REST_S, HandOver
@@ -135,8 +136,8 @@ async def test_a_gateway_that_goes_before_it_has_answered_costs_the_sandbox(stag
 
 
 async def test_behind_the_last_gateway_nothing_is_booted(stage: Stage) -> None:
-    """The sandbox ends with it, and no other one is started that nobody would use, until the keeper is stopped.
-    Control: behind any other gateway one is (the test before)."""
+    """The sandbox ends with it, and no other one is started that nobody would use, until the keeper is stopped or a
+    gateway comes all the same. Behind that one a sandbox is booted again, as behind any other (the test before)."""
     stage.answer(whole=True)
     stage.keeper.gateway_left(last=True)
     async with asyncio.timeout(20):
@@ -144,6 +145,28 @@ async def test_behind_the_last_gateway_nothing_is_booted(stage: Stage) -> None:
             await asyncio.sleep(0.002)
     await asyncio.sleep(0.02)
     assert len(stage.copies) == 1 and stage.offers == [1]
+    stage.keeper.gateway_came()
+    await stage.until_offered(2)
+    stage.answer(whole=True, generation=2)
+    stage.keeper.gateway_left()
+    await stage.until_offered(3)
+    assert stage.offers == [1, 2, 3]
+
+
+def test_a_gateway_that_comes_behind_the_last_one_is_served_again() -> None:
+    """The supervisor was told that no other gateway comes, and one attaches: that word holds no longer, and the keepers
+    know of the gateway. A gateway that only leaves (control) changes nothing of it."""
+    last, came, left = asyncio.Event(), list[str](), list[bool]()
+    others: Any = SimpleNamespace(told=list, greet=list, offer=lambda: came.append("offer"), gateway_left=list)
+    models: Any = SimpleNamespace(
+        told=list, offer=lambda: came.append("models"), gateway_left=lambda *, last: left.append(last)
+    )
+    last.set()
+    service._gateway_left(models, others, None, others, None, others, last=last.is_set())
+    assert last.is_set()
+    service._attached(others, models, others, others, last)
+    service._gateway_left(models, others, None, others, None, others, last=last.is_set())
+    assert (came, left) == (["offer", "models"], [True, False])
 
 
 async def test_one_that_was_never_offered_waits_for_the_next_gateway(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,11 @@ from appliance.supervisor.spill_port import PORT_BURST_S, SpillPort
 from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
+from isolation.ipc.codec import encode
 from isolation.ipc.doorbell import ThreadBell
-from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Role
+from isolation.ipc.frame import HEADER_BYTES
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES, PROTOCOL_VERSION, Hello, Role
+from isolation.ipc.segment import GUEST_TO_HOST
 from isolation.ipc.spill import Fetch, Fetched, Keep
 from isolation.keys.keyring import Keyring
 from tests.appliance.supervisor.test_keeper import Sandbox, make
@@ -56,6 +61,62 @@ def store(tmp_path: Path) -> Iterator[tuple[Keyring, SpillStore]]:
     yield ring, kept
     kept.close()
     ring.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """A keeper, what it served, and what it told."""
+
+    keeper: Keeper
+    vault: Vault
+    wires: list[Wire]
+    """Spill channel of each life."""
+    recorded: list[Entry]
+    published: list[Control]
+
+    @property
+    def downs(self) -> list[SandboxDown]:
+        """Ends of lives, as the gateway is told them."""
+        return [message for message in self.published if isinstance(message, SandboxDown)]
+
+    def told(self) -> list[str]:
+        """Causes of these ends in the audit log."""
+        downs = (one for one in self.recorded if one.kind == "sandbox" and one.fields["state"] == "down")
+        return [str(one.fields["cause"]) for one in downs]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the keeper."""
+        running = asyncio.create_task(self.keeper.run())
+        try:
+            yield
+        finally:
+            self.keeper.stop()
+            await running
+
+    async def serves(self, number: int) -> None:
+        """Wait until a life of this number is served."""
+        while len(self.wires) < number or self.keeper._ending is None:
+            await asyncio.sleep(0.005)
+
+
+def frame_of_no_kind(wire: Wire) -> None:
+    """Send a frame that no message has."""
+    wire.guest._push(HEADER_BYTES.to_bytes(4, "little") + b"\xff" * (HEADER_BYTES - 4))
+    wire.guest._bell_out.ring()
+
+
+def second_hello(wire: Wire) -> None:
+    """Send a message that the state of the channel does not allow."""
+    wire.guest._push(encode(Hello(PROTOCOL_VERSION, Role.SPILL)))
+    wire.guest._bell_out.ring()
+
+
+def cursor_beyond_the_ring(wire: Wire) -> None:
+    """Say that more bytes were written than the ring has."""
+    arena = wire.raw.arena(GUEST_TO_HOST)
+    arena[:8] = (1 << 40).to_bytes(8, "little")
+    wire.guest._bell_out.ring()
 
 
 SHARE = 0.3
@@ -100,15 +161,52 @@ def test_an_engine_that_rings_without_end_costs_its_share_only(
     assert spent[0][1] > 0.02, "control: the thread was woken all the time"
 
 
-async def test_what_the_machine_refuses_a_port_ends_one_life_of_one_engine(
+@pytest.fixture
+def lives(
     store: tuple[Keyring, SpillStore], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[Control], object]], Lives]]:
+    """Make a keeper of an engine whose every life has a spill channel of its own; ``noted`` gets what it publishes."""
+    made: list[Lives] = []
+
+    def make_lives(noted: Callable[[Control], object] = lambda _message: None) -> Lives:
+        wires, recorded, published = list[Wire](), list[Entry](), list[Control]()
+
+        def boot(*_: object, **__: object) -> Booted:
+            wires.append(connect(Role.SPILL))
+            return Booted(Sandbox(), None, Path(), "", {}, 0.0, spill=wires[-1].host)  # type: ignore[arg-type]
+
+        def publish(message: Control, _fds: tuple[int, ...]) -> bool:
+            published.append(message)
+            noted(message)
+            return True
+
+        monkeypatch.setattr(keeper_module, "boot", boot)
+        vault = Vault(store[0], store[1], Namespace())
+        monkeypatch.setattr(vault, "owner", {KEY: "acme"}.get)
+        watched = watching(publish, recorded.append, {}, {}, "")
+        keeper = Keeper(make([]).plan, None, watched, vault)  # type: ignore[arg-type]
+        made.append(Lives(keeper, vault, wires, recorded, published))
+        return made[-1]
+
+    monkeypatch.setattr(lifecycle, "BASE_DELAY_S", 0.01)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    yield make_lives
+    for one in made:
+        assert not one.vault._ports
+        assert all(wire.host._closed for wire in one.wires)
+        for wire in one.wires:
+            wire.guest.close()
+            wire.raw.close()
+
+
+async def test_what_the_machine_refuses_a_port_ends_one_life_of_one_engine(
+    store: tuple[Keyring, SpillStore],
+    lives: Callable[[Callable[[Control], object]], Lives],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The supervisor may open no more descriptors when the port starts, in the next life a disk fails in the port's
     thread: each ends that engine's life with a cause in the audit log, and the engine boots again. The third life is
     served, and the keeper runs on."""
-    wires: list[Wire] = []
-    recorded: list[Entry] = []
-    published: list[Control] = []
 
     def refuse(code: int) -> Callable[..., Any]:
         def refused(*_: object) -> None:
@@ -116,43 +214,52 @@ async def test_what_the_machine_refuses_a_port_ends_one_life_of_one_engine(
 
         return refused
 
-    def boot(*_: object, **__: object) -> Booted:
-        wires.append(connect(Role.SPILL))
-        return Booted(Sandbox(), None, Path(), "", {}, 0.0, spill=wires[-1].host)  # type: ignore[arg-type]
-
-    def publish(message: Control, _fds: tuple[int, ...]) -> bool:
-        """Take a message; a life that ended by one problem is followed by one with the next."""
-        published.append(message)
+    def next_problem(message: Control) -> None:
+        """A life that ended by one problem is followed by one with the next."""
         if isinstance(message, SandboxDown):
             monkeypatch.setattr(port_module, "ThreadBell", ThreadBell)
-            monkeypatch.setattr(store[1], "put", refuse(errno.EIO) if len(published) == 1 else put)
-        return True
+            monkeypatch.setattr(store[1], "put", refuse(errno.EIO) if len(one.published) == 1 else put)
 
     put = store[1].put
-    monkeypatch.setattr(lifecycle, "BASE_DELAY_S", 0.01)
-    monkeypatch.setattr(keeper_module, "boot", boot)
-    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
     monkeypatch.setattr(port_module, "ThreadBell", refuse(errno.EMFILE))
-    vault = Vault(store[0], store[1], Namespace())
-    monkeypatch.setattr(vault, "owner", {KEY: "acme"}.get)
-    plan = make([]).plan
-    keeper = Keeper(plan, None, watching(publish, recorded.append, {}, {}, ""), vault)  # type: ignore[arg-type]
-    running = asyncio.create_task(keeper.run())
-    async with asyncio.timeout(20):
-        while len(wires) < 2 or keeper._ending is None:
-            await asyncio.sleep(0.005)
-        wires[1].guest.send(Keep(KEY, BLOCK, b"x"))
-        while len(wires) < 3 or keeper._ending is None:
-            await asyncio.sleep(0.005)
-        assert await asyncio.to_thread(restored, wires[2], b"y" * 64)
-        keeper.stop()
-        await running
-    downs = [message for message in published if isinstance(message, SandboxDown)]
-    told = [one.fields["cause"] for one in recorded if one.kind == "sandbox" and one.fields["state"] == "down"]
-    assert [one.cause for one in downs] == told
-    assert ["Too many open files" in str(told[0]), "Input/output error" in str(told[1])] == [True, True]
-    assert [(one.reason, one.generation) for one in downs] == [("ended", 1), ("ended", 2)]
-    assert not vault._ports and all(wire.host._closed for wire in wires)
-    for wire in wires:
-        wire.guest.close()
-        wire.raw.close()
+    one = lives(next_problem)
+    async with asyncio.timeout(20), one.running():
+        await one.serves(2)
+        one.wires[1].guest.send(Keep(KEY, BLOCK, b"x"))
+        await one.serves(3)
+        assert await asyncio.to_thread(restored, one.wires[2], b"y" * 64)
+    told = one.told()
+    assert [down.cause for down in one.downs] == told
+    assert ["Too many open files" in told[0], "Input/output error" in told[1]] == [True, True]
+    assert [(down.reason, down.generation) for down in one.downs] == [("ended", 1), ("ended", 2)]
+
+
+@pytest.mark.parametrize(
+    "breach", [frame_of_no_kind, second_hello, cursor_beyond_the_ring], ids=lambda one: one.__name__
+)
+async def test_a_breach_of_the_spill_channel_ends_that_life_of_the_engine(
+    lives: Callable[..., Lives], breach: Callable[[Wire], None]
+) -> None:
+    """A frame of no kind, a message out of order and a cursor that is not possible: each ends the life as the fault of
+    the engine, with the cause in the audit log, and what that life kept is gone. The engine boots again and the next
+    life is served; one that closes its end of the channel has broken nothing (control) and lives on."""
+    one = lives()
+    async with asyncio.timeout(20), one.running():
+        await one.serves(1)
+        assert await asyncio.to_thread(restored, one.wires[0], b"x" * 64)
+        breach(one.wires[0])
+        await one.serves(2)
+        one.wires[1].guest.send(Fetch(2, KEY, (BLOCK,)))
+        assert await asyncio.to_thread(one.wires[1].guest.wait, 20.0)
+        assert [found.content for found in one.wires[1].guest.receive() if isinstance(found, Fetched)] == [b""]
+        assert await asyncio.to_thread(restored, one.wires[1], b"y" * 64)
+        one.wires[1].guest.close()
+        (port,) = one.vault._ports
+        await asyncio.to_thread(port._thread.join)
+        await asyncio.sleep(0)
+        assert one.keeper.life.generation == 2
+        assert one.keeper._ending is not None
+        assert not one.keeper._ending.done()
+    assert [(down.reason, down.generation) for down in one.downs] == [("fault", 1)]
+    assert [down.cause for down in one.downs] == one.told()
+    assert one.downs[0].cause.startswith("broke the protocol on its spill channel: ")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,23 @@ def test_nothing_of_the_release_is_broken(schemas: Schemas) -> None:
     """Each method, message, field and enum value of the last release is what it was."""
     before = FileDescriptorSet.FromString(schemas.released.read_bytes())
     assert broken(before, FileDescriptorSet.FromString(generate_code.descriptors(schemas))) == []
+
+
+def test_the_release_has_every_service(schemas: Schemas, tmp_path: Path) -> None:
+    """Each proto file is in the set of the last release, so that a break of any is found; a set from which one was
+    taken gets it back, and no other file of it is made anew (control)."""
+    released = FileDescriptorSet.FromString(schemas.released.read_bytes())
+    names = [str(path.relative_to(schemas.root)) for path in sorted(schemas.root.rglob("*.proto"))]
+    assert set(names) <= {file.name for file in released.file}
+    assert sorted(map(str, schemas.protos)) == [str(schemas.root / name) for name in names], "a file of no schema"
+    copy = replace(schemas, folder=tmp_path)
+    shutil.copytree(schemas.root, copy.root)
+    kept = [file for file in released.file if file.name != names[0]]
+    kept[-1].message_type[0].name = "Earlier"
+    copy.released.write_bytes(FileDescriptorSet(file=kept).SerializeToString())
+    again = {file.name: file for file in FileDescriptorSet.FromString(generate_code.with_added(copy)).file}
+    assert {*again} == {file.name for file in released.file}
+    assert [again[file.name] for file in kept] == kept
 
 
 def _rename_field(files: FileDescriptorSet) -> None:

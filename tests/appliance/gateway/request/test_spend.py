@@ -189,6 +189,29 @@ def test_reservations_of_an_earlier_gateway_end_with_their_requests() -> None:
     assert spends.held() == []
 
 
+def test_a_busy_tenant_gets_back_all_but_the_least_that_it_had_in_flight() -> None:
+    """The book has nothing of an earlier gateway any more, and the tenant has requests in flight at every look: what is
+    held falls to the least that these had reserved, and never rises again. A gateway that begins then holds nothing,
+    and one whose tenant rests at a look holds nothing from then on (controls)."""
+    clock = Clock(EVENING - 5 * 86_400)
+    spends = Spends(clock)
+    now = period_of(clock.now)
+    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [0, 0, 100, 50]}))
+    held = []
+    for in_flight in (400, 80, 30, 60, 200):
+        spends.reserve("alpha", in_flight)
+        spends.lower(Spent(now.day, now.month, ["alpha"], {"alpha": [0, 0, in_flight, 0]}))
+        held.append(spends.parts("alpha").reserved + spends.parts("alpha").reserved_before - in_flight)
+        spends.settle("alpha", in_flight, 0)
+    assert held == [100, 80, 30, 30, 30]
+    assert spends.held() == ["alpha"]
+    anew = Spends(clock)
+    anew.take(Spent(now.day, now.month, ["alpha"], {}))
+    assert anew.held() == []
+    spends.lower(Spent(now.day, now.month, ["alpha"], {}))
+    assert spends.held() == []
+
+
 def test_a_clock_that_was_far_ahead_keeps_no_period_for_ever() -> None:
     """A jump of a month and back: the amounts stay, and the day ends when the calendar says so."""
     clock = Clock(EVENING - 5 * 86_400)

@@ -124,8 +124,8 @@ def test_the_challenge_alone_opens_nothing(fleet: list[Membership]) -> None:
 
 
 def test_a_hostile_members_text_is_refused(fleet: list[Membership]) -> None:
-    """A member signs what no release writes: lengths and counts that lie, a name twice, an empty one, rows that are
-    cut, another form, and a challenge that is no key. Each is an error of an envelope."""
+    """A member signs what no release writes: lengths and counts that lie, a name twice, an empty one, one that is not
+    ASCII, rows that are cut, another form, and a challenge that is no key. Each is an error of an envelope."""
     server, member = Envelopes(fleet[0]), fleet[1]
     context = Envelopes(member).to(fleet[0].own, EnvelopeKind.QUESTION)
     head = b"\x01" + LIFE + bytes(32) + bytes(8)
@@ -149,6 +149,7 @@ def test_a_hostile_members_text_is_refused(fleet: list[Membership]) -> None:
         sealed(head + count(2) + row + row),
         sealed(head + count(1) + b"\x00" + bytes(12)),
         sealed(head + count(1) + b"\xffa" + bytes(12)),
+        sealed(head + count(1) + b"\x01\xff" + bytes(12)),
         sealed(head + count(1) + row[:-1]),
         sealed(head + count(MAX_TENANTS + 1) + row),
         sealed(b"\x02" + head[1:] + count(1) + row),

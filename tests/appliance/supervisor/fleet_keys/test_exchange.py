@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.carrier.service import CarrierService, listen
 from appliance.common.carrier_wire import ObjectStatus
+from appliance.common.errors import AccountNameError
 from appliance.common.kv_store_config import KvStoreConfig
+from appliance.supervisor.fleet_keys import exchange, leases
 from appliance.supervisor.fleet_keys.exchange import KeyExchange, boot_clock
 from appliance.supervisor.fleet_keys.leases import DRIFT_S, FLEET, FRESH_S, LEASE_S, RENEW_S
 from appliance.supervisor.fleet_keys.membership import join
@@ -188,6 +191,49 @@ def test_a_restarted_host_asks_anew(hosts: Hosts) -> None:
     hosts.turns(RENEW_S)
     second = hosts.held()
     assert len({*second}) == 1 and first[0] and second[0] and second[0][0] > first[0][0]
+
+
+@pytest.mark.parametrize("name", ["", "a" * 70, "gr\u00fcn", "a\ud800"], ids=["empty", "long", "umlaut", "surrogate"])
+def test_a_name_that_no_policy_has_is_refused_where_it_comes_in(hosts: Hosts, name: str) -> None:
+    """On a member and on the key server, shared or shredded: the error is typed, nothing has changed, and the turns go
+    on. The longest name of a policy, that of a sharing group, has a key everywhere (control)."""
+    longest = "group/" + "a" * 63
+    for host in hosts.all.values():
+        host.share(["alpha", longest])
+        with pytest.raises(AccountNameError, match="no name of a tenant"):
+            host.share(["beta", name])
+        with pytest.raises(AccountNameError, match="no name of a tenant"):
+            host.shred(name)
+    hosts.turns()
+    assert [len({*hosts.held(one)}) for one in ("alpha", longest)] == [1, 1]
+    assert None not in hosts.held() + hosts.held(longest)
+    assert hosts.held("beta") == [None] * 3
+
+
+def test_a_member_that_starts_without_end_fills_no_log(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that starts anew before each turn gets no keys after ``MAX_LIVES`` times, and one line a minute tells
+    of it; another member that does the same has a line of its own (control), and so has the next minute."""
+    now = [0.0]
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(leases, "MAX_LIVES", 3)
+    server = hosts.all["host-a"]
+
+    def restart(host: str, times: int) -> None:
+        for _ in range(times):
+            hosts.start(join(config(hosts.folder, host))).turn()
+            server.turn()
+
+    with capture_logs() as lines:
+        restart("host-b", 3)
+        assert lines == []
+        restart("host-b", 3)
+        restart("host-c", 6)
+        assert [line["host"] for line in lines] == ["host-b", "host-c"]
+        now[0] += exchange.SAY_EVERY_S
+        restart("host-b", 2)
+    assert [(line["event"], line["host"]) for line in lines[2:]] == [
+        ("a member has started too often to get keys now", "host-b")
+    ]
 
 
 @contextmanager
