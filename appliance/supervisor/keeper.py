@@ -141,7 +141,7 @@ class Keeper:
             tell = log.warning if self.life.failures else log.info
             name, generation = self.plan.name, self.life.generation
             tell("sandbox is down", sandbox=name, cause=cause, retry_in_s=delay, generation=generation)
-            self._publish(self._down(cause, delay), ())
+            self._publish(_down(self.plan, self.life, cause, self._reason), ())
             await self._nap(delay)
             await self._needed.wait()
         self.life = self.life.advance(Event.STOP, time.monotonic())
@@ -355,19 +355,6 @@ class Keeper:
         if not self.first_boot.done():
             self.first_boot.set_result(problem)
 
-    def _down(self, cause: str, delay_s: float) -> SandboxDown:
-        return SandboxDown(
-            model=self.plan.model,
-            role=self.plan.role_name,
-            generation=self.life.generation,
-            restarts=self.life.restarts,
-            state=self.life.state.value,
-            cause=cause,
-            retry_in_s=delay_s,
-            tenant=self.plan.tenant,
-            reason=self._reason,
-        )
-
     async def _watch_memory(self, sandbox: Sandbox) -> None:
         """Tell the gateway every ``MEMORY_PERIOD_S`` how much memory the sandbox holds."""
         while True:
@@ -392,6 +379,21 @@ class Keeper:
     async def _nap(self, delay_s: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+
+def _down(plan: BootPlan, life: Life, cause: str, reason: str) -> SandboxDown:
+    """Message that a sandbox is down."""
+    return SandboxDown(
+        model=plan.model,
+        role=plan.role_name,
+        generation=life.generation,
+        restarts=life.restarts,
+        state=life.state.value,
+        cause=cause,
+        retry_in_s=life.delay_s(),
+        tenant=plan.tenant,
+        reason=reason,
+    )
 
 
 def _log_ready(plan: BootPlan, generation: int, booted: Booted) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import copy
 import typing
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from dataclasses import fields, is_dataclass
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policy import changes as module
 from policy.change_wording import IDENTITIES, WORDINGS
 from policy.changes import DERIVED, PRICED, SECTIONS, changes
-from policy.match import glob_matches
 from policy.model import (
-    Exceeded,
     Features,
     KvShare,
     Limits,
@@ -29,10 +24,8 @@ from policy.model import (
     Target,
     Tenant,
 )
-from policy.rates import BURSTS, TREATMENTS, effective
-from policy.simulate import Load, Question, decide
 from policy.told import Direction, listed
-from tests.policy.drawn_policies import documents, loaded, loads, questions
+from tests.policy.drawn_policies import loaded
 
 ALLOWED = "may use models outside of the appliance, where nothing that its class promises holds"
 
@@ -476,51 +469,3 @@ def test_long_lists_are_counted() -> None:
     assert listed(("a",)) == "a"
     assert listed(("a", "b", "c", "d")) == "a, b, c and d"
     assert listed(tuple("abcdefg")) == "a, b, c and 4 more"
-
-
-@settings(max_examples=60, deadline=None)
-@given(documents, documents)
-def test_a_change_is_told_exactly_where_the_digests_differ(old: dict, new: dict) -> None:
-    """Nothing that the digest covers is left out, and nothing else is told."""
-    before, after = loaded(old), loaded(new)
-    assert bool(changes(before, after)) == (before.digest != after.digest)
-    assert not changes(before, loaded(copy.deepcopy(old)))
-
-
-patterns = st.text("ab*", min_size=1, max_size=5)
-
-
-@settings(max_examples=300)
-@given(patterns, patterns, st.text("ab", max_size=6))
-def test_a_covered_pattern_matches_nothing_more(wide: str, narrow: str, name: str) -> None:
-    """A pattern that matches another as text matches every name that the other matches."""
-    if glob_matches(wide, narrow) and glob_matches(narrow, name):
-        assert glob_matches(wide, name)
-
-
-def widest(name: str, *limits: Limits) -> Any:
-    """The value of a limit that allows the most; no rate of its own, no limit of spend, and waiting before refusing."""
-    if name in TREATMENTS:
-        values = [getattr(one, name) for one in limits]
-        return next((value for value in values if value is not Exceeded.REFUSE), Exceeded.REFUSE)
-    values = [effective(one, name) if name in BURSTS else getattr(one, name) for one in limits]
-    return None if None in values else max(values)
-
-
-@settings(max_examples=60, deadline=None)
-@given(documents, documents, questions, loads)
-def test_no_narrower_change_denies_no_more(old: dict, new: dict, asked: dict, used: dict) -> None:
-    """Where nothing is told to be narrower, a request that named its output and was allowed is allowed still. Some
-    fields of the new policy are taken over, so that such pairs are common."""
-    before, after = loaded(old), loaded(new)
-    tenants = {}
-    for name, tenant in before.tenants.items():
-        other = after.tenants.get(name, tenant)
-        limits = Limits(**{f.name: widest(f.name, tenant.limits, other.limits) for f in fields(Limits)})
-        tenants[name] = replace(tenant, limits=limits, models=(*tenant.models, *other.models))
-    wider = replace(before, tenants=tenants, digest="0" * 64)
-    assert not any(one.direction is N for one in changes(before, wider))
-    question = Question(**{"max_tokens": 1, **asked})
-    load = Load(**used)
-    if decide(before, question, load).allowed:
-        assert decide(wider, question, load).allowed
