@@ -163,20 +163,14 @@ def _replay(found: Mapping[str, Any]) -> pb.Replay:
     )
 
 
-_IF_THERE = (
-    *("input_tokens", "max_tokens", "region", "requests_left", "tokens_left", "input_tokens_left"),
-    *("output_tokens_left", "end_user_requests_left", "end_user_output_left"),
-)
-"""Fields of ``ExplainRequest`` that say something only where they are there; each is the command's option."""
-
 _AS_THEY_ARE = (
     *("running", "queued", "content_bytes", "kv_tokens_held", "end_user_running"),
     *("spent_today", "spent_this_month"),
 )
-"""Those that are 0 where they are not there."""
+"""Fields of ``ExplainRequest`` that are the command's options as they are; 0 where they are not there."""
 
 _NAMES = ("unready", "busy", "asleep", "external", "fields", "roles")
-"""Those that are lists of names."""
+"""Fields that are lists of names."""
 
 
 def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
@@ -186,13 +180,24 @@ def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
     if not asked.model:
         raise InvalidRequestError("a model must be named", param="model")
     options: dict[str, Any] = {caller: getattr(asked, caller)}
-    options |= {name: getattr(asked, name) if asked.HasField(name) else None for name in _IF_THERE}
+    for there in (
+        "input_tokens",
+        "max_tokens",
+        "region",
+        "requests_left",
+        "tokens_left",
+        "input_tokens_left",
+        "output_tokens_left",
+        "end_user_requests_left",
+        "end_user_output_left",
+    ):
+        options[there] = getattr(asked, there) if asked.HasField(there) else None
     options |= {name: getattr(asked, name) for name in _AS_THEY_ARE}
     options |= {name: list(getattr(asked, name)) for name in _NAMES}
     for name in ("spent_today", "spent_this_month"):
         if not 0 <= options[name] < math.inf:
             raise InvalidRequestError(f"{name} is an amount, not below 0", param=name)
-    options["at"] = f"{asked.at.ToDatetime():%Y-%m-%dT%H:%M:%SZ}" if asked.HasField("at") else None
+    options["at"] = _moment(asked.at) if asked.HasField("at") else None
     with _policy_of(asked.files, work.config().policy) as one:
         found = run_command(
             explain,
@@ -239,6 +244,14 @@ def _failed(row: Mapping[str, Any]) -> pb.FailedCase:
         for one in row["problems"]
     ]
     return pb.FailedCase(name=row["name"], line=row["line"], problems=problems)
+
+
+def _moment(at: Timestamp) -> str:
+    """Return a time as the command takes it."""
+    try:
+        return f"{at.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError):
+        raise InvalidRequestError("at is no time of the years 1 to 9999", param="at") from None
 
 
 def _feature(name: str) -> Feature | None:

@@ -87,11 +87,8 @@ def read_plot(folder: Path, names: Sequence[By], chosen: Filter, most: int) -> P
         found = sums(folder, [step, *subjects], chosen)
         return _plot(step, steps, found, found)
     largest = sums(folder, subjects, chosen)[:MOST_LINES] if subjects else []
-    narrowed = chosen
-    for name, key in ((By.TENANT, "tenants"), (By.MODEL, "models")):
-        if name in subjects:
-            place = subjects.index(name)
-            narrowed = replace(narrowed, **{key: tuple({one.keys[place] for one in largest})})
+    tenants, models = (_values(largest, subjects, one) for one in (By.TENANT, By.MODEL))
+    narrowed = replace(chosen, tenants=tenants or chosen.tenants, models=models or chosen.models)
     found = sums(folder, [step, *subjects], narrowed) if largest else []
     wanted = {one.keys for one in largest}
     return _plot(step, steps, [one for one in found if one.keys[1:] in wanted], sums(folder, [step], chosen))
@@ -122,6 +119,11 @@ def plot_view(plot: Plot, chosen: Filter, width: int) -> RenderableType:
     note = f"   {_amount(plot.total.total, priced=plot.priced)} in all"
     note += "; each line has a scale of its own" if plot.lines else ""
     return Group(*drawn, "", Text.assemble(time, (note, "dim")))
+
+
+def _values(found: Sequence[Sum], names: Sequence[By], name: By) -> tuple[str, ...]:
+    """Return the values that rows have of what they were summed by; none where it was not summed by this."""
+    return tuple({one.keys[names.index(name)] for one in found}) if name in names else ()
 
 
 def _steps(names: Sequence[By], chosen: Filter, most: int) -> tuple[By, tuple[str, ...]]:

@@ -144,11 +144,13 @@ async def test_explain_takes_what_rules_look_at(place: Place, asked: dict[str, A
         {"roles": ["king"]},
         {"spent_today": -1.0},
         {"spent_today": math.nan},
+        {"at": Timestamp(seconds=1 << 60)},
+        {"at": Timestamp(seconds=1, nanos=-5)},
     ],
-    ids=["address", "field", "role", "amount", "no-number"],
+    ids=["address", "field", "role", "amount", "no-number", "time", "nanoseconds"],
 )
 async def test_what_explain_cannot_ask_is_refused(place: Place, asked: dict[str, Any]) -> None:
-    """An address, field, role or amount that is none is the caller's mistake, not a decision."""
+    """An address, field, role, amount or time that is none is the caller's mistake, not a decision."""
     async with calling(place) as client:
         refused = await refusal(client, "Explain", pb.ExplainRequest(tenant="alpha", model="m", **asked))
     assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
