@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,31 @@ class ApplianceError(Exception):
         super().__init__(message)
         self.message = message
         self.rule = ""
-        """Path in the policy of what denied, if anything did; for the operator, never for the caller."""
+        """Path in the policy of what denied, if anything did; for the operator: callers see what ``by_rule`` tells."""
+        self.policy = ""
+        """Digest of the policy whose rule denied; empty where none did."""
         self.refusal = ""
         """Why a credential was refused (``appliance.common.refused_credentials``); for the operator, never for the
         caller."""
         self.retry_after_s = retry_after_s
         self.param = param
         self.details = details or {}
+
+    def by_rule(self, rule: str, policy: str, *, hidden: bool = False) -> Self:
+        """Note the rule that denied and the digest of its policy, for span and audit log, and return the error.
+
+        The caller is told both in ``details``, the rule without its tenant's name. ``hidden``: the caller is not told,
+        because the rule would tell whether a name that it may not use is a model, a route or nothing.
+        """
+        self.rule, self.policy = rule, policy
+        if not hidden:
+            self.details = {**self.details, "rule": _own_path(rule), "policy": policy}
+        return self
+
+
+def _own_path(rule: str) -> str:
+    """Return the path of a rule without the tenant that it is of: ``limits.concurrency``."""
+    return rule.split(".", 2)[2] if rule.startswith("tenants.") and rule.count(".") > 1 else rule
 
 
 class ConfigError(ApplianceError):

@@ -41,14 +41,15 @@ class KeptResponses:
 
     def withheld(self, principal: Principal, param: str) -> ApplianceError | None:
         """Return why a caller's responses are not kept; see ``appliance.gateway.stored_work.ResponseKeeper``."""
-        tenant = self._policy().tenants.get(principal.tenant)
+        policy = self._policy()
+        tenant = policy.tenants.get(principal.tenant)
         if tenant is not None and keeps_responses(tenant):
             return None
         allowed = tenant is not None and tenant.features.stored_responses
         why = "nothing of this tenant is kept" if allowed else "this tenant's responses are not kept"
         error = FeatureNotAllowedError(f"{why}; leave {param} out, and send the whole conversation", param=param)
-        error.rule = f"tenants.{principal.tenant}.{'retention' if allowed else 'features.stored_responses'}"
-        return error
+        key = "retention" if allowed else "features.stored_responses"
+        return error.by_rule(f"tenants.{principal.tenant}.{key}", policy.digest)
 
     async def keep(self, principal: Principal, response: str, document: bytes) -> bool:
         """Keep a response; see ``appliance.gateway.stored_work.ResponseKeeper``."""

@@ -154,15 +154,14 @@ class KeptWork:
         Raises:
             FeatureNotAllowedError: it may not have files and batches.
         """
-        tenant = self._policy().tenants.get(principal.tenant)
+        policy = self._policy()
+        tenant = policy.tenants.get(principal.tenant)
         if tenant is None or not tenant.features.batches:
             error = FeatureNotAllowedError("this tenant may not use files and batches")
-            error.rule = f"tenants.{principal.tenant}.features.batches"
-            raise error
+            raise error.by_rule(f"tenants.{principal.tenant}.features.batches", policy.digest)
         if not keeps_files(tenant):
             error = FeatureNotAllowedError("nothing of this tenant is kept, and so no files and batches")
-            error.rule = f"tenants.{principal.tenant}.retention"
-            raise error
+            raise error.by_rule(f"tenants.{principal.tenant}.retention", policy.digest)
         return tenant
 
     def _free(self, tenant: str) -> None:

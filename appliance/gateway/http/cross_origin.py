@@ -32,6 +32,8 @@ ANSWER_HEADERS = (
     "retry-after-ms",
     "x-should-retry",
     "x-athanor-ignored",
+    "x-athanor-rule",
+    "x-athanor-policy",
     HEADER,
 )
 """Headers of answers that a page may read, besides those that every page may."""

@@ -3,7 +3,8 @@
 Request: ``authorization``, ``traceparent`` (W3C Trace Context), ``x-request-timeout-ms`` (whole milliseconds, 1 to
 3,600,000, after which the request is ended with 504).
 Response: ``x-request-id``, ``openai-processing-ms``, ``x-ratelimit-*`` in OpenAI's spelling, ``x-athanor-ignored``
-(fields without effect), and on errors ``retry-after``, ``retry-after-ms``, ``x-should-retry``, ``www-authenticate``.
+(fields without effect), and on errors ``retry-after``, ``retry-after-ms``, ``x-should-retry``, ``www-authenticate``,
+``x-athanor-rule`` and ``x-athanor-policy`` (what of the policy denied, and the policy's digest).
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ MAX_TIMEOUT_MS = 3_600_000
 
 MAX_IGNORED_NAMES = 32
 """Names in ``x-athanor-ignored``; what is beyond is counted."""
+
+_OF_POLICY = (("x-athanor-rule", "rule"), ("x-athanor-policy", "policy"))
+"""Headers of a denial by their names in the error's details."""
 
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TIMEOUT = re.compile(r"[0-9]{1,7}")
@@ -85,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def of_error(error: ApplianceError) -> Headers:
-    """Return the headers that tell a client whether and when to try again."""
+    """Return the headers that tell a client whether and when to try again, and by which rule it was denied."""
     rows: Headers = []
     after = error.retry_after_s
     if after is not None:
@@ -97,4 +101,5 @@ def of_error(error: ApplianceError) -> Headers:
         rows.append(("www-authenticate", "Bearer"))
     if isinstance(error, MethodNotAllowedError) and "allow" in error.details:
         rows.append(("allow", error.details["allow"]))
+    rows += [(header, error.details[name]) for header, name in _OF_POLICY if name in error.details]
     return rows

@@ -104,7 +104,8 @@ class AuditedCalls:
         """Make the entry of a request that the policy allowed and that has ended; one that the second decision denied
         counts as denied. ``queued_ms`` is the time for which it waited for limits, ``kept`` what ``begin`` gave."""
         if error is not None and error.rule and not charge.reserved:
-            self.denied(principal, call, decision.policy_digest, error)
+            # The second decision, which denied it, may be of a later policy than the first.
+            self.denied(principal, call, error.policy or decision.policy_digest, error)
             kept.release()
             return
         outcome = _outcome(error)
@@ -147,7 +148,8 @@ class AuditedCalls:
         )
 
     def refused(self, caller: Principal | None, error: ApplianceError) -> None:
-        """Count a call that never became a request: without a valid credential, or malformed."""
+        """Count a call that never became a request: without a valid credential, malformed, or denied before by a rule
+        about files, batches or stored responses."""
         if caller is None:
             self._feed.count("refused", outcome=_outcome(error), reason=error.refusal)
         else:
@@ -157,8 +159,8 @@ class AuditedCalls:
                 principal=caller.credential,
                 model="",
                 alias="",
-                rule="",
-                policy="",
+                rule=error.rule,
+                policy=error.policy,
                 outcome=_outcome(error),
             )
 

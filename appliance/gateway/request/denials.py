@@ -17,14 +17,15 @@ from appliance.common.errors import (
 from policy.decision import Decision, Reason
 from policy.prices import amount_text
 
+HIDDEN = frozenset({Reason.UNKNOWN_CREDENTIAL, Reason.MODEL_NOT_ALLOWED})
+"""Reasons whose rule the caller is not told: it would tell which names are there."""
+
 
 def denial(decision: Decision) -> ApplianceError:
-    """Return a denial, or what a request would have to wait for, as the error that the caller sees; its rule is for the
-    audit log. Its ``param`` is ``prompt``, ``max_tokens``, ``choices`` or a field of ``policy.content``, which the
-    request's lifecycle replaces by the caller's name."""
-    error = _denial(decision)
-    error.rule = decision.rule
-    return error
+    """Return a denial, or what a request would have to wait for, as the error that the caller sees, with its rule and
+    the policy's digest. Its ``param`` is ``prompt``, ``max_tokens``, ``choices`` or a field of ``policy.content``; the
+    request's lifecycle replaces it by the caller's name."""
+    return _denial(decision).by_rule(decision.rule, decision.policy_digest, hidden=decision.reason in HIDDEN)
 
 
 def _details(decision: Decision) -> dict[str, str]:
@@ -35,7 +36,7 @@ def _details(decision: Decision) -> dict[str, str]:
         details["actual"] = str(decision.actual)
     if decision.reason is Reason.SPEND:
         details = {name: amount_text(int(number)) for name, number in details.items()}
-    return details | {"rule": decision.rule.rpartition(".")[2]}
+    return details
 
 
 def _denial(decision: Decision) -> ApplianceError:

@@ -217,8 +217,11 @@ class Lifecycle:
         def attempt(takes: bool, queued: int) -> Decision:
             return reservation.try_reserve(input_tokens, asked, room, longest=longest, queued=queued, takes=takes)
 
+        before = reservation.decision.policy_digest
         with self._shadow.reserving(input_tokens, asked, room, longest):
             await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
+        if (decision := reservation.decision).policy_digest != before:  # a reload came between the two decisions
+            self.trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
 
     async def place(self, reservation: Reservation) -> None:
         """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed.
@@ -399,7 +402,8 @@ class Lifecycle:
         note_restored(outcome, self.trace, partial(parts.count, names.RESTORED_TOKENS, model=self.model.name))
         reservation = self._reservation
         if reservation is None:
-            parts.audited_calls.denied(self.principal, self.call, parts.ledger.policy.digest, error)
+            digest = (error.policy if error is not None else "") or parts.ledger.policy.digest
+            parts.audited_calls.denied(self.principal, self.call, digest, error)
         else:
             note_use(self, served=error is None or bool(tokens.input or tokens.output))
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)

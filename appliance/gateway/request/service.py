@@ -235,7 +235,8 @@ class GatewayService:
         """Return the refusal of a name that is no model of the tenant's. The audit log has the rule, where it is one of
         others."""
         error = _unknown_model(name, [card.name for card in self.models(principal)])
-        error.rule = f"tenants.{principal.tenant}.models" if served else ""
+        if served:
+            error.by_rule(f"tenants.{principal.tenant}.models", self.ledger.policy.digest, hidden=True)
         return error
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:

@@ -175,7 +175,7 @@ class RequestTrace:
         if self._finished:
             return
         if error is not None and error.rule:
-            self.annotate(policy_rule=error.rule)
+            self.annotate(policy_rule=error.rule, **({"policy_digest": error.policy} if error.policy else {}))
         end_ns = self.now_ns()
         for phase, span in tuple(self._phases.items()):
             if error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,18 @@ from appliance.operator.cli.policy_cases import run as run_cases
 from appliance.operator.cli.policy_diff import diff
 from appliance.operator.cli.policy_explain import explain
 from appliance.operator.cli.policy_sources import read
-from appliance.operator.cli.policy_versions import NewPolicy, given, kept_history, put_policy, restored, version_before
+from appliance.operator.cli.policy_versions import (
+    NewPolicy,
+    changed_by,
+    given,
+    kept_history,
+    put_policy,
+    restored,
+    version_before,
+)
 from appliance.operator.cli.terminal import Format
 from policy.case_schema import case_schema_text
-from policy.changes import changes
+from policy.changes import Change, changes
 from policy.errors import PolicyError
 from policy.feature import Feature
 from policy.loader import load_policy
@@ -154,6 +163,16 @@ def _replay(found: Mapping[str, Any]) -> pb.Replay:
     )
 
 
+_AS_THEY_ARE = (
+    *("running", "queued", "content_bytes", "kv_tokens_held", "end_user_running"),
+    *("spent_today", "spent_this_month"),
+)
+"""Fields of ``ExplainRequest`` that are the command's options as they are; 0 where they are not there."""
+
+_NAMES = ("unready", "busy", "asleep", "external", "fields", "roles")
+"""Fields that are lists of names."""
+
+
 def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
     caller = asked.WhichOneof("caller")
     if caller is None or not getattr(asked, caller):
@@ -161,8 +180,24 @@ def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
     if not asked.model:
         raise InvalidRequestError("a model must be named", param="model")
     options: dict[str, Any] = {caller: getattr(asked, caller)}
-    for name in ("input_tokens", "max_tokens", "requests_left", "tokens_left"):
-        options[name] = getattr(asked, name) if asked.HasField(name) else None
+    for there in (
+        "input_tokens",
+        "max_tokens",
+        "region",
+        "requests_left",
+        "tokens_left",
+        "input_tokens_left",
+        "output_tokens_left",
+        "end_user_requests_left",
+        "end_user_output_left",
+    ):
+        options[there] = getattr(asked, there) if asked.HasField(there) else None
+    options |= {name: getattr(asked, name) for name in _AS_THEY_ARE}
+    options |= {name: list(getattr(asked, name)) for name in _NAMES}
+    for name in ("spent_today", "spent_this_month"):
+        if not 0 <= options[name] < math.inf:
+            raise InvalidRequestError(f"{name} is an amount, not below 0", param=name)
+    options["at"] = _moment(asked.at) if asked.HasField("at") else None
     with _policy_of(asked.files, work.config().policy) as one:
         found = run_command(
             explain,
@@ -170,11 +205,7 @@ def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
             model=asked.model,
             choices=asked.choices or 1,
             feature=_feature(asked.feature),
-            running=asked.running,
-            queued=asked.queued,
-            unready=list(asked.unready),
-            busy=list(asked.busy),
-            asleep=list(asked.asleep),
+            address=asked.address or None,
             problems=True,
             output_format=Format.JSON,
             **options,
@@ -213,6 +244,14 @@ def _failed(row: Mapping[str, Any]) -> pb.FailedCase:
         for one in row["problems"]
     ]
     return pb.FailedCase(name=row["name"], line=row["line"], problems=problems)
+
+
+def _moment(at: Timestamp) -> str:
+    """Return a time as the command takes it."""
+    try:
+        return f"{at.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError):
+        raise InvalidRequestError("at is no time of the years 1 to 9999", param="at") from None
 
 
 def _feature(name: str) -> Feature | None:
@@ -258,7 +297,10 @@ def _present(configured: Path, expected: str) -> PolicySet | None:
 
 
 def _changes(old: PolicySet | None, new: PolicySet) -> list[pb.Change]:
-    told = () if old is None else changes(old, new)
+    return _told(() if old is None else changes(old, new))
+
+
+def _told(told: Sequence[Change]) -> list[pb.Change]:
     rows = ({"subject": one.subject, "kind": one.kind.value, "path": one.path} for one in told)
     more = ({"direction": one.direction.value, "text": one.sentence} for one in told)
     return [_change(row | rest) for row, rest in zip(rows, more, strict=True)]
@@ -330,9 +372,15 @@ def _target(one: Draft, configured: Path) -> NewPolicy:
 def _history(asked: pb.HistoryRequest, work: Work) -> pb.HistoryResponse:
     with commanding():
         kept = kept_history(work.config())
-    if asked.HasField("version"):
-        return pb.HistoryResponse(versions=[_version(kept.read(asked.version), texts=True)])
     numbers = kept.numbers()
+    if asked.HasField("version"):
+        one = kept.read(asked.version)
+        earlier = [number for number in numbers if number < one.number]
+        found, note = changed_by(kept.read(earlier[0]) if earlier else None, one)
+        told = _version(one, texts=True)
+        told.changes.extend(_told(found))
+        told.note = note
+        return pb.HistoryResponse(versions=[told])
     chosen = numbers[: asked.limit] if asked.limit else numbers
     return pb.HistoryResponse(versions=[_version(kept.read(one), texts=False) for one in chosen])
 
@@ -341,7 +389,7 @@ def _version(one: Version, *, texts: bool) -> pb.PolicyVersion:
     since = Timestamp(seconds=one.since_ms // MS, nanos=one.since_ms % MS * MS * MS)
     files = one.files.items() if texts else ((name, "") for name in one.named)
     named = [pb.PolicyFile(name=name, text=text) for name, text in files]
-    return pb.PolicyVersion(version=one.number, since=since, digest=one.digest, files=named)
+    return pb.PolicyVersion(version=one.number, since=since, digest=one.digest, files=named, by=one.by)
 
 
 def _rollback(asked: pb.RollbackRequest, work: Work) -> pb.RollbackResponse:

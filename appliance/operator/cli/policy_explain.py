@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from appliance.operator.cli import exits
+from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 from policy.feature import Feature
@@ -76,6 +78,10 @@ Roles = Annotated[
     Names, typer.Option("--role", metavar="ROLE", help="Role of one of its messages, or plain; may be repeated.")
 ]
 Region = Annotated[str | None, typer.Option(metavar="NAME", help="Region of the appliance [not asked about].")]
+Address = Annotated[str | None, typer.Option(metavar="IP", help="Address of the caller [not asked about].")]
+At = Annotated[
+    str | None, typer.Option(metavar="TIME", help=f"Time of the request, for hours: {MOMENTS} [not asked about].")
+]
 ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of its content.")]
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
@@ -97,7 +103,9 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     max_tokens: MaxTokens = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
     feature: Wanted = None,
+    address: Address = None,
     region: Region = None,
+    at: At = None,
     content_bytes: ContentBytes = 0,
     fields: Fields = None,
     roles: Roles = None,
@@ -135,13 +143,16 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
     asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region}
+    moment = None if at is None else read_moment(at, datetime.now(UTC), "--at").timestamp()
+    asked |= {"address": _address(address), "unix_s": moment}
     question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = _policy(path, config, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
     now = replace(now, kv_tokens_held=kv_tokens_held, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
-    now = _with_states(replace(now, end_user_output_tokens_left=end_user_output_left), asleep, external, unready, busy)
+    now = _at_moment(replace(now, end_user_output_tokens_left=end_user_output_left), moment)
+    now = _with_states(now, asleep, external, unready, busy)
     decision, choice = decide(policy, question, now), chosen(policy, question, now)
     shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
     _show(policy, tenant or policy.principals.get(credential or "", ""), shown, output_format)
@@ -168,19 +179,31 @@ def _content(size: int, fields: Sequence[str], roles: Sequence[str]) -> Content:
     return Content(bytes=size, fields=frozenset(fields), roles=frozenset(roles))
 
 
+def _address(text: str | None) -> str | None:
+    """Return an address; a text that is none is a usage error."""
+    from ipaddress import ip_address
+
+    if text is not None:
+        try:
+            ip_address(text)
+        except ValueError:
+            fail(exits.USAGE, f"--address {text}: it is no IP address, such as 10.0.0.7 or 2001:db8::7")
+    return text
+
+
 def _with_states(load: Load, asleep: Names, external: Names, unready: Names, busy: Names) -> Load:
-    """Return a load of this moment with the states of models."""
+    """Return a load with the states of models."""
     asleep_, external_, unready_, busy_ = (tuple(names or ()) for names in (asleep, external, unready, busy))
-    return _at_this_moment(replace(load, asleep=asleep_, external=external_, unready=unready_, busy=busy_))
+    return replace(load, asleep=asleep_, external=external_, unready=unready_, busy=busy_)
 
 
-def _at_this_moment(load: Load) -> Load:
-    """Load of the tenant at this moment of the day and the month."""
+def _at_moment(load: Load, unix_s: float | None) -> Load:
+    """Return a load with what is left of the day and the month at a Unix time; None for now."""
     import time
 
     from appliance.common.usage.periods import period_of
 
-    now = time.time()
+    now = time.time() if unix_s is None else unix_s
     period = period_of(now)
     return replace(load, day_left_s=period.day_ends - now, month_left_s=period.month_ends - now)
 

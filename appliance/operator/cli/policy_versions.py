@@ -368,7 +368,7 @@ def _show_since(kept: PolicyHistory, begin: datetime, output_format: Format) -> 
         one = kept.read(version)
         if one.since_ms < begin.timestamp() * MS:
             break
-        told.append((_row(one), *_changed(None if before is None else kept.read(before), one)))
+        told.append((_row(one), *changed_by(None if before is None else kept.read(before), one)))
     told.reverse()
     document = [
         {
@@ -385,8 +385,8 @@ def _show_since(kept: PolicyHistory, begin: datetime, output_format: Format) -> 
         console.print(since_view(told, begin, console.width))
 
 
-def _changed(before: Version | None, version: Version) -> tuple[Sequence[Change], str]:
-    """What a version changed against the one before it, or a note that says why that is not known."""
+def changed_by(before: Version | None, version: Version) -> tuple[Sequence[Change], str]:
+    """Return what a version changed against the one before it, or a note that says why that is not known."""
     from policy.changes import changes
     from policy.errors import PolicyError
     from policy.loader import load_policy
@@ -409,7 +409,7 @@ def _show_version(kept: PolicyHistory, version: Version, output_format: Format) 
     earlier = [number for number in kept.numbers() if number < version.number]
     if earlier:
         before = kept.read(earlier[0])
-        found, note = _changed(before, version)
+        found, note = changed_by(before, version)
         if note:
             console.print(note, markup=False)
         else:

@@ -23,6 +23,7 @@ EXAMPLES = """
 athanor usage | this month, by tenant
 athanor usage --since yesterday --until today | who used most yesterday
 athanor usage --by day,model --tenant alpha --since 30d | what alpha used, day by day
+athanor usage -o plot --since 7d | when it was used, and by whom, as a plot
 athanor usage --by tenant,user --since yesterday | who of the tenants' end users used most
 athanor usage --cost --since 7d | what a million output tokens cost, by the machine's price
 athanor usage --config .athanor/athanor.yaml | of the appliance that this configuration is of
@@ -43,6 +44,7 @@ class UsageFormat(StrEnum):
     """``--output`` of this command: a bill is opened in a spreadsheet."""
 
     TABLE = "table"
+    PLOT = "plot"
     CSV = "csv"
     JSON = "json"
     YAML = "yaml"
@@ -72,7 +74,7 @@ def usage(  # noqa: PLR0913 - a parameter is an option
         Path | None, typer.Option("--from", metavar="DIR", help="Folder of the book, in place of --config's audit log.")
     ] = None,
     output_format: Annotated[
-        UsageFormat, typer.Option("--output", "-o", metavar="FORMAT", help="table, csv, json or yaml.")
+        UsageFormat, typer.Option("--output", "-o", metavar="FORMAT", help="table, plot, csv, json or yaml.")
     ] = UsageFormat.TABLE,
 ) -> None:
     """Show what tenants used and what it cost.
@@ -83,6 +85,9 @@ def usage(  # noqa: PLR0913 - a parameter is an option
 
     End users are shown by pseudonyms, in whole days, 1,000 of a tenant a day and the rest as
     "others"; requests that name none are in no row of theirs. --user finds the row of a name.
+
+    A plot has a column for each hour, day or month: that of --by, else the shortest of which all
+    have room. Lines of the twelve largest stand below it, each with a scale of its own.
 
     With --cost: hours in which the appliance ran, times the price of an hour, shared among models
     by computed tokens, and what a million output tokens of each cost so.
@@ -101,6 +106,9 @@ def usage(  # noqa: PLR0913 - a parameter is an option
     folder = directory or _folder(config)
     if cost:
         _show_cost(config, folder, chosen, now, output_format)
+        return
+    if output_format is UsageFormat.PLOT:
+        _show_plot(folder, names, chosen)
         return
     try:
         found = sums(folder, names, chosen)
@@ -146,6 +154,20 @@ def _show(found: list[Sum], names: list[By], chosen: Filter, output_format: Usag
         console.print(usage_view(found, names, chosen, console.width))
 
 
+def _show_plot(folder: Path, names: list[By], chosen: Filter) -> None:
+    from appliance.common.errors import ConfigError
+    from appliance.operator.cli.usage_plot import plot_view, read_plot, room
+
+    console = output()
+    try:
+        found = read_plot(folder, names, chosen, room(console.width))
+    except ValueError as error:
+        fail(exits.USAGE, str(error))
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message, ELSEWHERE)
+    console.print(plot_view(found, chosen, console.width))
+
+
 def _show_cost(path: Path, folder: Path, chosen: Filter, now: datetime, output_format: UsageFormat) -> None:
     from appliance.common.config_loader import load_config
     from appliance.common.errors import ConfigError
@@ -153,6 +175,8 @@ def _show_cost(path: Path, folder: Path, chosen: Filter, now: datetime, output_f
     from appliance.common.usage.report import By, hours_awake, sums
     from appliance.operator.cli.host_cost_view import csv_text, document, host_cost_view
 
+    if output_format is UsageFormat.PLOT:
+        fail(exits.USAGE, "the machine's cost is of the whole time and has no plot: leave --cost or -o plot out")
     if chosen.tenants or chosen.models or chosen.users:
         fail(exits.USAGE, "the machine's cost is of all tenants and models: leave --tenant, --model and --user out")
     try:

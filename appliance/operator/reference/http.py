@@ -349,6 +349,8 @@ RESPONSE_HEADERS = {
     "x-accel-buffering": "`no` on a stream, so that proxies pass chunks on at once.",
     "retry-after, retry-after-ms": "Seconds, or milliseconds, after which trying again helps; on errors.",
     "x-should-retry": "`true` where trying again may help; on errors.",
+    "x-athanor-rule": "Rule of the policy that denied, without the tenant's name, such as `limits.concurrency`.",
+    "x-athanor-policy": "Digest of the policy whose rule that is, as audit log and attestations have it.",
     "www-authenticate": "`Bearer`, with 401.",
     "allow": "Methods of the route, with 405.",
 }

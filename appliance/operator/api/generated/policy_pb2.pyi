@@ -485,6 +485,21 @@ class ExplainRequest(_message.Message):
     UNREADY_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
+    EXTERNAL_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    CONTENT_BYTES_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_HELD_FIELD_NUMBER: _builtins.int
+    END_USER_RUNNING_FIELD_NUMBER: _builtins.int
+    END_USER_REQUESTS_LEFT_FIELD_NUMBER: _builtins.int
+    END_USER_OUTPUT_LEFT_FIELD_NUMBER: _builtins.int
+    SPENT_TODAY_FIELD_NUMBER: _builtins.int
+    SPENT_THIS_MONTH_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Name of the tenant."""
     credential: _builtins.str
@@ -507,6 +522,28 @@ class ExplainRequest(_message.Message):
     """Requests that the tenant has left in this minute. Absent: all."""
     tokens_left: _builtins.int
     """Tokens that the tenant has left in this minute. Absent: all."""
+    region: _builtins.str
+    """Region of the appliance, empty for none. Absent: not asked about."""
+    address: _builtins.str
+    """Address of the caller. Empty: not asked about."""
+    content_bytes: _builtins.int
+    """Bytes of its content."""
+    input_tokens_left: _builtins.int
+    """Prompt tokens that the tenant has left of input_tokens_per_minute. Absent: all."""
+    output_tokens_left: _builtins.int
+    """Output tokens that the tenant has left of output_tokens_per_minute. Absent: all."""
+    kv_tokens_held: _builtins.int
+    """Tokens of KV that running requests of the tenant may need."""
+    end_user_running: _builtins.int
+    """Running requests of the end user."""
+    end_user_requests_left: _builtins.int
+    """Requests that the end user has left in this minute. Absent: all."""
+    end_user_output_left: _builtins.int
+    """Output tokens that the end user has left in this minute. Absent: all."""
+    spent_today: _builtins.float
+    """What the tenant has spent today, in the currency of the policy's prices."""
+    spent_this_month: _builtins.float
+    """What the tenant has spent this month."""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
         """All files of the policy. None: the configured policy, as it is on the disk."""
@@ -522,6 +559,22 @@ class ExplainRequest(_message.Message):
     @_builtins.property
     def asleep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that sleep."""
+
+    @_builtins.property
+    def external(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that are computed outside of the appliance."""
+
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """Time of the request, for hours. Absent: not asked about."""
+
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields that it uses, by the names of content.denied_fields."""
+
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of its messages, or plain."""
 
     def __init__(
         self,
@@ -541,15 +594,40 @@ class ExplainRequest(_message.Message):
         unready: _abc.Iterable[_builtins.str] | None = ...,
         busy: _abc.Iterable[_builtins.str] | None = ...,
         asleep: _abc.Iterable[_builtins.str] | None = ...,
+        external: _abc.Iterable[_builtins.str] | None = ...,
+        region: _builtins.str | None = ...,
+        address: _builtins.str = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+        content_bytes: _builtins.int = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        input_tokens_left: _builtins.int | None = ...,
+        output_tokens_left: _builtins.int | None = ...,
+        kv_tokens_held: _builtins.int = ...,
+        end_user_running: _builtins.int = ...,
+        end_user_requests_left: _builtins.int | None = ...,
+        end_user_output_left: _builtins.int | None = ...,
+        spent_today: _builtins.float = ...,
+        spent_this_month: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens", "_max_tokens", b"_max_tokens", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "caller", b"caller", "credential", b"credential", "input_tokens", b"input_tokens", "max_tokens", b"max_tokens", "requests_left", b"requests_left", "tenant", b"tenant", "tokens_left", b"tokens_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_user_output_left", b"_end_user_output_left", "_end_user_requests_left", b"_end_user_requests_left", "_input_tokens", b"_input_tokens", "_input_tokens_left", b"_input_tokens_left", "_max_tokens", b"_max_tokens", "_output_tokens_left", b"_output_tokens_left", "_region", b"_region", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "at", b"at", "caller", b"caller", "credential", b"credential", "end_user_output_left", b"end_user_output_left", "end_user_requests_left", b"end_user_requests_left", "input_tokens", b"input_tokens", "input_tokens_left", b"input_tokens_left", "max_tokens", b"max_tokens", "output_tokens_left", b"output_tokens_left", "region", b"region", "requests_left", b"requests_left", "tenant", b"tenant", "tokens_left", b"tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens", "_max_tokens", b"_max_tokens", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "asleep", b"asleep", "busy", b"busy", "caller", b"caller", "choices", b"choices", "credential", b"credential", "feature", b"feature", "files", b"files", "input_tokens", b"input_tokens", "max_tokens", b"max_tokens", "model", b"model", "queued", b"queued", "requests_left", b"requests_left", "running", b"running", "tenant", b"tenant", "tokens_left", b"tokens_left", "unready", b"unready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_user_output_left", b"_end_user_output_left", "_end_user_requests_left", b"_end_user_requests_left", "_input_tokens", b"_input_tokens", "_input_tokens_left", b"_input_tokens_left", "_max_tokens", b"_max_tokens", "_output_tokens_left", b"_output_tokens_left", "_region", b"_region", "_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "address", b"address", "asleep", b"asleep", "at", b"at", "busy", b"busy", "caller", b"caller", "choices", b"choices", "content_bytes", b"content_bytes", "credential", b"credential", "end_user_output_left", b"end_user_output_left", "end_user_requests_left", b"end_user_requests_left", "end_user_running", b"end_user_running", "external", b"external", "feature", b"feature", "fields", b"fields", "files", b"files", "input_tokens", b"input_tokens", "input_tokens_left", b"input_tokens_left", "kv_tokens_held", b"kv_tokens_held", "max_tokens", b"max_tokens", "model", b"model", "output_tokens_left", b"output_tokens_left", "queued", b"queued", "region", b"region", "requests_left", b"requests_left", "roles", b"roles", "running", b"running", "spent_this_month", b"spent_this_month", "spent_today", b"spent_today", "tenant", b"tenant", "tokens_left", b"tokens_left", "unready", b"unready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_user_output_left: _TypeAlias = _typing.Literal["end_user_output_left"]  # noqa: Y015
+    _WhichOneofArgType__end_user_output_left: _TypeAlias = _typing.Literal["_end_user_output_left", b"_end_user_output_left"]  # noqa: Y015
+    _WhichOneofReturnType__end_user_requests_left: _TypeAlias = _typing.Literal["end_user_requests_left"]  # noqa: Y015
+    _WhichOneofArgType__end_user_requests_left: _TypeAlias = _typing.Literal["_end_user_requests_left", b"_end_user_requests_left"]  # noqa: Y015
     _WhichOneofReturnType__input_tokens: _TypeAlias = _typing.Literal["input_tokens"]  # noqa: Y015
     _WhichOneofArgType__input_tokens: _TypeAlias = _typing.Literal["_input_tokens", b"_input_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__input_tokens_left: _TypeAlias = _typing.Literal["input_tokens_left"]  # noqa: Y015
+    _WhichOneofArgType__input_tokens_left: _TypeAlias = _typing.Literal["_input_tokens_left", b"_input_tokens_left"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__output_tokens_left: _TypeAlias = _typing.Literal["output_tokens_left"]  # noqa: Y015
+    _WhichOneofArgType__output_tokens_left: _TypeAlias = _typing.Literal["_output_tokens_left", b"_output_tokens_left"]  # noqa: Y015
+    _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
+    _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
     _WhichOneofReturnType__requests_left: _TypeAlias = _typing.Literal["requests_left"]  # noqa: Y015
     _WhichOneofArgType__requests_left: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left"]  # noqa: Y015
     _WhichOneofReturnType__tokens_left: _TypeAlias = _typing.Literal["tokens_left"]  # noqa: Y015
@@ -557,9 +635,19 @@ class ExplainRequest(_message.Message):
     _WhichOneofReturnType_caller: _TypeAlias = _typing.Literal["tenant", "credential"]  # noqa: Y015
     _WhichOneofArgType_caller: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_user_output_left) -> _WhichOneofReturnType__end_user_output_left | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_user_requests_left) -> _WhichOneofReturnType__end_user_requests_left | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__input_tokens) -> _WhichOneofReturnType__input_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input_tokens_left) -> _WhichOneofReturnType__input_tokens_left | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens_left) -> _WhichOneofReturnType__output_tokens_left | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_left) -> _WhichOneofReturnType__requests_left | None: ...
     @_typing.overload
@@ -865,7 +953,7 @@ class HistoryRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Only this version, with the texts of its files. Absent: all versions, without texts."""
+    """Only this version, with the texts of its files and what it changed. Absent: all versions, without texts."""
     limit: _builtins.int
     """Most versions of the answer, the newest first. 0: all that are kept, which are 100 at most."""
     def __init__(
@@ -918,10 +1006,17 @@ class PolicyVersion(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Its number."""
     digest: _builtins.str
     """Digest of the policy."""
+    by: _builtins.str
+    """Who put it in force, as the audit log has it: start, signal, or a user by the kernel's word. Empty: not known."""
+    note: _builtins.str
+    """Why it is not known what it changed: there is no version before it, or one of both is none for this release."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """When it came into force."""
@@ -930,6 +1025,10 @@ class PolicyVersion(_message.Message):
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
         """Its files, the texts only where one version was asked for."""
 
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
+        """What it changed against the version before it; only where one version was asked for."""
+
     def __init__(
         self,
         *,
@@ -937,10 +1036,13 @@ class PolicyVersion(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         digest: _builtins.str = ...,
         files: _abc.Iterable[Global___PolicyFile] | None = ...,
+        by: _builtins.str = ...,
+        changes: _abc.Iterable[Global___Change] | None = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "files", b"files", "since", b"since", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "changes", b"changes", "digest", b"digest", "files", b"files", "note", b"note", "since", b"since", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

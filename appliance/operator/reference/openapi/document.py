@@ -77,6 +77,11 @@ _REFUSED: Mapping[str, tuple[Mapping[str, unsupported.Unsupported], ...]] = {
 }
 """Path -> fields that are refused with advice."""
 
+_BY_RULE = frozenset({400, 403, 409, 413, 429})
+"""Statuses of errors that a rule of the policy may be the cause of."""
+
+_RULE_HEADERS = ("x-athanor-rule", "x-athanor-policy")
+
 _SECURITY: Mapping[str, Schema] = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key, or a token of a known issuer."},
     "messages_key": {
@@ -228,7 +233,10 @@ def _errors() -> dict[str, Any]:
     return {
         f"{kind}{status}": {
             "description": " ".join(f"{code}: {meaning}" for code, meaning in sorted(codes.items())),
-            "headers": {one: {"$ref": f"#/components/headers/{one}"} for one in ("x-request-id", "x-should-retry")},
+            "headers": {
+                one: {"$ref": f"#/components/headers/{one}"}
+                for one in ("x-request-id", "x-should-retry", *(_RULE_HEADERS if status in _BY_RULE else ()))
+            },
             "content": {JSON: {"schema": ref(kind)}},
         }
         for kind in ("Error", "MessagesError")

@@ -56,3 +56,20 @@ def test_each_class_has_a_row_that_both_front_ends_can_send(kind):
         subject = "message" if kind is errors.PayloadTooLargeError else "tenant"
         assert [(one.subject, one.description) for one in excess.violations] == [(subject, "a text")]
     assert ("ResourceInfo" in kinds) is issubclass(kind, errors.ModelNotFoundError)
+
+
+def test_a_denial_names_its_rule_and_its_policy_over_both_apis():
+    """The rule comes without its tenant's name, the digest whole; a hidden rule is kept for the operator and told to no
+    caller, and an error without a rule says nothing of policies."""
+    told = {"x-athanor-rule": "limits.concurrency", "x-athanor-policy": "ab" * 32}
+    error = errors.RateLimitedError("slow down", details={"limit": "4"})
+    assert error.by_rule("tenants.alpha.limits.concurrency", "ab" * 32) is error
+    assert (error.rule, error.policy) == ("tenants.alpha.limits.concurrency", "ab" * 32)
+    assert dict(header_fields.of_error(error)) == {"x-should-retry": "false", **told}
+    info = details.ErrorInfo()
+    error_status.status_of(error, "req_1").details[0].Unpack(info)
+    assert dict(info.metadata) == {"limit": "4", "rule": "limits.concurrency", "policy": "ab" * 32}
+    assert errors.PolicyChangedError("x").by_rule("routes.fast", "cd").details["rule"] == "routes.fast"
+    hidden = errors.PermissionDeniedError("no").by_rule("tenants.alpha.models", "ab" * 32, hidden=True)
+    assert (hidden.rule, hidden.policy, hidden.details) == ("tenants.alpha.models", "ab" * 32, {})
+    assert dict(header_fields.of_error(errors.RateLimitedError("x"))) == {"x-should-retry": "false"}

@@ -131,7 +131,8 @@ def test_kv_tokens_are_held_from_the_count_to_the_end() -> None:
     with pytest.raises(RateLimitedError) as refused:
         second.reserve(60, 40, 1_000)
     assert refused.value.rule == "tenants.alpha.limits.kv_tokens"
-    assert refused.value.details == {"limit": "200", "actual": "280", "rule": "kv_tokens"}
+    told = {"rule": "limits.kv_tokens", "policy": ledger.policy.digest}
+    assert refused.value.details == {"limit": "200", "actual": "280", **told}
     first.settle(60, 1)
     second.reserve(60, 40, 1_000)
     second.settle(60, 1)

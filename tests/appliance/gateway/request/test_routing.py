@@ -37,7 +37,7 @@ from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import BUSY_LIVE, BUSY_QUEUE, model_state
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
-from appliance.gateway.telemetry.names import REQUEST_MODEL, RESPONSE_MODEL
+from appliance.gateway.telemetry.names import POLICY_DIGEST, POLICY_RULE, REQUEST_MODEL, RESPONSE_MODEL
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import Finish, Role
@@ -89,6 +89,15 @@ class House:
         assert old in POLICY
         policy = load_policy([Source("p.yaml", POLICY.replace(old, new))])
         self.service.ledger.replace(policy, dict(self.service.ledger.namespaces))
+
+    def decided(self, request_id: str) -> list[tuple[object, object]]:
+        """Return rule and policy digest of the generation spans of a request, the newest first."""
+        spans = [span for found in self.telemetry.store.find(request_id) for span in found.spans]
+        return [
+            (span.attributes.get(POLICY_RULE), span.attributes.get(POLICY_DIGEST))
+            for span in spans
+            if REQUEST_MODEL in span.attributes
+        ]
 
     def boot(self, name: str) -> None:
         """Have a model's sandboxes there."""
@@ -348,11 +357,49 @@ async def test_a_reload_between_the_two_decisions(house: House) -> None:
     job = await hear(house.texts["mini"], Encode)
     house.reload("{to: [{model: mini}], fallback: [next]", "{to: [{model: next}], fallback: [other]")
     house.texts["mini"].guest.send(Encoded(job.request, array("I", [1, 2, 3])))
-    with pytest.raises(PolicyChangedError, match="may be sent again"):
+    with pytest.raises(PolicyChangedError, match="may be sent again") as refused:
         await asked
     house.feed.flush()
     (denied,) = house.supervisor.entries("denied")
     assert (denied.fields["model"], denied.fields["alias"], denied.fields["rule"]) == ("mini", "fast", "routes.fast")
+    digest = house.service.ledger.policy.digest
+    assert denied.fields["policy"] == digest
+    assert refused.value.details == {"rule": "routes.fast", "policy": digest}
+    assert house.decided("req_1")[0] == ("routes.fast", digest)
+
+
+async def test_span_and_entry_have_the_policy_of_the_last_decision(house: House) -> None:
+    """Where a reload comes between the two decisions, the span and the audit entry of the request name the later
+    policy. Control: they name the earlier one where no reload comes."""
+    for reloads in (False, True):
+        before = house.service.ledger.policy.digest
+        asked = asyncio.ensure_future(_all(house.service.generate(BY_ALIAS, request(), CALL)))
+        job = await hear(house.texts["mini"], Encode)
+        if reloads:
+            house.reload("{to: [{model: mini}], fallback", "{to: [{model: next}, {model: mini}], fallback")
+        after = house.service.ledger.policy.digest
+        assert (after != before) is reloads
+        house.texts["mini"].guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+        submit = await hear(house.engines["mini"], Submit)
+        say(house.engines["mini"], submit.request, 6, started=True, finish=Finish.LENGTH)
+        await asked
+        house.feed.flush()
+        assert house.supervisor.entries("request")[-1].fields["policy"] == after
+        assert house.decided("req_1")[0] == ("tenants.by-alias.models[0]", after)
+
+
+async def test_a_denial_before_the_prompt_is_counted_names_rule_and_policy(house: House) -> None:
+    """The error, the span and the audit entry of a request that the first decision denies name its rule and the digest
+    of the policy; the caller is told the rule without its tenant's name."""
+    house.reload("tenants:", "defaults: {limits: {max_output_tokens: 3}}\ntenants:")
+    with pytest.raises(InvalidRequestError) as refused:
+        await _all(house.service.generate(BY_ALIAS, replace(request(), max_tokens=9), CALL))
+    digest, rule = house.service.ledger.policy.digest, "limits.max_output_tokens"
+    assert (refused.value.details["rule"], refused.value.details["policy"]) == (rule, digest)
+    house.feed.flush()
+    (denied,) = house.supervisor.entries("denied")
+    assert (denied.fields["rule"], denied.fields["policy"]) == (f"tenants.by-alias.{rule}", digest)
+    assert house.decided("req_1") == [(f"tenants.by-alias.{rule}", digest)]
 
 
 CHANGES = {

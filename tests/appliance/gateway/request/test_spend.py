@@ -75,7 +75,8 @@ def test_requests_beyond_the_limit_are_refused_until_the_period_ends() -> None:
     with pytest.raises(SpendLimitError) as refused:
         two.reserve(1000, 1000, 8000)
     assert refused.value.retry_after_s == 60.0
-    assert refused.value.details == {"limit": "0.01", "actual": "0.012", "rule": "spend_per_day"}
+    told = {"rule": "limits.spend_per_day", "policy": book.policy.digest}
+    assert refused.value.details == {"limit": "0.01", "actual": "0.012", **told}
     two.settle(0, 0)
     one.settle(1000, 10)
     three = book.admit("alpha", "m", 1000)

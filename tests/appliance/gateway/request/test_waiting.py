@@ -159,7 +159,7 @@ async def test_no_more_wait_than_may_and_none_longer() -> None:
     await settled()
     error = await error_of(begin(caller.admit("late")))
     assert isinstance(error, RateLimitedError)
-    assert (error.retry_after_s, error.details["rule"]) == (pytest.approx(1.0), "requests_per_minute")
+    assert (error.retry_after_s, error.details["rule"]) == (pytest.approx(1.0), "limits.requests_per_minute")
     await asyncio.gather(*tasks)
     slow = Caller(requests_per_minute={"rate": 1, "exceeded": "queue"}, max_queue_s=59)
     await slow.admit("first")
@@ -241,7 +241,7 @@ async def test_what_can_never_pass_does_not_wait() -> None:
     waiting = begin(caller.reserve(two, 1, 30))
     await settled()
     error = await error_of(begin(caller.reserve(three, 1, 61)))
-    assert (type(error), error.details["rule"]) == (InvalidRequestError, "output_tokens_per_minute")
+    assert (type(error), error.details["rule"]) == (InvalidRequestError, "limits.output_tokens_per_minute")
     await waiting
     assert caller.now == pytest.approx(30.0, abs=EPSILON)
 
@@ -257,7 +257,7 @@ async def test_a_request_waits_for_kv_until_another_ends() -> None:
     await settled()
     assert not waiting.done()
     error = await error_of(begin(caller.reserve(three, 100, 1)))
-    assert (type(error), error.details["rule"]) == (InvalidRequestError, "kv_tokens")
+    assert (type(error), error.details["rule"]) == (InvalidRequestError, "limits.kv_tokens")
     one.settle(50, 1)
     await waiting
     assert caller.now == pytest.approx(0.0, abs=EPSILON)
@@ -373,7 +373,7 @@ async def test_a_downgrade_has_a_bound() -> None:
         await caller.reserve(one, 1, 100)
     assert [one.obligations.downgraded for one in running[:2]] == ["", "output_tokens_per_minute"]
     error = await error_of(begin(caller.reserve(running[2], 1, 100)))
-    assert (type(error), error.details["rule"]) == (RateLimitedError, "output_tokens_per_minute")
+    assert (type(error), error.details["rule"]) == (RateLimitedError, "limits.output_tokens_per_minute")
     await asyncio.sleep(10.0)
     await caller.reserve(running[2], 1, 100)
     # Low by its first decision, and by the second too.

@@ -12,7 +12,7 @@ import pytest
 from appliance.common import control
 from appliance.common.audit.entry import Entry, from_wire
 from appliance.common.control import Audited
-from appliance.common.errors import RateLimitedError, UnauthenticatedError
+from appliance.common.errors import FeatureNotAllowedError, RateLimitedError, UnauthenticatedError
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request import audit_feed
 from appliance.gateway.request.audit_feed import (
@@ -63,11 +63,12 @@ def test_calls_become_entries() -> None:
     limited = RateLimitedError("slow down")
     limited.rule = "tenants.alpha.limits.tokens"
     calls.served(WHO, CALL, YES, CHARGE, limited)
+    withheld = FeatureNotAllowedError("no files").by_rule("tenants.alpha.features.batches", "ef" * 32)
     for name in ("m", "m", "unknown-1", "unknown-2"):
         calls.denied(WHO, Call("req_2", name, "chat"), "cd" * 32, limited)
     for _ in range(5):
         calls.refused(None, UnauthenticatedError("no"))
-    calls.refused(WHO, limited)
+    calls.refused(WHO, withheld)
     calls.integrity("m", 3, 2)
     feed.flush()
     kinds = [(one.kind, one.fields.get("count"), one.fields.get("model")) for one in peer.entries]
@@ -86,6 +87,8 @@ def test_calls_become_entries() -> None:
     assert peer.entries[2].fields["rule"] == limited.rule
     assert peer.entries[2].fields["policy"] == YES.policy_digest
     assert peer.entries[5].fields["outcome"] == "UNAUTHENTICATED"
+    before = peer.entries[6].fields
+    assert (before["rule"], before["policy"]) == ("tenants.alpha.features.batches", "ef" * 32)
     feed.flush()
     assert len(peer.taken) == 1
 

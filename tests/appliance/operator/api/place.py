@@ -78,10 +78,10 @@ class Place:
         (self.folder / "run").mkdir()
         create_key("alpha", "alpha-0", self.folder / "keys.json", self.folder / "pepper")
 
-    def keep(self, now: int) -> None:
+    def keep(self, now: int, by: str = "") -> None:
         """Keep the policy in the history, as the supervisor does."""
         sources = read_sources(self.policy)
-        PolicyHistory(self.folder / "audit").record(self.digest, *relative(sources, self.policy), now)
+        PolicyHistory(self.folder / "audit").record(self.digest, *relative(sources, self.policy), now, by)
 
 
 @contextlib.contextmanager

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from appliance.common.status import ReloadOutcome
 from appliance.operator.api.generated import policy_pb2 as pb
+from policy.changes import changes
+from policy.files import Source
+from policy.loader import load_policy
 from policy.schema import schema_text
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.operator.api.place import NEW, POLICY, Client, Place, a_place, calling
@@ -73,6 +79,81 @@ async def test_explain_names_the_rule(place: Place) -> None:
     assert (busy.effect, busy.rule, busy.limit) == (pb.EFFECT_DENY, "tenants.alpha.limits.concurrency", 4)
     assert other.effect == pb.EFFECT_ALLOW
     assert nobody.code() is unknown.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+RULED = """version: 1
+prices: {currency: EUR, rules: [{models: ["*"], input: 1, output: 1}]}
+tenants:
+  alpha:
+    credentials: ["key:alpha-1"]
+    models: ["*"]
+    networks: ["10.0.0.0/8"]
+    hours: ["mon-fri 08:00-18:00"]
+    regions: [eu]
+    external: refuse
+    content: {denied_fields: [seed], roles: [user], max_request_bytes: 100}
+    end_users: {concurrency: 2, requests_per_minute: 5, output_tokens_per_minute: 50}
+    limits:
+      input_tokens_per_minute: 500
+      output_tokens_per_minute: 500
+      kv_tokens: 1000
+      spend_per_day: 2
+      spend_per_month: 3
+"""
+WEDNESDAY = 1_795_600_800
+"""2026-11-25 10:00 UTC."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"),
+    [
+        pytest.param({"address": "192.0.2.1"}, "networks", id="address"),
+        pytest.param({"at": Timestamp(seconds=WEDNESDAY + 12 * 3600)}, "hours", id="at"),
+        pytest.param({"region": "us"}, "regions", id="region"),
+        pytest.param({"external": ["athanor-mini"]}, "external", id="external"),
+        pytest.param({"fields": ["seed"]}, "content.denied_fields[0]", id="fields"),
+        pytest.param({"roles": ["system"]}, "content.roles", id="roles"),
+        pytest.param({"content_bytes": 101}, "content.max_request_bytes", id="content-bytes"),
+        pytest.param({"input_tokens_left": 4}, "limits.input_tokens_per_minute", id="input-tokens-left"),
+        pytest.param({"output_tokens_left": 4}, "limits.output_tokens_per_minute", id="output-tokens-left"),
+        pytest.param({"kv_tokens_held": 995}, "limits.kv_tokens", id="kv-tokens-held"),
+        pytest.param({"end_user_running": 2}, "end_users.concurrency", id="end-user-running"),
+        pytest.param({"end_user_requests_left": 0}, "end_users.requests_per_minute", id="end-user-requests-left"),
+        pytest.param({"end_user_output_left": 1}, "end_users.output_tokens_per_minute", id="end-user-output-left"),
+        pytest.param({"spent_today": 2.0}, "limits.spend_per_day", id="spent-today"),
+        pytest.param({"spent_this_month": 3.0}, "limits.spend_per_month", id="spent-this-month"),
+    ],
+)
+async def test_explain_takes_what_rules_look_at(place: Place, asked: dict[str, Any], rule: str) -> None:
+    """Each kind of rule is named as that which denies a request with one thing changed that it looks at. Control: the
+    request without the change is served."""
+    inside = {"address": "10.1.2.3", "at": Timestamp(seconds=WEDNESDAY), "region": "eu", "roles": ["user"]}
+    whole = {"tenant": "alpha", "model": "athanor-mini", "input_tokens": 5, "max_tokens": 10, **inside}
+    async with calling(place) as client:
+        served = await client(SERVICE, "Explain", pb.ExplainRequest(**whole, files=files(RULED)))
+        denied = await client(SERVICE, "Explain", pb.ExplainRequest(**(whole | asked), files=files(RULED)))
+    assert served.effect == pb.EFFECT_ALLOW, served.message
+    assert (denied.effect, denied.rule) == (pb.EFFECT_DENY, f"tenants.alpha.{rule}"), denied.message
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"address": "here"},
+        {"fields": ["colour"]},
+        {"roles": ["king"]},
+        {"spent_today": -1.0},
+        {"spent_today": math.nan},
+        {"at": Timestamp(seconds=1 << 60)},
+        {"at": Timestamp(seconds=1, nanos=-5)},
+    ],
+    ids=["address", "field", "role", "amount", "no-number", "time", "nanoseconds"],
+)
+async def test_what_explain_cannot_ask_is_refused(place: Place, asked: dict[str, Any]) -> None:
+    """An address, field, role, amount or time that is none is the caller's mistake, not a decision."""
+    async with calling(place) as client:
+        refused = await refusal(client, "Explain", pb.ExplainRequest(tenant="alpha", model="m", **asked))
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 CASES = """cases:
@@ -159,20 +240,27 @@ async def test_an_apply_that_nobody_waits_for_is_carried_to_its_end(place: Place
 
 
 async def test_history_and_rollback(appliance: FakeAppliance) -> None:
-    """Both versions are told, the newest first, texts only of the one that is asked for; a rollback writes the earlier
-    one back. Without an audit log there is no history; with one, and nothing that takes entries, nothing is changed."""
+    """Both versions are told, the newest first, with who put them in force; texts and changes only of the one that is
+    asked for. A rollback writes the earlier one back. Without an audit log there is no history; with one, and nothing
+    that takes entries, nothing is changed."""
     appliance.reset()
     with a_place(appliance.url, audit=True) as place:
         place.keep(1_000)
         place.policy.write_text(NEW)
-        place.keep(2_500)
+        place.keep(2_500, "user 0, logged in as 1000")
         async with calling(place) as client:
             found = await client(SERVICE, "History")
             one = await client(SERVICE, "History", pb.HistoryRequest(version=1))
+            two = await client(SERVICE, "History", pb.HistoryRequest(version=2))
             dry = await refusal(client, "Rollback", pb.RollbackRequest(wait=True))
         assert [version.version for version in found.versions] == [2, 1]
         assert found.versions[0].since.ToMilliseconds() == 2_500 and not found.versions[0].files[0].text
         assert one.versions[0].files[0].text == POLICY
+        assert [version.by for version in found.versions] == ["user 0, logged in as 1000", ""]
+        assert (list(one.versions[0].changes), one.versions[0].note) == ([], "the oldest version that is kept")
+        expected = changes(load_policy([Source("p", POLICY)]), load_policy([Source("p", NEW)]))
+        assert [change.text for change in two.versions[0].changes] == [change.sentence for change in expected] != []
+        assert not found.versions[0].changes
         assert dry.code() is grpc.StatusCode.UNAVAILABLE and place.policy.read_text() == NEW
     with a_place(appliance.url) as place:
         async with calling(place) as client:

@@ -209,3 +209,79 @@ def test_the_cost_of_the_machine(run: Run, book: Path, tmp_path: Path) -> None:
     table = run(*call).stdout
     assert "10.00 hours awake x 2 EUR = 20.0000 EUR" in " ".join(table.split())
     assert run(*call, "--tenant", "alpha").exit_code == 2
+
+
+def plotted(run: Run, book: Path, *arguments: str, columns: int = 120) -> list[str]:
+    """The lines of a plot."""
+    told = run("usage", "--from", str(book), "-o", "plot", *arguments, columns=columns)
+    assert told.exit_code == 0, told.output
+    return told.stdout.splitlines()
+
+
+def test_a_plot_has_a_column_for_each_step_and_a_line_for_each_tenant(run: Run, book: Path) -> None:
+    """Two days in hours: three columns at the hours in which something was used, the empty hours between them, the
+    highest with its cost at the axis, and tenants below with their sums, the largest first."""
+    lines = plotted(run, book, "--since", "2026-11-14", "--until", "2026-11-16")
+    assert "hour by hour" in lines[0]
+    top = next(line for line in lines if line.lstrip().startswith("3.0000"))
+    lowest = lines[lines.index(top) + 7]
+    start = lowest.index("█")
+    assert (top.count("█"), lowest[start:].rstrip()) == (1, f"█{' ' * 14}█")
+    axis = next(line for line in lines if "2026-11-14T00:00Z" in line)
+    assert start - axis.index("2026-11-14T00:00Z") == 9
+    assert axis.rstrip().endswith("2026-11-15T23:00Z")
+    names = [line.split()[0] for line in lines if line.startswith(("alpha", "beta"))]
+    assert names == ["beta", "alpha"]
+    assert [line.split()[-1] for line in lines if line.startswith(("alpha", "beta"))] == ["3.0000", "1.7500"]
+    assert "4.7500 in all" in lines[-1]
+
+
+def test_a_plot_takes_the_shortest_step_that_has_room(run: Run, book: Path) -> None:
+    """Eleven months are plotted by months, a narrow terminal gets days of what a wide one gets in hours, --by day asks
+    for days, and hours of a year have no room and are told so."""
+    assert "month by month" in plotted(run, book, *ALL)[0]
+    week = ("--since", "2026-11-13", "--until", "2026-11-16")
+    assert "hour by hour" in plotted(run, book, *week)[0]
+    assert "day by day" in plotted(run, book, *week, columns=80)[0]
+    assert "day by day" in plotted(run, book, *week, "--by", "day,model")[0]
+    told = run("usage", "--from", str(book), "-o", "plot", "--by", "hour", *ALL)
+    assert (told.exit_code, "more steps than" in told.stderr) == (2, True)
+    told = run("usage", "--from", str(book), "-o", "plot", "--by", "hour,day", *week)
+    assert (told.exit_code, "has one time" in told.stderr) == (2, True)
+    told = run("usage", "--from", str(book), "-o", "plot", "--cost", *ALL)
+    assert (told.exit_code, "has no plot" in told.stderr) == (2, True)
+    assert plotted(run, book, "--since", "2025-01", "--until", "2025-02")[0] == "nothing was used"
+
+
+def test_a_plot_folds_what_is_beyond_its_lines_and_loses_none_of_it(run: Run, tmp_path: Path) -> None:
+    """Of twenty tenants the twelve largest have lines, and the rest share one whose sum is what they used; without
+    prices the amounts are tokens."""
+    found, _ = open_book(tmp_path)
+    moment = int(datetime(2026, 11, 14, 9, tzinfo=UTC).timestamp() * 1000)
+    batch = [
+        (moment, filled("request", request=f"r{number}", tenant=f"t{number:02}", model="m", input_tokens=100 + number))
+        for number in range(20)
+    ]
+    found.apply("log", 0, batch)
+    found.close()
+    lines = plotted(run, tmp_path, "--since", "2026-11-14", "--until", "2026-11-15")
+    names = [line.split()[0] for line in lines if line.startswith("t")]
+    assert names == [f"t{number:02}" for number in range(19, 7, -1)]
+    rest = next(line for line in lines if line.startswith("all others"))
+    assert rest.rstrip().endswith(f"{sum(100 + number for number in range(8))} tokens")
+    assert "prompt and output tokens" in lines[0]
+
+
+def test_a_plot_of_end_users_has_their_days(run: Run, book: Path) -> None:
+    """End users are in the book by days, so their plot has days where others have hours; a user's line has its sum."""
+    found, _ = open_book(book)
+    moment = int(datetime(2026, 11, 15, 3, tzinfo=UTC).timestamp() * 1000)
+    one = filled("request", tenant="beta", model="m", cost=2_000_000_000, end_user="ann")
+    found.apply("log", 4, [(moment, one)])
+    found.close()
+    lines = plotted(run, book, "--by", "user", "--since", "2026-11-14", "--until", "2026-11-16")
+    assert "day by day" in lines[0]
+    assert [(line.split()[0], line.split()[-1]) for line in lines if line.startswith(("x", "ann"))] == [
+        ("x", "4.7500"),
+        ("ann", "2.0000"),
+    ]
