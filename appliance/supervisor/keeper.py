@@ -26,6 +26,7 @@ from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.cards.placement import CardPlacement
+from appliance.supervisor.fleet_backend import backend_digest
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.hand_over import HandOver
@@ -167,7 +168,7 @@ class Keeper:
         self._cancel_repeat()
         self._booted, self._reason = None, ending.reason
         if self._vault is not None and port is not None:
-            await asyncio.to_thread(self._vault.end, port)
+            await asyncio.to_thread(self._vault.end, port, suspicious=ending.counted)
         try:
             await asyncio.to_thread(end, booted)
         except IsolationError as error:
@@ -212,7 +213,7 @@ class Keeper:
         channel, booted.spill = booted.spill, None
         loop = asyncio.get_running_loop()
         return self._vault.serve(
-            *(channel, self.plan.digest, self.plan.name),
+            *(channel, self.plan.digest, self.plan.name, _backend(self._told, booted)),
             lambda error: loop.call_soon_threadsafe(self._end, _End(str(error))),
         )
 
@@ -377,6 +378,11 @@ class Keeper:
     async def _nap(self, delay_s: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+
+def _backend(plan: BootPlan, booted: Booted) -> bytes:
+    """Return the digest of what the bits of an engine's KV depend on."""
+    return backend_digest(plan.configuration, booted.ready, "" if plan.card is None else str(plan.card.card))
 
 
 def _log_ready(plan: BootPlan, generation: int, booted: Booted) -> None:
