@@ -36,7 +36,7 @@ KEY = "unsafe_allow_all"
 BESIDE = frozenset(
     {
         *("credentials", KEY, "isolation_class", "retention", "namespace", "weight", "priority", "freeze_idle"),
-        *("external", "adapters", "kv", "kv_export"),
+        *("external", "adapters", "kv", "kv_export", "kv_fleet"),
     }
 )
 """Fields of a tenant that may stand beside the key; every other one is a rule that it replaces."""

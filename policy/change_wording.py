@@ -382,6 +382,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "deterministic": _deterministic,
         "external": _external,
         "kv_export": _switch("may have sealed KV leave the machine", "no longer has sealed KV leave the machine"),
+        "kv_fleet": _switch("may have its KV used by the whole fleet", "no longer has its KV used by other hosts"),
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
         "networks": _bounds("is taken from", "from everywhere"),
         "regions": _bounds("is served in", "any region"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from policy.model import PriceRule, PublicPrefix, Route, SharingGroup, Tenant
 
-DIGEST_DOMAIN = "athanor policy 10"
+DIGEST_DOMAIN = "athanor policy 11"
 
 
 def digest_of(

@@ -41,6 +41,7 @@ tenants:
     # class: shared            # strict or dedicated: kept further apart from other tenants
     # retention: standard      # none: nothing is kept after a request
     # kv_export: false         # true: sealed KV may lie in the store outside of the machine
+    # kv_fleet: false          # true: with kv_export, other hosts of the fleet use it too
     # priority: normal         # high or low; between tenants of one priority the weight decides
     # weight: 1
     # namespace: tenant        # user: cached prefixes of an end user are found by nobody else's requests

@@ -18,3 +18,8 @@ def keeps_responses(tenant: Tenant) -> bool:
 def leaves_machine(tenant: Tenant) -> bool:
     """Return whether sealed KV of a tenant may lie in a store outside of the machine."""
     return tenant.kv_export and tenant.retention is not Retention.NONE
+
+
+def leaves_for_fleet(tenant: Tenant) -> bool:
+    """Return whether other hosts of the fleet may use a tenant's KV from the store outside of the machine."""
+    return tenant.kv_fleet and leaves_machine(tenant)

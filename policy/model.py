@@ -304,6 +304,8 @@ class Tenant:
     """Whether it may use models that are computed outside of the appliance."""
     kv_export: bool = False
     """Whether its KV may lie, sealed, in a store outside of the machine."""
+    kv_fleet: bool = False
+    """Whether other hosts of the fleet may use its KV from there."""
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()

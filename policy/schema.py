@@ -296,6 +296,12 @@ class DefaultsSchema(_Strict):
         description="Whether KV blocks of this tenant may lie, sealed, in the store outside of the machine that the "
         "configuration's kv_store names. Not with retention: none. Classes strict and dedicated go there only so.",
     )
+    kv_fleet: bool = Field(
+        default=False,
+        description="Whether all members of the fleet that the configuration's kv_store.members names may read and "
+        "write KV blocks of this tenant there, so that a prompt that one host has computed is found by the others. "
+        "Only with kv_export: true. What one host's engine computed is then used by others.",
+    )
     namespace: Literal["tenant", "user"] = Field(
         default="tenant",
         description="Who finds the KV blocks that a request left. tenant: the tenant's requests. user: requests for "

@@ -70,6 +70,7 @@ class TenantParts:
             model_regions=self._one(tuple(map(_model_regions, content.model_regions))),
             hours=self._one(tuple(content.hours)),
             kv_export=content.kv_export,
+            kv_fleet=content.kv_fleet,
             freeze_idle=content.freeze_idle,
             external=External(content.external),
             adapters=self._one(tuple(content.adapters)),

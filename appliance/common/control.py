@@ -33,7 +33,7 @@ from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.control_usage import UsageAnswer, UsageQuestion
 from appliance.common.errors import ControlError, MessageTooLargeError
 
-CONTROL_VERSION = 24
+CONTROL_VERSION = 25
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -94,11 +94,15 @@ class Namespaces:
 LEAVES = 2
 """What ``Retention`` says of a tenant whose sealed KV may leave this machine."""
 
+SHARED = 3
+"""What ``Retention`` says of a tenant whose sealed KV other hosts of the fleet may use as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Gateway: whether the policy lets these tenants' KV be kept outside of an engine (1), sealed in a store outside of
-    this machine too (``LEAVES``), or neither (0); tenants never named count as 0."""
+    this machine too (``LEAVES``), there for all members of the fleet (``SHARED``), or none of these (0); tenants never
+    named count as 0."""
 
     kept: dict[str, int]
 

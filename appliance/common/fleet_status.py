@@ -17,5 +17,9 @@ class FleetStatus:
     """Names of the hosts that share its limits; empty where these are its own."""
     store: str = ""
     """Why nothing is lent now by the fleet's store; empty while it answers, and where there is none."""
+    kv_keys: str = ""
+    """Whether it has the keys under which hosts share sealed KV: ``held``, ``none``; empty where it is no member."""
+    shreds: int = 0
+    """Shreds ordered on it that are not complete on all hosts yet."""
     draining: bool = False
     """Whether it takes no requests, or soon will not: by the operator's word, or because it stops."""

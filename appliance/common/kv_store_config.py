@@ -42,7 +42,8 @@ class KvStoreConfig(Section):
     store: str
     """HOST:PORT, or unix:PATH, of a Valkey or Redis."""
     size: Annotated[int, Field(ge=1 << 20), BYTES]
-    """Most bytes of blocks in the store, of this host. The store's own `maxmemory` must leave room for it."""
+    """Most bytes of blocks in the store, of this host; with `members` half are for blocks that the fleet shares. The
+    store's own `maxmemory` must leave room for it."""
     ttl: Annotated[int, Field(ge=60, le=MAX_SECONDS), SECONDS] = 3_600
     """Time after which the store forgets a block, counted from when it was written."""
     store_ca: Path | None = Field(default=None, strict=False)
@@ -59,7 +60,8 @@ class KvStoreConfig(Section):
     """Socket of athanor-carrier.service. Left out: `athanor serve` starts a carrier, with `carrier.sock` in run_dir."""
 
     members: MembersConfig | None = None
-    """Hosts among which keys may be given. Without this section this host gives and takes none."""
+    """Hosts that share the KV of tenants with `kv_fleet: true` in the policy. Without this section this host gives and
+    takes none."""
 
     @property
     def socket_path(self) -> str:

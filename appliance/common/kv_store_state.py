@@ -1,4 +1,4 @@
-"""State of the store outside of this machine for sealed KV, as the supervisor tells it to the gateway."""
+"""States of the store outside for sealed KV and of a fleet's keys, as the supervisor tells them to the gateway."""
 
 from __future__ import annotations
 
@@ -21,3 +21,21 @@ class KvStoreState(IntEnum):
 
 STORE_STATE = "store_state"
 """Name of the figure of ``SpillState`` that has a ``KvStoreState``."""
+
+
+class FleetKeyState(IntEnum):
+    """Whether this host has the keys under which the hosts of its fleet share sealed KV (``SpillState``)."""
+
+    NO_MEMBER = 0
+    """It is a member of no fleet."""
+    HELD = 1
+    """It is the key server, or has a lease."""
+    NONE_HELD = 2
+    """It has no lease: the key server did not answer for as long as one lasts, or not yet."""
+
+
+FLEET_STATE = "fleet_state"
+"""Name of the figure of ``SpillState`` that has a ``FleetKeyState``."""
+
+FLEET_SHREDS = "fleet_shreds"
+"""Name of the figure of ``SpillState`` with the number of shreds in the fleet that are not complete yet."""

@@ -258,9 +258,9 @@ class Gateway:
     async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
         listen, render, drain = self._config.listen, self._telemetry.metrics.render, self._service.operator_drain
         keys, resolver = self._credentials.status, self._credentials.resolver(self._service)
-        drain.notice_s = listen.drain_notice_s
+        drain.notice_s, told = listen.drain_notice_s, (self._sharing.store_problem, self._spill)
         settings = FrontEndSettings.of(listen, self._certificate, lambda: drain.begun)
-        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain, self._sharing.store_problem)
+        self._state.fleet = fleet_status(self._config_file, settings.http.affinity, drain, *told)
         routes = routes_of(self._telemetry, self._state, gauges, self.reload, keys, self._sleep)
         access = self._config_file.operator_api, self._config_file.remote_operators
         async with (

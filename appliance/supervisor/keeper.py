@@ -26,6 +26,7 @@ from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.cards.placement import CardPlacement
+from appliance.supervisor.fleet_backend import backend_digest
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.hand_over import HandOver
@@ -175,7 +176,7 @@ class Keeper:
         self._cancel_repeat()
         self._booted, self._reason = None, ending.reason
         if self._vault is not None and port is not None:
-            await asyncio.to_thread(self._vault.end, port)
+            await asyncio.to_thread(self._vault.end, port, suspicious=ending.counted)
         try:
             await asyncio.to_thread(end, booted)
         except IsolationError as error:
@@ -220,7 +221,7 @@ class Keeper:
         channel, booted.spill = booted.spill, None
         loop = asyncio.get_running_loop()
         return self._vault.serve(
-            *(channel, self.plan.digest, self.plan.name),
+            *(channel, self.plan.digest, self.plan.name, _backend(self._told, booted)),
             lambda error: loop.call_soon_threadsafe(self._end, _end_by(error)),
         )
 
@@ -394,6 +395,11 @@ def _down(plan: BootPlan, life: Life, cause: str, reason: str) -> SandboxDown:
         tenant=plan.tenant,
         reason=reason,
     )
+
+
+def _backend(plan: BootPlan, booted: Booted) -> bytes:
+    """Return the digest of what the bits of an engine's KV depend on."""
+    return backend_digest(plan.configuration, booted.ready, "" if plan.card is None else str(plan.card.card))
 
 
 def _log_ready(plan: BootPlan, generation: int, booted: Booted) -> None:

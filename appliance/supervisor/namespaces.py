@@ -1,4 +1,7 @@
-"""Namespace keys: one for each tenant, random, known to supervisor, gateway and engines alone."""
+"""Namespace keys: one for each tenant, known to supervisor, gateway and engines alone.
+
+They are random, but for tenants whose KV the hosts of a fleet share: theirs follow from the generation that these have.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MAX_QUERY = 500
 
 
 class Namespace:
-    """Random namespace keys, one a tenant, drawn at first need and kept until the supervisor ends or they are renewed.
+    """Namespace keys, one a tenant, drawn at first need and kept until the supervisor ends or they are renewed.
 
     ``owner`` may be called from any thread, all else from one.
     """
@@ -56,6 +59,15 @@ class Namespace:
         """Draw another key for a tenant that has one; gives it in hex."""
         del self._owners[bytes.fromhex(self._keys[tenant])]
         return self._draw(tenant)
+
+    def adopt(self, tenant: str, key: bytes) -> str:
+        """Give a tenant this key; gives it in hex."""
+        old = self._keys.get(tenant)
+        if old is not None:
+            del self._owners[bytes.fromhex(old)]
+        self._keys[tenant] = key.hex()
+        self._owners[key] = tenant
+        return self._keys[tenant]
 
     def _draw(self, tenant: str) -> str:
         key = secrets.token_bytes(NAMESPACE_KEY_BYTES)

@@ -244,7 +244,8 @@ class OperatorSocket:
         # What the tenant sent as a member of a sharing group was sealed under the group's key.
         destroy = vault.shred if what == "shred" else vault.rotate
         done = [await asyncio.to_thread(destroy, name) for name in accounts]
-        return {"objects": sum(one.objects for one in done), "had_key": any(one.had_key for one in done)}
+        fleet = {"fleet": True} if any(one.ordered for one in done) else {}
+        return {"objects": sum(one.objects for one in done), "had_key": any(one.had_key for one in done), **fleet}
 
 
 def _user(peer: socket.socket) -> int:

@@ -167,6 +167,8 @@ def _connect(server: ControlServer, vault: Vault | None, port: StorePort | None,
     recorder.on_taken, server.on_charges = charges.note, charges.open
     if vault is not None:
         server.on_retention, vault.on_export = vault.take_retention, recorder.record
+        vault.publish = server.publish
+        vault.start()
     if port is not None:
         server.on_store = port.open
     return charges

@@ -3,9 +3,11 @@
 The engine is hostile: it names a namespace by its key, and the supervisor, which drew the key, knows the tenant.
 Unknown keys, and those of a tenant whose blocks may not be kept, are passed over. What one life of an engine sent is
 never given to another: its epoch is part of every object's name, and ends with it. So an engine that was taken over
-cannot leave anything behind for its successor. One that breaks the protocol is at fault here as on its other channel,
-and is ended: without the thread it would not be told either what it must forget. Whatever it sends, and however often
-it rings, costs at most its share of a processor (``PORT_SHARE``).
+cannot leave anything behind for its successor. The one exception are tenants whose blocks a fleet shares
+(``fleet_kv``): those are sealed once more for all hosts, and a fetch that this engine's own blocks do not answer goes
+on there. One that breaks the protocol is at fault here as on its other channel, and is ended: without the thread it
+would not be told either what it must forget. Whatever it sends, and however often it rings, costs at most its share of
+a processor (``PORT_SHARE``).
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import structlog
 
 from appliance.common.errors import SpillBreachError, SpillPortError
 from appliance.common.time_share import TimeShare
+from appliance.supervisor.fleet_kv import EngineLife, FleetKv
+from appliance.supervisor.fleet_seek import FleetSeeker
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.store_tier import BATCH_OBJECTS
 from isolation.ipc.channel import Channel
@@ -27,7 +31,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.doorbell import ThreadBell
 from isolation.ipc.errors import PeerGoneError, ProtocolError, RingFull
 from isolation.ipc.messages import Hello
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share
 from isolation.keys.seal import Binding
 
 log = structlog.get_logger()
@@ -66,6 +70,7 @@ class SpillPort:
         owner: Callable[[bytes], str | None],
         name: str,
         failed: Callable[[SpillPortError], object] = lambda _error: None,
+        fleet: tuple[FleetKv, EngineLife] | None = None,
     ) -> None:
         """Args:
         channel: the host's end of the spill channel, which the port owns.
@@ -75,15 +80,23 @@ class SpillPort:
         name: name of the sandbox, for the log.
         failed: called from the thread when it ends because the machine refuses what it needs, or because the engine
             broke the protocol (``SpillBreachError``).
+        fleet: blocks of tenants that share, and this life of the engine; None where there is no fleet.
         """
         self.epoch = secrets.token_bytes(EPOCH_BYTES)
+        self._fleet = fleet
+        self._seeker = None if fleet is None else FleetSeeker(*fleet, self._ring, name)
+        self.shared: set[str] = set()
+        """Accounts for which the engine's blocks went to the fleet."""
+        self.broke = False
+        """Whether the engine broke the protocol."""
         self._channel = channel
         self._model_digest = model_digest
         self._store = store
         self._owner = owner
-        self._name = name
+        self.name = name
+        """Name of the sandbox."""
         self._failed = failed
-        self._forgets: deque[bytes] = deque(maxlen=MAX_FORGETS)
+        self._words: deque[Forget | Share] = deque(maxlen=MAX_FORGETS)
         self._closing = threading.Event()
         self._bell: ThreadBell | None = None
         """Wakes the thread; None before ``start``."""
@@ -98,18 +111,30 @@ class SpillPort:
         try:
             self._bell = ThreadBell()
             self._thread.start()
+            if self._seeker is not None:
+                self._seeker.start()
         except (OSError, RuntimeError) as error:  # A thread that cannot start is a RuntimeError.
             raise _refused(error) from error
 
     def forget(self, namespace: bytes) -> None:
         """Ask the engine to forget a namespace; sent by the thread."""
-        self._forgets.append(namespace)
+        self._words.append(Forget(namespace))
+        self._ring()
+
+    def share(self, namespace: bytes) -> None:
+        """Tell the engine that other hosts may have blocks of a namespace; sent by the thread."""
+        self._words.append(Share(namespace))
+        self._ring()
+
+    def _ring(self) -> None:
         if self._bell is not None:
             self._bell.ring()
 
     def close(self) -> None:
         """End the thread and forget what came over this channel; blocks for at most a second or two."""
         self._closing.set()
+        if self._seeker is not None:
+            self._seeker.close()
         if self._bell is not None:
             self._bell.ring()
             if self._thread.is_alive():
@@ -122,9 +147,10 @@ class SpillPort:
         try:
             self._serve_all()
         except PeerGoneError:
-            log.debug("an engine has closed its spill channel", sandbox=self._name)
+            log.debug("an engine has closed its spill channel", sandbox=self.name)
         except ProtocolError as error:
-            log.warning("an engine broke the protocol on its spill channel", sandbox=self._name, problem=str(error))
+            self.broke = True
+            log.warning("an engine broke the protocol on its spill channel", sandbox=self.name, problem=str(error))
             self._failed(SpillBreachError(f"broke the protocol on its spill channel: {error}"))
         except OSError as error:
             self._failed(_refused(error))
@@ -144,8 +170,10 @@ class SpillPort:
             self._bell.drain()  # Before the looks at what it was rung for: no ring is lost.
             if self._closing.is_set():
                 return
-            while self._forgets:
-                self._send(Forget(self._forgets.popleft()))
+            while self._words:
+                self._send(self._words.popleft())
+            for found in self._seeker.take() if self._seeker is not None else ():
+                self._send(found)
             messages = self._channel.receive(READ_BATCH)
             for message in messages:
                 for _ in self._steps(message):
@@ -170,6 +198,7 @@ class SpillPort:
         if isinstance(message, Keep):
             if tenant is not None:
                 self._store.put(self._binding(tenant, message.block), message.content)
+                self._share(message)
             yield
             return
         count = 0
@@ -183,14 +212,26 @@ class SpillPort:
             yield
             if count < before + len(blocks):
                 break
-        if count < len(message.blocks):
+        if count < len(message.blocks) and not (tenant is not None and self._seek(message, count)):
             self._send(Fetched(message.request, count, b""))
         yield
+
+    def _share(self, message: Keep) -> None:
+        """Offer a block to the fleet, where its tenant shares."""
+        if self._fleet is not None:
+            kv, life = self._fleet
+            account = kv.keep(message.namespace, message.block, life, message.content)
+            if account is not None:
+                self.shared.add(account)
+
+    def _seek(self, message: Fetch, first: int) -> bool:
+        """Have the rest of a fetch asked for in the fleet; False where it is not."""
+        return self._seeker is not None and message.size > 0 and self._seeker.ask(message, first)
 
     def _binding(self, tenant: str, block: bytes) -> Binding:
         return Binding(tenant, self._model_digest, block, self.epoch)
 
-    def _send(self, message: Fetched | Forget) -> bool:
+    def _send(self, message: Fetched | Forget | Share) -> bool:
         """Send, waiting a little for room; False when there came none."""
         deadline = time.monotonic() + SEND_PATIENCE_S
         while not self._closing.is_set():

@@ -14,11 +14,13 @@ import structlog
 
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.config import ApplianceConfig
-from appliance.common.control import LEAVES
+from appliance.common.control import LEAVES, SHARED, Control, Namespaces
 from appliance.common.errors import SpillPortError, StartError
 from appliance.common.kv_store_config import carrier_socket
-from appliance.common.kv_store_state import STORE_STATE, KvStoreState
-from appliance.supervisor.fleet_keys.membership import check_membership
+from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, STORE_STATE, FleetKeyState, KvStoreState
+from appliance.supervisor.fleet_keys.keeper import Changes
+from appliance.supervisor.fleet_keys.membership import Membership, check_membership
+from appliance.supervisor.fleet_share import FleetShare
 from appliance.supervisor.kv_carrier import KvCarrier
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.spill_port import SpillPort
@@ -38,6 +40,12 @@ class Shredded:
 
     objects: int
     had_key: bool
+    ordered: bool = False
+    """Whether the key that the fleet has for the tenant ends everywhere; when it has, the audit log says so."""
+
+
+NO_FLEET = {FLEET_STATE: int(FleetKeyState.NO_MEMBER), FLEET_SHREDS: 0}
+"""Figures of a host that is a member of no fleet."""
 
 
 class Vault:
@@ -51,10 +59,16 @@ class Vault:
         namespace: Namespace,
         leaving: set[str] | None = None,
         carrier: KvCarrier | None = None,
+        fleet: FleetShare | None = None,
     ) -> None:
         """``leaving``: tenants whose blocks may leave this machine, which ``store`` asks and the vault keeps;
-        ``carrier``: way of ``store`` to a store outside, if there is one."""
+        ``carrier``: way of ``store`` to a store outside, if there is one; ``fleet``: what hosts have in common."""
         self._carrier = carrier
+        self._fleet = fleet
+        self._sharing: set[str] = set()
+        """Accounts whose blocks the fleet may use."""
+        self.publish: Callable[[Control, tuple[int, ...]], bool] = lambda _message, _fds: False
+        """Sends a message to the gateway. Set by the owner."""
         self._keyring = keyring
         self._store = store
         self._namespace = namespace
@@ -78,7 +92,14 @@ class Vault:
     def figures(self) -> dict[str, int]:
         """Counts of spilled blocks, what is held now, and the state of the store outside, as the gateway takes them."""
         state = KvStoreState.NONE if self._carrier is None else self._carrier.state
-        return {**self._store.figures.told(), STORE_STATE: state}
+        fleet = NO_FLEET if self._fleet is None else self._fleet.figures
+        return {**self._store.figures.told(), STORE_STATE: state, **fleet}
+
+    def start(self) -> None:
+        """Begin to exchange keys with the fleet, where there is one. To be called in the event loop."""
+        if self._fleet is not None:
+            self._fleet.on_changes, self._fleet.on_entry = self._take_changes, self.on_export
+            self._fleet.start()
 
     def owner(self, key: bytes) -> str | None:
         """Tenant of a namespace key, if that tenant's blocks may be kept."""
@@ -90,36 +111,47 @@ class Vault:
         channel: Channel,
         model_digest: str,
         name: str,
+        backend: bytes = b"",
         failed: Callable[[SpillPortError], object] = lambda _error: None,
     ) -> SpillPort:
         """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
-        cannot go on, or the engine broke the protocol.
+        cannot go on, or the engine broke the protocol. ``backend``: digest of what the bits of its KV depend on
+        (``fleet_backend``).
 
         Raises:
             SpillPortError: the machine gives no descriptors or no thread. The channel is closed.
         """
-        port = SpillPort(channel, model_digest, self._store, self.owner, name, failed)
+        fleet = None if self._fleet is None else (self._fleet.kv, self._fleet.life(model_digest, backend))
+        port = SpillPort(channel, model_digest, self._store, self.owner, name, failed, fleet)
         try:
             port.start()
         except SpillPortError:
             port.close()
             raise
         self._ports.add(port)
+        for namespace in () if self._fleet is None else self._fleet.namespaces:
+            port.share(namespace)
         return port
 
-    def end(self, port: SpillPort) -> None:
-        """Forget what an engine that ended has sent. Blocks for a moment."""
+    def end(self, port: SpillPort, *, suspicious: bool = False) -> None:
+        """Forget what an engine that ended has sent. Where it died as none should (``suspicious``), or had broken the
+        protocol of its channel, the fleet's keys end under which it had written. Blocks for a moment."""
         self._ports.discard(port)
         port.close()
+        if self._fleet is not None and (suspicious or port.broke):
+            self._fleet.suspect(sorted(port.shared), port.name)
 
     def set_retention(self, kept: dict[str, int]) -> None:
-        """Set whether tenants' blocks may be kept (1), and leave this machine too (``LEAVES``), or neither (0); those
-        of a tenant that no longer allows it are found no more: outside, or everywhere."""
+        """Set whether tenants' blocks may be kept (1), leave this machine too (``LEAVES``) or be used by the fleet
+        (``SHARED``), or none of these (0); those of a tenant that no longer allows it are found no more: outside, or
+        everywhere. Blocks that the fleet uses leave by that way alone; without a fleet ``SHARED`` is ``LEAVES``."""
+        self._set_sharing(kept)
         for tenant, wanted in kept.items():
-            if wanted == LEAVES and tenant not in self._leaving:
+            leaves = wanted >= LEAVES and tenant not in self._sharing
+            if leaves and tenant not in self._leaving:
                 self._leaving.add(tenant)
                 self._note("allowed", tenant, 0)
-            elif wanted != LEAVES and tenant in self._leaving:
+            elif not leaves and tenant in self._leaving:
                 self._leaving.discard(tenant)
                 self._note("withdrawn", tenant, self._store.drop_outside(tenant))
             if wanted:
@@ -128,6 +160,42 @@ class Vault:
                 self._kept.discard(tenant)
                 self._store.drop_tenant(tenant)
                 self._forget(self._namespace.key(tenant))
+
+    def _set_sharing(self, kept: dict[str, int]) -> None:
+        """Set whose blocks the fleet may use, and have the store forget what this host wrote of others."""
+        if self._fleet is None:
+            return
+        begin = {tenant for tenant, wanted in kept.items() if wanted == SHARED} - self._sharing
+        over = {tenant for tenant, wanted in kept.items() if wanted != SHARED} & self._sharing
+        if not (begin or over):
+            return
+        self._sharing = (self._sharing | begin) - over
+        self._fleet.share(self._sharing)
+        for tenant in sorted(begin):
+            self._note("shared", tenant, 0)
+        for tenant in sorted(over):
+            self._note("unshared", tenant, self._fleet.kv.drop(tenant))
+
+    def _take_changes(self, changes: Changes) -> None:
+        """Give tenants the namespace keys that follow from their generations, or keys of this host alone; engines and
+        stores forget what was computed under those that they had."""
+        told = dict[str, str]()
+        for account, generation in changes.items():
+            old = self._namespace.key(account)
+            self._forget(old)
+            self._store.drop_tenant(account)
+            if generation is not None:
+                key = self._namespace.adopt(account, generation.namespace())
+                for port in tuple(self._ports):
+                    port.share(bytes.fromhex(key))
+            elif old is not None:
+                key = self._namespace.renew(account)
+            if old is not None:
+                told[account] = key
+        if told:
+            self.publish(Namespaces(told), ())
+        if not self._releasing:
+            self._release()
 
     def take_retention(self, kept: dict[str, int]) -> None:
         """Put the policy's retention in force (``set_retention``), and release what it withdraws in short steps of the
@@ -157,8 +225,10 @@ class Vault:
             KeysError: it is no tenant's name, or the medium refuses.
         """
         had_key = tenant in self._keyring.tenants()
+        ordered = self._fleet is not None and self._fleet.shred(tenant)
+        dropped = 0 if self._fleet is None else self._fleet.kv.drop(tenant)
         objects = self._store.shred(tenant)
-        return Shredded(objects + self.shred_files(tenant), had_key)
+        return Shredded(objects + dropped + self.shred_files(tenant), had_key, ordered)
 
     def rotate(self, tenant: str) -> Shredded:
         """Destroy the tenant's key and all that it sealed, and draw another at once. Blocks.
@@ -182,6 +252,8 @@ class Vault:
         """Forget everything and close the keyring. Blocks."""
         for port in tuple(self._ports):
             self.end(port)
+        if self._fleet is not None:
+            self._fleet.close()
         self._store.close()
         self._keyring.close()
 
@@ -209,8 +281,7 @@ def open_vault(
     if spill is None and config.batches is None:
         return None
     assert keys is not None, "the configuration was checked"
-    if config.kv_store is not None:
-        check_membership(config.kv_store, record)
+    membership = None if config.kv_store is None else check_membership(config.kv_store, record)
     try:
         keyring = Keyring(keys.keyring, read_root(keys.root_key))
     except KeysError as error:
@@ -220,7 +291,8 @@ def open_vault(
     limits = SpillLimits(spill.memory, spill.disk, spill.directory)
     carrier, leaving = None, set[str]()
     if config.kv_store is not None:
-        limits = replace(limits, store=config.kv_store.size, store_seconds=config.kv_store.ttl)
+        size = config.kv_store.size if membership is None else config.kv_store.size // 2
+        limits = replace(limits, store=size, store_seconds=config.kv_store.ttl)
         carrier = KvCarrier(carrier_socket(config.kv_store, config.run_dir), config.kv_store.ttl)
     try:
         store = SpillStore(limits, keyring, carrier, leaving.__contains__)
@@ -230,4 +302,14 @@ def open_vault(
             carrier.close()
         raise StartError(f"cannot use the spill directory {spill.directory}: {error.strerror}") from error
     log.info("KV spills", memory=spill.memory, disk=spill.disk, store=limits.store)
-    return Vault(keyring, store, namespace, leaving, carrier)
+    return Vault(keyring, store, namespace, leaving, carrier, _fleet_share(config, membership, limits, store))
+
+
+def _fleet_share(
+    config: ApplianceConfig, membership: Membership | None, limits: SpillLimits, store: SpillStore
+) -> FleetShare | None:
+    """Return this host's part in its fleet, which has half of the store's bytes and a way of its own to the carrier."""
+    if membership is None or config.kv_store is None:
+        return None
+    way = KvCarrier(carrier_socket(config.kv_store, config.run_dir), config.kv_store.ttl)
+    return FleetShare(membership, way, limits, store.figures)

@@ -47,6 +47,14 @@ class SpillFigures:
     """Blocks that the store should have and has not, or did not take."""
     store_away: int = 0
     """Blocks asked for, or to be written, while carrier or store did not serve."""
+    fleet_stored: int = 0
+    """Blocks that the store has taken for all hosts of the fleet."""
+    fleet_restored: int = 0
+    """Blocks that an engine got from another host, or an earlier life of one here."""
+    fleet_absent: int = 0
+    """Questions for such blocks that ended at one that nobody has written, or that did not come in time."""
+    fleet_rejected: int = 0
+    """Such blocks that did not open: changed, swapped, or by no member."""
     memory_bytes: int = 0
     disk_bytes: int = 0
     memory_objects: int = 0

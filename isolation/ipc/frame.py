@@ -70,6 +70,7 @@ class Kind(IntEnum):
     FETCH = 81
     FETCHED = 82
     FORGET = 83
+    SHARE = 84
 
 
 class OutOfBoundsError(ValueError):

@@ -4,12 +4,12 @@ They travel over a channel of their own (``Role.SPILL``), which the gateway neve
 supervisor seals it, for no key enters a sandbox. A block is named by its id, a keyed hash of the tokens before it; the
 namespace key beside it is the one the host gave the engine with requests, and tells the supervisor the tenant.
 
-Order: guest ``Hello``; then guest ``Keep | Fetch``, host ``Fetched | Forget``, each at any time.
+Order: guest ``Hello``; then guest ``Keep | Fetch``, host ``Fetched | Forget | Share``, each at any time.
 
 Payloads that are no record (``frame``):
 
 * Keep: namespace 32 bytes, name length u8, name, content to the end of the frame;
-* Fetch: namespace 32 bytes, name length u8, names n x that length.
+* Fetch: namespace 32 bytes, size u32, name length u8, names n x that length.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Fetch:
     """Number of the fetch, drawn by the guest."""
     namespace: bytes
     blocks: tuple[bytes, ...]
+    size: int = 0
+    """Bytes of a block, where what another host computed will do as well; 0: only what this engine has sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,15 @@ class Forget:
     namespace: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Host: other hosts may have blocks of this namespace; ask for those that you did not send. ``Forget`` ends it."""
+
+    namespace: bytes
+
+
 _NAMED = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sB")
+_FETCH = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIB")
 
 
 def _check_namespace(message: Keep | Fetch) -> None:
@@ -116,21 +126,22 @@ def _unpack_keep(_request: int, frame: Frame) -> Keep:
 def _check_fetch(message: Fetch) -> None:
     _check_namespace(message)
     require_range("blocks", len(message.blocks), 1, MAX_FETCH_BLOCKS)
+    require_range("size", message.size, 0, MAX_FRAME_BYTES)
     width = len(message.blocks[0])
     require_range("name", width, 1, MAX_BLOCK_NAME_BYTES)
     require(all(len(block) == width for block in message.blocks), "names differ in length")
 
 
 def _pack_fetch(message: Fetch) -> bytes:
-    return b"".join((_NAMED.pack(message.namespace, len(message.blocks[0])), *message.blocks))
+    return b"".join((_FETCH.pack(message.namespace, message.size, len(message.blocks[0])), *message.blocks))
 
 
 def _unpack_fetch(request: int, frame: Frame) -> Fetch:
-    namespace, width = _NAMED.unpack_from(frame, HEADER_BYTES)
-    names = take_bytes(frame, HEADER_BYTES + _NAMED.size)
+    namespace, size, width = _FETCH.unpack_from(frame, HEADER_BYTES)
+    names = take_bytes(frame, HEADER_BYTES + _FETCH.size)
     require(width > 0 and len(names) % width == 0, "the frame holds no whole names")
     require_range("blocks", len(names) // width, 1, MAX_FETCH_BLOCKS)
-    return Fetch(request, namespace, tuple(names[at : at + width] for at in range(0, len(names), width)))
+    return Fetch(request, namespace, tuple(names[at : at + width] for at in range(0, len(names), width)), size)
 
 
 ARMS = (
@@ -138,4 +149,5 @@ ARMS = (
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
     record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B", tier=KvTier), tail="content"),
     record_codec(Kind.FORGET, Forget, Record(f"namespace:{NAMESPACE_KEY_BYTES}s"), names_request=False),
+    record_codec(Kind.SHARE, Share, Record(f"namespace:{NAMESPACE_KEY_BYTES}s"), names_request=False),
 )

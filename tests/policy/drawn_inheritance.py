@@ -28,6 +28,7 @@ _settings: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.sampled_from(["high", "normal", "low"]),
     "deterministic": st.sampled_from(["never", "allowed", "always"]),
     "kv_export": st.booleans(),
+    "kv_fleet": st.booleans(),
     "freeze_idle": st.booleans(),
     "external": st.sampled_from(["by_class", "allow", "refuse"]),
     "regions": st.sampled_from([[], ["eu"], ["us-east", "eu"]]),

@@ -73,6 +73,7 @@ tenant = st.fixed_dictionaries(
         "priority": st.sampled_from(["high", "normal", "low"]),
         "deterministic": st.sampled_from(["never", "allowed", "always"]),
         "kv_export": st.booleans(),
+        "kv_fleet": st.booleans(),
         "freeze_idle": st.booleans(),
         "external": st.sampled_from(["by_class", "allow", "refuse"]),
         "regions": st.sampled_from([[], ["eu"], ["eu", "us-east"]]),

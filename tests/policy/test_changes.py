@@ -229,6 +229,7 @@ SINGLE = [
     ({"external": "allow"}, W, f"{ALLOWED}, instead of by_class", "external"),
     ({"external": "refuse"}, N, "may use no model outside of the appliance, instead of by_class", "external"),
     ({"kv_export": True}, W, "may have sealed KV leave the machine", "kv_export"),
+    ({"kv_fleet": True}, W, "may have its KV used by the whole fleet", "kv_fleet"),
     ({"freeze_idle": True}, W, "may have its idle sandboxes frozen", "freeze_idle"),
     ({"class": "dedicated"}, N, "has class dedicated instead of shared", "class"),
     ({"kv": {"reservation": "12.5%"}}, W, "has 12.5% of the KV pool reserved instead of 0%", "kv.reservation"),

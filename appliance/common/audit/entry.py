@@ -158,7 +158,10 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   number, that it is of, and the amount; ``lease`` is the name of its reservation in the usage book;
 * ``kv_export``: sealed KV of a tenant, or of a sharing group (``group/ID``), may leave this machine from now on
   (allowed), or may no longer (withdrawn, with the number of blocks in the store that were forgotten); told by the
-  supervisor when the policy in force changes it, and at each start of it for who may;
+  supervisor when the policy in force changes it, and at each start of it for who may. Other hosts of the fleet may use
+  it (shared), or may no longer (unshared); the fleet's key for it ends because an engine died that had written under
+  it (suspected), is held by no host any more (shredded, with the seconds that it took), or nobody said so in time (not
+  shredded);
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from appliance.common.control import LEAVES, Control, NamespaceQuery, Namespaces, Retention, Welcome
+from appliance.common.control import LEAVES, SHARED, Control, NamespaceQuery, Namespaces, Retention, Welcome
 from appliance.common.errors import ControlError
 from appliance.common.kv_shares import group_account
 from policy import model as policy_model
-from policy.kept import leaves_machine
+from policy.kept import leaves_for_fleet, leaves_machine
 
 TENANTS_PER_QUERY = 500
 """Tenants of one question for namespace keys: the answer must fit one datagram."""
@@ -90,19 +90,22 @@ class NamespaceKeys:
 
 def retention_of(policy: policy_model.PolicySet) -> dict[str, int]:
     """Return whether the KV of each account may be stored outside of an engine (1), and outside of this machine too
-    (``LEAVES``), or neither (0).
+    (``LEAVES``) or be used by the fleet (``SHARED``), or none of these (0).
 
-    The policy lets no tenant without retention into a sharing group. A group's blocks leave where all its members' may.
+    The policy lets no tenant without retention into a sharing group. A group has what all its members have.
     """
     tenants = {name: _kept(tenant) for name, tenant in policy.tenants.items()}
-    groups = {group_account(name): LEAVES for name in policy.groups}
-    for tenant in policy.tenants.values():
-        if tenant.group is not None and not leaves_machine(tenant):
-            groups[group_account(tenant.group)] = 1
+    groups = {group_account(name): SHARED for name in policy.groups}
+    for name, tenant in policy.tenants.items():
+        if tenant.group is not None:
+            account = group_account(tenant.group)
+            groups[account] = max(1, min(groups[account], tenants[name]))
     return tenants | groups
 
 
 def _kept(tenant: policy_model.Tenant) -> int:
+    if leaves_for_fleet(tenant):
+        return SHARED
     if leaves_machine(tenant):
         return LEAVES
     return int(tenant.retention is policy_model.Retention.STANDARD)

@@ -138,6 +138,7 @@ INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
 AUDIT_UNWITNESSED = "athanor.audit.unwitnessed"
 FLEET_LENT, FLEET_BORROWED = "athanor.fleet.lent", "athanor.fleet.borrowed"
+FLEET_KEYS_HELD, FLEET_SHREDS = "athanor.fleet.keys_held", "athanor.fleet.shreds"
 FLEET_REFUSED, FLEET_STORE_AWAY = "athanor.fleet.refused_values", "athanor.fleet.store_away"
 CERTIFICATE_END = "athanor.certificate.end"
 KV_BLOCKS = "athanor.engine.kv_blocks"
@@ -154,16 +155,13 @@ GPU_TEMPERATURE = "athanor.gpu.temperature"
 GPU_ECC, GPU_REMAPPED_ROWS = "athanor.gpu.uncorrected_errors", "athanor.gpu.remapped_rows"
 GPU_FAILING, GPU_THROTTLED = "athanor.gpu.failing", "athanor.gpu.throttled"
 GPU_MODEL_MEMORY, GPU_MODEL_SHARE = "athanor.gpu.model_memory", "athanor.gpu.model_share"
-GPU_XIDS = "athanor.gpu.xids"
-GPU_OUT, GPU_UNPLACED = "athanor.gpu.out", "athanor.gpu.unplaced"
+GPU_XIDS, GPU_OUT, GPU_UNPLACED = "athanor.gpu.xids", "athanor.gpu.out", "athanor.gpu.unplaced"
 GPU_MOVES = "athanor.gpu.moves"
 SPILL_BYTES, SPILL_OBJECTS = "athanor.spill.bytes", "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
 RESTORED_TOKENS, KV_STORE_AWAY = "athanor.kv.restored_tokens", "athanor.kv_store.away"
 KV_PUBLIC_BLOCKS, KV_PUBLIC_HITS = "athanor.kv.public_blocks", "athanor.kv.public_hits"
-MODELS = "athanor.models"
-MODEL_STATE = "athanor.model.state"
-MODEL_WAKE_TIME = "athanor.model.last_wake"
+MODELS, MODEL_STATE, MODEL_WAKE_TIME = "athanor.models", "athanor.model.state", "athanor.model.last_wake"
 MODEL_WEIGHTS, MODEL_RANKS = "athanor.model.weights", "athanor.model.ranks"
 MODEL_WAKES, MODEL_SLEEPS = "athanor.model.wakes", "athanor.model.sleeps"
 MODEL_REFUSALS = "athanor.model.asleep_refusals"
@@ -424,6 +422,8 @@ GAUGES = {
         "1", "1 while a configured witness refuses, or has not cosigned in time.", frozenset()
     ),
     FLEET_STORE_AWAY: Instrument("1", "1 while the fleet's store does not answer.", frozenset()),
+    FLEET_KEYS_HELD: Instrument("1", "1 while this host has the keys for the KV of its fleet.", frozenset()),
+    FLEET_SHREDS: Instrument("{shred}", "Shreds ordered here that are not complete on all hosts yet.", frozenset()),
     CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),
     KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
     KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),

@@ -14,7 +14,7 @@ import structlog
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
-from appliance.common.kv_store_state import STORE_STATE, KvStoreState
+from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, STORE_STATE, FleetKeyState, KvStoreState
 from appliance.common.sleep_rules import SLEEP_REASONS, SLEEP_STATES, WAKE_REASONS
 from appliance.common.status import SERVING_STATES, serving_state
 from appliance.gateway.front.connections import Places
@@ -44,10 +44,18 @@ log = structlog.get_logger()
 
 TIERS = ("memory", "disk", "store")
 STORE_OUTCOMES = ("stored", "store_restored", "store_lost", "store_away")
-OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed", *STORE_OUTCOMES)
+FLEET_OUTCOMES = ("fleet_stored", "fleet_restored", "fleet_absent", "fleet_rejected")
+OWN_OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed")
+OUTCOMES = (*OWN_OUTCOMES, *STORE_OUTCOMES, *FLEET_OUTCOMES)
 """Outcomes of a block: all values of the label."""
 
-KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in ("bytes", "objects")), STORE_STATE})
+KNOWN = frozenset(
+    {
+        *OUTCOMES,
+        *(f"{tier}_{what}" for tier in TIERS for what in ("bytes", "objects")),
+        *(STORE_STATE, FLEET_STATE, FLEET_SHREDS),
+    }
+)
 STORE_PROBLEMS = {
     KvStoreState.CARRIER_AWAY: "carrier",
     KvStoreState.STORE_AWAY: "store",
@@ -78,7 +86,9 @@ class SpillGauges:
         """
         if message.figures.keys() != KNOWN or min(message.figures.values()) < 0:
             raise ValueError("figures of spill that no supervisor of this release gives")
-        if message.figures[STORE_STATE] not in list(KvStoreState):
+        if message.figures[STORE_STATE] not in list(KvStoreState) or message.figures[FLEET_STATE] not in list(
+            FleetKeyState
+        ):
             raise ValueError("figures of spill that no supervisor of this release gives")
         self.state = dict(message.figures)
 
@@ -87,8 +97,21 @@ class SpillGauges:
         """State of the store outside of this machine."""
         return KvStoreState(self.state.get(STORE_STATE, KvStoreState.NONE))
 
+    @property
+    def fleet_state(self) -> FleetKeyState:
+        """Whether this host has the keys under which its fleet shares sealed KV."""
+        return FleetKeyState(self.state.get(FLEET_STATE, FleetKeyState.NO_MEMBER))
+
+    @property
+    def fleet_shreds(self) -> int:
+        """Shreds in the fleet that are not complete yet."""
+        return self.state.get(FLEET_SHREDS, 0)
+
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
         """Yield the levels, and add to the counter."""
+        if self.fleet_state is not FleetKeyState.NO_MEMBER:
+            yield Level(names.FLEET_KEYS_HELD, int(self.fleet_state is FleetKeyState.HELD), {})
+            yield Level(names.FLEET_SHREDS, self.fleet_shreds, {})
         for state, reason in STORE_PROBLEMS.items() if self.store_state else ():
             yield Level(names.KV_STORE_AWAY, int(self.store_state is state), {"reason": reason})
         for tier in TIERS if self.state else ():

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from appliance.common.figures import printable
+from appliance.common.figures import counted, printable
+from appliance.common.fleet_status import FleetStatus
 from appliance.operator.cli.tables import number, table
 from appliance.operator.fleet import FleetDifference, HostState
 
@@ -19,20 +20,33 @@ _STYLES = {"serving": "green", "silent": "bold red", "not ready": "red"}
 
 def fleet_view(states: Iterable[HostState]) -> RenderableType:
     """A line a host; why one did not answer stands below."""
-    shown = table("HOST", "STATE", "VERSION", "POLICY", numbers=("RUNNING", "WAITING", "KV FREE"))
+    shown = table("HOST", "STATE", "VERSION", "POLICY", numbers=("RUNNING", "WAITING", "KV FREE", "KV KEYS"))
     problems = []
     for host in states:
         state = Text(host.state, _STYLES.get(host.state, "yellow"))
         if host.status is None:
-            shown.add_row(Text(host.name, "bold"), state, *["-"] * 5)
+            shown.add_row(Text(host.name, "bold"), state, *["-"] * 6)
             problems.append(Text(f"{host.name}: {printable(host.problem)}", "red"))
             continue
         load = host.status.load
         free = f"{100 * load.kv_free / load.kv_blocks:.0f} %" if load.kv_blocks else "-"
         policy, version = (printable(text) for text in (host.status.policy.digest, host.status.version))
-        cells = (version, policy[:DIGEST_CHARACTERS], number(load.running), number(load.waiting), free)
+        cells = (
+            version,
+            policy[:DIGEST_CHARACTERS],
+            number(load.running),
+            number(load.waiting),
+            free,
+            _keys(host.status.fleet),
+        )
         shown.add_row(Text(host.name, "bold"), state, *cells)
     return Group(shown, *problems)
+
+
+def _keys(status: FleetStatus) -> str:
+    """Say whether a host has the keys for the KV of its fleet, and how many shreds are on their way."""
+    shreds = f", {counted(status.shreds, 'shred')}" if status.shreds else ""
+    return f"{printable(status.kv_keys)}{shreds}" if status.kv_keys else "-"
 
 
 def difference_lines(found: FleetDifference) -> Iterator[str]:

@@ -77,6 +77,8 @@ def shred_key(config: ApplianceConfig, tenant: str, output_format: Format = Form
     if answer is not None:
         key = "its key is destroyed" if answer["had_key"] else "it had no key"
         output().print(f"{tenant}: {key}, {answer['objects']} sealed objects removed", highlight=False)
+        if answer.get("fleet"):
+            output().print("the fleet's key for it ends: the audit log says when on all hosts", highlight=False)
         if answer.get("unlinked"):
             output().print("the audit log's pseudonyms lead to it no more", highlight=False)
 

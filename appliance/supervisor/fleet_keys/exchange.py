@@ -156,6 +156,9 @@ class KeyExchange:
             with self._lock:
                 if client.take(answer, self._clock()):
                     self._envelopes.forget_challenge()
+                    # A question says what is held no more. It waits for the next turn, before which the caller has
+                    # engines forget what was computed under a key that has just gone.
+                    return
         with self._lock:
             question = client.question(self._clock())
         if question is not None:

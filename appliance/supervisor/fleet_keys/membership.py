@@ -80,7 +80,7 @@ def join(config: MembersConfig) -> Membership:
     return Membership(found, config.host, keys, lives)
 
 
-def check_membership(config: KvStoreConfig, record: Callable[[Entry], None]) -> None:
+def check_membership(config: KvStoreConfig, record: Callable[[Entry], None]) -> Membership | None:
     """Join the fleet at a start, where the configuration says so, and record as what in the audit log.
 
     Raises:
@@ -88,7 +88,7 @@ def check_membership(config: KvStoreConfig, record: Callable[[Entry], None]) -> 
         ConfigError: as of ``join``.
     """
     if config.members is None:
-        return
+        return None
     try:
         found = join(config.members)
     except MemberKeyError as error:
@@ -104,6 +104,7 @@ def check_membership(config: KvStoreConfig, record: Callable[[Entry], None]) -> 
     )
     what = f"version {members.version} of the members of {members.fleet} accepted, key server {members.key_server}"
     record(entry("keys", what=what, count=len(members.members)))
+    return found
 
 
 def _accept(path: Path, found: MemberList, authority: bytes) -> int:

@@ -5,8 +5,9 @@ step; what does not fit is dropped and counted: to spill is a chance, never a du
 be kept are never cached, so they are never here.
 
 In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
-prefix. When no part has come for ``PATIENCE_NS``, or all have not after ``LONGEST_NS``, the request goes on with what
-it has: the rest is computed, as it would have been.
+prefix. Of a namespace that the host has named with ``Share``, blocks are asked for that were never here: another host
+may have computed them. Public prefixes never come so. When no part has come for ``PATIENCE_NS``, or all have not after
+``LONGEST_NS``, the request goes on with what it has: the rest is computed, as it would have been.
 
 Nothing here waits. Each turn takes and gives a bounded number of bytes, and a ring that is full means later or never.
 A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first turn
@@ -28,7 +29,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.engine import Submit
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
-from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep, KvTier
+from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep, KvTier, Share
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -57,6 +58,13 @@ MAX_WAITING_OF_ONE = 8
 
 MAX_INDEX = 1 << 18
 """Blocks that are remembered as sent away: 4 Mi tokens in blocks of 16, some 40 MiB of memory."""
+
+MAX_SHARED = 1_024
+"""Namespaces for whose blocks other hosts are asked: twice as many as a fleet has."""
+
+MAX_SOUGHT = 256
+"""Blocks of one request that are asked for without having been sent from here: 4,096 tokens in blocks of 16. A prompt
+that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most."""
 
 LOOK_S = 0.002
 """Seconds between two looks while requests wait for their prefixes and nothing else is to be done."""
@@ -187,6 +195,8 @@ class SpillTier:
     """Id to namespace of what was sent away, the oldest first."""
     _known: Counter[bytes] = field(default_factory=Counter)
     """Number of blocks that were sent away, by namespace."""
+    _shared: set[bytes] = field(default_factory=set)
+    """Namespaces of which other hosts may have blocks."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
     """By number of the fetch."""
     _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
@@ -211,19 +221,22 @@ class SpillTier:
         return len(self._leaving)
 
     def await_prefix(self, submit: Submit, now_ns: int) -> bool:
-        """Whether the request's prefix was sent away and has been asked for: it is kept here until then."""
+        """Whether the request's prefix was sent away, or may be known elsewhere, and has been asked for: it is kept
+        here until then."""
         key = kv_key_of(submit)
-        if not self._known[key] or not submit.retain or submit.prompt_logprobs >= 0 or self._gone:
+        if not (self._known[key] or key in self._shared) or not submit.retain or self._gone:
             return False
-        if not self.cache.knows(submit.adapter):  # The scheduler refuses it.
+        if submit.prompt_logprobs >= 0 or not self.cache.knows(submit.adapter):  # The scheduler refuses the latter.
             return False
         if len(self._waiting) >= MAX_WAITING or self._waiting_of(key) >= MAX_WAITING_OF_ONE:
             return False
-        wanted = self._missing(submit)
+        # What begins with a public prefix has another chain on each host; deterministic bits are this engine's own.
+        seeks = key in self._shared and not (submit.public or submit.deterministic)
+        wanted = self._missing(submit, MAX_SOUGHT if seeks else 0)
         if not wanted:
             return False
         number = self._next
-        if not self._send(Fetch(number, key, wanted)):
+        if not self._send(Fetch(number, key, wanted, self.contents.size if seeks else 0)):
             return False
         self._next += 1
         self._waiting[number] = _Waiting(replace(submit, token_ids=submit.token_ids[:]), now_ns, wanted, now_ns)
@@ -254,6 +267,8 @@ class SpillTier:
                 self._place(message, now_ns, returned)
             elif isinstance(message, Forget):
                 self._forget(message.namespace)
+            elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
+                self._shared.add(message.namespace)
         for number, one in list(self._waiting.items()):
             if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
                 self.counts.late += 1
@@ -288,8 +303,9 @@ class SpillTier:
         evicted.clear()
         return left
 
-    def _missing(self, submit: Submit) -> tuple[bytes, ...]:
-        """The blocks to ask for: of the leading ones that are known here or there, those that are there."""
+    def _missing(self, submit: Submit, sought: int) -> tuple[bytes, ...]:
+        """The blocks to ask for: of the leading ones that are known here or there, those that are there, and so many
+        behind them that other hosts may have."""
         most = min(MAX_FETCH_BLOCKS, self.pool.num_available)
         wanted: list[bytes] = []
         for block_id in self.cache.chain(submit):
@@ -299,8 +315,12 @@ class SpillTier:
                 self.pool.hold(here)
                 self.pool.release([here])
                 continue
-            if block_id not in self._index or len(wanted) >= most:
+            if len(wanted) >= most:
                 break
+            if block_id not in self._index:
+                if not sought:
+                    break
+                sought -= 1
             wanted.append(block_id)
         return tuple(wanted)
 
@@ -385,12 +405,13 @@ class SpillTier:
                 del self._known[owner]
 
     def _forget(self, namespace: bytes) -> None:
-        """Everything of a namespace is to go: here, and what is cached."""
+        """Everything of a namespace is to go: here, and what is cached; and no other host is asked for it."""
         for block_id in [block_id for block_id, owner in self._index.items() if owner == namespace]:
             self._unlearn(block_id)
         for departure in [one for one in self._leaving.values() if one.owner == namespace]:
             del self._leaving[departure.block_id]
             departure.copy.drop()
+        self._shared.discard(namespace)
         self.pool.disown(namespace)
         self.contents.wipe()
 

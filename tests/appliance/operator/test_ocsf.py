@@ -62,7 +62,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "batch": [{"event": "created"}, {"event": "expired", "principal": ""}],
     "response": [{"event": "kept"}, {"event": "read"}, {"event": "expired", "principal": ""}],
     "lease": [{"what": "lent"}, {"what": "borrowed"}],
-    "kv_export": [{"what": "allowed"}, {"what": "withdrawn"}],
+    "kv_export": [{"what": "allowed"}, {"what": "withdrawn"}, {"what": "shared"}, {"what": "not shredded"}],
     "gap": [{}],
     "log": [{"event": "opened"}, {"event": "damaged"}],
 }

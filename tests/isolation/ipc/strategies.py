@@ -258,6 +258,7 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     ),
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
+    sp.Share: st.builds(sp.Share, key),
     k.KvQuotas: kv_quotas(),
     pu.PublicPrefixes: public_prefixes(),
     pi.Ping: st.builds(pi.Ping, number=u64),
@@ -349,8 +350,9 @@ SAMPLES: tuple[Message, ...] = (
     g.Masks(array("Q", [5, 6]), array("I", [0, 9]), bytes([0, 1]), bytes(range(16))),
     g.Masks(),
     sp.Keep(bytes(range(32)), b"0123456789abcdef", b"keys and values"),
-    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210")),
+    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210"), 15),
     sp.Fetched(9, 1, b"keys and values", sp.KvTier.STORE),
     sp.Forget(bytes(range(32))),
+    sp.Share(bytes(range(32))),
 )
 """At least one of each message, with no field at its default where that says nothing."""

@@ -94,7 +94,7 @@ ALLOWED = {
     },
     (m.Role.SPILL, State.GREETING, Side.GUEST): {m.Hello: State.READY},
     (m.Role.SPILL, State.READY, Side.GUEST): {sp.Keep: State.READY, sp.Fetch: State.READY},
-    (m.Role.SPILL, State.READY, Side.HOST): {sp.Fetched: State.READY, sp.Forget: State.READY},
+    (m.Role.SPILL, State.READY, Side.HOST): dict.fromkeys((sp.Fetched, sp.Forget, sp.Share), State.READY),
 }
 """Written out a second time, so that a change of the table is a change of this test."""
 

@@ -132,7 +132,7 @@ def test_a_shred_on_a_member_reaches_all(hosts: Hosts) -> None:
     (old, *_), member = hosts.held(), hosts.all["host-b"]
     assert member.settled("alpha") and member.shred("alpha")
     assert hosts.held()[1] is None and not member.settled("alpha") and member.waiting("alpha") == {}
-    hosts.turns(RENEW_S, count=5)
+    hosts.turns(RENEW_S, count=9)
     assert len({*hosts.held()}) == 1 and old not in hosts.held() and None not in hosts.held()
     assert all(one.settled("alpha") for one in hosts.all.values())
 

@@ -18,7 +18,7 @@ from isolation.ipc.engine import Drain, StepOutput
 from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Masks, MaskState
 from isolation.ipc.messages import FailureCode, Role
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, KvTier, Share
 from tests.engine.core.kv.spilled import MODEL, Spilling, alone, kv_of, prompt, spilling
 from tests.engine.support import make_engine, namespace, submit
 from tests.isolation.ipc.wire import Wire, connect
@@ -181,6 +181,41 @@ def test_a_fetch_that_nobody_answers_ends_in_computing(tmp_path: Path) -> None:
         if engine.spill.num_waiting:
             engine.step()
     assert clock[0] > LONGEST_NS and engine.spill.num_waiting == 0
+    wire.close()
+
+
+def test_an_engine_asks_for_what_another_computed_where_its_tenant_shares(tmp_path: Path) -> None:
+    """After the host's word an engine asks for all whole blocks of a prompt that it never saw, with their size; the
+    bytes of another engine come in, the request says that they were cached, and its tokens are those of an engine that
+    computed. It asks neither for another tenant's prompt, nor for a deterministic one, nor before the word, nor after
+    the namespace was forgotten."""
+    with spilling(tmp_path) as producer:
+        producer.run(submit(1, prompt(1)))
+        blocks, expected = kv_of(producer.engine, prompt(1)), producer.outputs[1]
+    wire = connect(Role.SPILL)
+    engine = make_engine(MODEL, num_blocks=200, max_context=80, spill=wire.guest)
+    assert engine.spill is not None
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+
+    def asked(request: int, seed: int = 1, **fields: object) -> list[Fetch]:
+        engine.add(submit(request, prompt(seed), **fields))
+        return [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
+
+    assert asked(1, seed=2) == []
+    wire.host.send(Share(namespace(1)))
+    one.run()
+    assert asked(2, tenant=2) == asked(3, deterministic=True) == []
+    (fetch,) = asked(4)
+    ids = tuple(engine.spill.cache.chain(submit(0, prompt(1))))
+    assert (fetch.blocks, fetch.size, len(ids)) == (ids, engine.spill.contents.size, 10)
+    for index, content in enumerate(blocks):
+        wire.host.send(Fetched(fetch.request, index, content, KvTier.STORE))
+    one.run()
+    assert (one.cached[4], one.restored[4], one.outputs[4]) == (40, (0, 0, 40), expected)
+    wire.host.send(Forget(namespace(1)))
+    one.run(submit(5, prompt(3), tenant=2))
+    assert asked(6, seed=4) == []
+    one.run()
     wire.close()
 
 

@@ -1,0 +1,160 @@
+"""Sealed KV that the hosts of a fleet have in common: what this host writes there, and what it finds.
+
+A block of a tenant that shares is sealed once more under the tenant's generation (``isolation.keys.fleet_seal``) when
+it leaves its engine, and offered to the store under a name that each member can compute. The books have what this host
+wrote: they bound its bytes there, and a block that is there is not written twice.
+
+Nothing is used unless this host holds the generation at the beginning and at the end of what it does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.common.carrier_wire import MAX_OBJECT_BYTES, ObjectStatus
+from appliance.supervisor.fleet_keys.keeper import FleetKeys
+from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
+from appliance.supervisor.store_tier import BATCH_BYTES, BATCH_OBJECTS, MARGIN_S, MAX_STORE_OBJECTS, ObjectCarrier
+from isolation.keys.errors import SealBrokenError
+from isolation.keys.fleet_seal import (
+    OVERHEAD_BYTES,
+    FleetBinding,
+    Generation,
+    fleet_name,
+    open_from_fleet,
+    seal_for_fleet,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLife:
+    """One life of an engine, as objects name it."""
+
+    epoch: bytes
+    model: str
+    """Hex digest of the model's files."""
+    backend: bytes
+    """Digest of all else that its KV depends on (``fleet_backend``)."""
+
+
+class FleetKv:
+    """Blocks in common. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        keys: FleetKeys,
+        carrier: ObjectCarrier,
+        producer: bytes,
+        producers: frozenset[bytes],
+        limits: SpillLimits,
+        figures: SpillFigures,
+    ) -> None:
+        """``producer``: digest of this host's entry in the list of members; ``producers``: those of all."""
+        self._keys = keys
+        self._carrier = carrier
+        self._producer, self._producers = producer, producers
+        self._seconds = limits.store_seconds
+        self._figures = figures
+        self._lock = threading.Lock()
+        self._books = TierBooks(limits.store)
+
+    def keep(self, namespace: bytes, block: bytes, life: EngineLife, data: bytes) -> str | None:
+        """Offer a block to the fleet; gives the account whose block it is, None where it does not share."""
+        of, fleet = self._keys.current(namespace), self._keys.fleet_key
+        size = len(data) + OVERHEAD_BYTES
+        if of is None or fleet is None or size > min(self._books.limit, MAX_OBJECT_BYTES):
+            return None
+        binding = FleetBinding(block, life.model, life.backend)
+        name = fleet_name(fleet, of, binding)
+        key, now = (name, b""), time.monotonic()
+        with self._lock:
+            held = self._books.use(of.account, key)
+            if held is not None and now < held.until:
+                return of.account
+        sealed = seal_for_fleet(of, binding, self._producer, life.epoch, data)
+        item = SpilledObject(b"", size, None, name=name, until=now + self._seconds - MARGIN_S)
+        with self._lock:
+            self._books.pop(of.account, key)
+            self._books.put(of.account, key, item)
+        if not self._carrier.offer(
+            name,
+            memoryview(sealed),
+            lambda status: self._written(of.account, key, item, status),
+            lambda: self._keys.current(namespace) == of and self._holds(of.account, key, item),
+        ):
+            self._take_out(of.account, key, item)
+            self._figures.store_away += 1
+        self._shrink()
+        return of.account
+
+    def find(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife, size: int) -> list[bytes]:
+        """Return the content of the first of these blocks of ``size`` bytes each that one question to the store brings,
+        up to the first that is absent or does not open. Blocks for a bounded time (``kv_carrier.PATIENCE_S``)."""
+        of, fleet = self._keys.current(namespace), self._keys.fleet_key
+        whole = size + OVERHEAD_BYTES
+        if of is None or fleet is None or not size or whole > MAX_OBJECT_BYTES:
+            return []
+        chosen = blocks[: min(BATCH_OBJECTS, max(1, BATCH_BYTES // whole))]
+        bindings = [FleetBinding(block, life.model, life.backend) for block in chosen]
+        names = [fleet_name(fleet, of, binding) for binding in bindings]
+        answers = self._carrier.get(names, [whole] * len(names))
+        found = self._opened(of, list(zip(bindings, answers, strict=True)))
+        self._figures.fleet_absent += len(found) < len(chosen)
+        if self._keys.current(namespace) != of:
+            return []
+        self._figures.fleet_restored += len(found)
+        return found
+
+    def drop(self, account: str) -> int:
+        """Have the store forget what this host wrote for an account; gives how many."""
+        with self._lock:
+            items = self._books.take(account)
+        for item in items.values():
+            self._carrier.drop(item.name)
+        return len(items)
+
+    def _opened(
+        self, of: Generation, answers: Sequence[tuple[FleetBinding, tuple[ObjectStatus, bytes | bytearray]]]
+    ) -> list[bytes]:
+        found = list[bytes]()
+        for binding, (status, body) in answers:
+            if status is not ObjectStatus.OK:
+                break
+            try:
+                found.append(open_from_fleet(of, binding, self._producers, body))
+            except SealBrokenError:
+                self._figures.fleet_rejected += 1
+                break
+        return found
+
+    def _shrink(self) -> None:
+        """Have the store forget the objects that are beyond this host's part."""
+        with self._lock:
+            while self._books.used > self._books.limit or self._books.count > MAX_STORE_OBJECTS:
+                full = self._books.used > self._books.limit
+                item = self._books.pop(*(self._books.victim() if full else self._books.victim_by_count()))
+                if item is not None:
+                    self._carrier.drop(item.name)
+
+    def _holds(self, account: str, key: Key, item: SpilledObject) -> bool:
+        """Return whether an object is in the books. The lock need not be held."""
+        held = self._books.objects.get(account)
+        return held is not None and held.get(key) is item
+
+    def _take_out(self, account: str, key: Key, item: SpilledObject) -> None:
+        with self._lock:
+            if self._holds(account, key, item):
+                self._books.pop(account, key)
+
+    def _written(self, account: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
+        if status is ObjectStatus.OK:
+            self._figures.fleet_stored += 1
+            return
+        self._take_out(account, key, item)
+        if status is ObjectStatus.AWAY:
+            self._figures.store_away += 1
+        else:
+            self._figures.store_lost += 1

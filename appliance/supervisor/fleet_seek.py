@@ -1,0 +1,124 @@
+"""Asks the fleet's store for one engine, beside the thread of its spill channel.
+
+The thread of the channel serves all tenants of the engine and must not wait for a store: what it hands on here is
+asked by a thread of its own, one question after the other, and comes back to it by its bell. So a tenant that does not
+share never waits for one that does. What has come and was not sent yet is one answer of the store at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from appliance.common.time_share import TimeShare
+from appliance.supervisor.fleet_kv import EngineLife, FleetKv
+from isolation.ipc.spill import Fetch, Fetched, KvTier
+
+MAX_ASKED = 64
+"""Fetches that wait for the store: as many as an engine has waiting (``engine.core.kv.spill.MAX_WAITING``)."""
+
+SEND_S = 2.0
+"""Seconds for which what came waits to be sent, after which the rest of the fetch is given up: as long as an engine
+waits for a prefix."""
+
+SEEK_SHARE = 0.4
+"""Part of one processor that the thread may use on and on: half of what the thread of the channel may. Opening what a
+store has costs some milliseconds for each 8 MiB."""
+
+SEEK_BURST_S = 0.25
+"""Seconds of processor time that the thread may use at once after a quiet time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    fetch: Fetch
+    first: int
+    """Place of the first block that is still wanted."""
+
+
+class FleetSeeker:
+    """Thread of one engine; ``ask`` and ``take`` are called by the thread of its channel."""
+
+    def __init__(self, kv: FleetKv, life: EngineLife, ring: Callable[[], None], name: str) -> None:
+        """``ring``: wakes the thread of the channel."""
+        self._kv = kv
+        self._life = life
+        self._ring = ring
+        self._changed = threading.Condition()
+        self._asked: deque[_Asked] = deque()
+        self._found: list[Fetched] = []
+        self._closing = False
+        self._share, self._used = TimeShare(time.monotonic(), SEEK_SHARE, SEEK_BURST_S), 0.0
+        self._thread = threading.Thread(target=self._run, name=f"fleet {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask.
+
+        Raises:
+            RuntimeError: the machine gives no thread.
+        """
+        self._thread.start()
+
+    def ask(self, fetch: Fetch, first: int) -> bool:
+        """Have the blocks of a fetch from this place on asked for; False where as many wait as may."""
+        with self._changed:
+            if len(self._asked) >= MAX_ASKED:
+                return False
+            self._asked.append(_Asked(fetch, first))
+            self._changed.notify_all()
+        return True
+
+    def take(self) -> list[Fetched]:
+        """Take what is to be sent to the engine."""
+        with self._changed:
+            found, self._found = self._found, []
+            self._changed.notify_all()
+        return found
+
+    def close(self) -> None:
+        """End the thread; blocks while it waits for an answer."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._share, self._used = TimeShare(time.monotonic(), SEEK_SHARE, SEEK_BURST_S), time.thread_time()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._closing)
+                if self._closing:
+                    return
+                asked = self._asked.popleft()
+            self._seek(asked.fetch, asked.first)
+
+    def _pace(self) -> None:
+        """Rest where the thread has used more than its share."""
+        before, self._used = self._used, time.thread_time()
+        if pause_s := self._share.spend(self._used - before, time.monotonic()):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, pause_s)
+
+    def _seek(self, fetch: Fetch, at: int) -> None:
+        while at < len(fetch.blocks):
+            self._pace()
+            contents = self._kv.find(fetch.namespace, fetch.blocks[at:], self._life, fetch.size)
+            found = [
+                Fetched(fetch.request, at + place, content, KvTier.STORE) for place, content in enumerate(contents)
+            ]
+            if not self._give(found or [Fetched(fetch.request, at, b"")]) or not found:
+                return
+            at += len(found)
+
+    def _give(self, found: list[Fetched]) -> bool:
+        """Leave what is to be sent for the thread of the channel; False where it did not take what was left before."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._found or self._closing, SEND_S) or self._closing:
+                return False
+            self._found = found
+        self._ring()
+        return True

@@ -1,0 +1,106 @@
+"""This host's part in the KV of a fleet: keys, objects and what is told of both. There only with ``kv_store.members``.
+
+It has a way to the carrier of its own, so that neither the exchange of keys nor a question for another host's block
+takes a place of the questions for blocks of this host alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from appliance.common.audit.entry import Entry, entry
+from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, FleetKeyState
+from appliance.supervisor.fleet_keys.exchange import KeyExchange
+from appliance.supervisor.fleet_keys.keeper import Changes, FleetKeys, ShredEnd
+from appliance.supervisor.fleet_keys.membership import Membership
+from appliance.supervisor.fleet_kv import EngineLife, FleetKv
+from appliance.supervisor.kv_carrier import KvCarrier
+from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
+from isolation.keys.fleet_seal import EPOCH_BYTES
+
+log = structlog.get_logger()
+
+
+class FleetShare:
+    """Keys and objects in common. ``start`` is called in the event loop, in which what is told of changes is called."""
+
+    def __init__(self, membership: Membership, carrier: KvCarrier, limits: SpillLimits, figures: SpillFigures) -> None:
+        tags = {one.host: hashlib.sha256(one.line.encode()).digest() for one in membership.members.members}
+        self._carrier = carrier
+        self._keys = FleetKeys(KeyExchange(membership, carrier), self._carry_out, self._ended)
+        producers = frozenset(tags.values())
+        self.kv = FleetKv(self._keys, carrier, tags[membership.host], producers, limits, figures)
+        self.on_changes: Callable[[Changes], None] = lambda _changes: None
+        """Carries out that accounts have other generations. Set by the owner, called in the event loop."""
+        self.on_entry: Callable[[Entry], None] = lambda _entry: None
+        """Takes an entry for the audit log. Set by the owner, called in the event loop."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to exchange keys."""
+        self._loop = asyncio.get_running_loop()
+        self._keys.start()
+
+    def close(self) -> None:
+        """End the exchange and release the way to the store; blocks for some seconds at most."""
+        self._keys.close()
+        self._carrier.close()
+
+    def share(self, accounts: Iterable[str]) -> None:
+        """Set the accounts whose KV the fleet may use."""
+        self._keys.share(accounts)
+
+    def shred(self, account: str) -> bool:
+        """Erase an account's key here and order that it ends everywhere; False where that cannot be ordered now, or
+        the account does not share."""
+        return self._keys.shred(account)
+
+    @property
+    def namespaces(self) -> list[bytes]:
+        """Namespace keys of which other hosts may have blocks."""
+        return self._keys.namespaces
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """State of the keys and number of shreds on their way, by name."""
+        state = FleetKeyState.HELD if self._keys.holds_keys else FleetKeyState.NONE_HELD
+        return {FLEET_STATE: state, FLEET_SHREDS: self._keys.waiting}
+
+    def life(self, model: str, backend: bytes) -> EngineLife:
+        """Return a new life of an engine."""
+        return EngineLife(secrets.token_bytes(EPOCH_BYTES), model, backend)
+
+    def suspect(self, accounts: Iterable[str], sandbox: str) -> None:
+        """End the generations under which an engine has written that died as none should: nobody uses its blocks, or
+        what followed from them, any more. May be called from any thread."""
+        assert self._loop is not None, "it was started"
+        for account in accounts:
+            if self._keys.shred(account):
+                log.warning("a tenant's key in the fleet ends with an engine", tenant=account, sandbox=sandbox)
+                told = entry("kv_export", what="suspected", tenant=account, count=0)
+                self._loop.call_soon_threadsafe(self.on_entry, told)
+
+    def _carry_out(self, changes: Changes, done: Callable[[], None]) -> None:
+        assert self._loop is not None, "it was started"
+        self._loop.call_soon_threadsafe(self._change, changes, done)
+
+    def _change(self, changes: Changes, done: Callable[[], None]) -> None:
+        for account in changes:
+            self.kv.drop(account)
+        self.on_changes(changes)
+        done()
+
+    def _ended(self, shred: ShredEnd) -> None:
+        assert self._loop is not None, "it was started"
+        self._loop.call_soon_threadsafe(self._tell, shred)
+
+    def _tell(self, shred: ShredEnd) -> None:
+        what = "shredded" if shred.complete else "not shredded"
+        tell = log.info if shred.complete else log.error
+        tell("a shred within the fleet ended", tenant=shred.account, complete=shred.complete, seconds=shred.seconds)
+        self.on_entry(entry("kv_export", what=what, tenant=shred.account, count=round(shred.seconds)))

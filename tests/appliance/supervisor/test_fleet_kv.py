@@ -1,0 +1,273 @@
+"""Hosts of a fleet find each other's KV through a store that who owns it can change, and nothing that they may not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from appliance.supervisor.fleet_backend import backend_digest
+from appliance.supervisor.fleet_keys.exchange import TURN_S, KeyExchange
+from appliance.supervisor.fleet_keys.keeper import FOLLOW_S, Changes, FleetKeys, ShredEnd
+from appliance.supervisor.fleet_keys.leases import DRIFT_S, LEASE_S
+from appliance.supervisor.fleet_kv import EngineLife, FleetKv
+from appliance.supervisor.fleet_seek import FleetSeeker
+from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
+from engine.config import EngineConfig
+from isolation.ipc.spill import Fetch, Fetched, KvTier
+from isolation.keys.fleet_seal import OVERHEAD_BYTES
+from tests.appliance.supervisor.fleet_keys.fleets import HOSTS, joined
+from tests.appliance.supervisor.fleet_keys.test_exchange import OwnedStore
+
+SIZE = 64
+LIFE = EngineLife(b"e" * 16, "00" * 32, b"b" * 32)
+BLOCKS = tuple(bytes([number]) * 16 for number in range(4))
+TAGS = tuple(bytes([number]) * 32 for number in range(len(HOSTS)))
+
+
+class Store(OwnedStore):
+    """A store that drops what it is told to."""
+
+    def drop(self, name: bytes) -> None:
+        """Forget a value."""
+        self.values.pop(name, None)
+
+
+@dataclass
+class Host:
+    """One host: keys, objects, and what was told of both."""
+
+    keys: FleetKeys
+    kv: FleetKv
+    figures: SpillFigures
+    told: list[Changes]
+    ends: list[ShredEnd]
+    done: list[Callable[[], None]]
+    """Changes that are not carried out yet, where the test holds them back."""
+
+    def space(self, account: str = "alpha") -> bytes:
+        """Namespace key of an account as it was told last."""
+        found = [one[account] for one in self.told if account in one][-1]
+        assert found is not None
+        return found.namespace()
+
+
+class Fleet:
+    """All hosts over one store, with a clock that the test moves."""
+
+    def __init__(self, folder: Path, limit: int = 1 << 20) -> None:
+        self.now, self.store, self.held = 1_000.0, Store(), False
+        members = joined(folder)
+        self.hosts = [self.start(one, TAGS[number], limit) for number, one in enumerate(members)]
+
+    def start(self, membership, tag: bytes, limit: int) -> Host:  # type: ignore[no-untyped-def]  # as joined
+        """Start a host."""
+        told, ends, done = list[Changes](), list[ShredEnd](), list[Callable[[], None]]()
+
+        def carry_out(changes: Changes, carried: Callable[[], None]) -> None:
+            told.append(changes)
+            done.append(carried)
+            if not self.held:
+                carried()
+
+        exchange = KeyExchange(membership, self.store, lambda: self.now)
+        keys, figures = FleetKeys(exchange, carry_out, ends.append, lambda: self.now), SpillFigures()
+        keys.share(["alpha", "beta"])
+        limits = SpillLimits(0, store=limit, store_seconds=600)
+        return Host(keys, FleetKv(keys, self.store, tag, frozenset(TAGS), limits, figures), figures, told, ends, done)
+
+    def turns(self, count: int = 4, *, without: int = -1) -> None:
+        """Some turns and looks of all hosts but one."""
+        for _ in range(count):
+            self.now += TURN_S
+            for number, one in enumerate(self.hosts):
+                if number != without:
+                    one.keys.turn()
+                one.keys.look()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """Three hosts with keys; the key server's start is over."""
+    found = Fleet(tmp_path)
+    found.now += LEASE_S + DRIFT_S
+    found.turns()
+    return found
+
+
+def data(number: int) -> bytes:
+    """Content of a block."""
+    return bytes([number]) * SIZE
+
+
+def kept(host: Host, space: bytes, count: int = 3) -> None:
+    """Have a host write blocks."""
+    for number in range(count):
+        assert host.kv.keep(space, BLOCKS[number], LIFE, data(number)) == "alpha"
+
+
+def test_a_host_finds_what_another_wrote_and_nothing_else(fleet: Fleet) -> None:
+    """Both derive one namespace key; the blocks come back in order up to the first that nobody wrote. Another tenant's
+    namespace, another backend, another model, another size and an unknown namespace find nothing; a block that is there
+    is not written again."""
+    one, two, _ = fleet.hosts
+    space = one.space()
+    assert space == two.space() != one.space("beta")
+    kept(one, space)
+    written = dict(fleet.store.values)
+    kept(one, space)
+    assert fleet.store.values == written and one.figures.fleet_stored == 3
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [data(0), data(1), data(2)]
+    assert (two.figures.fleet_restored, two.figures.fleet_absent) == (3, 1)
+    for other in (replace(LIFE, backend=b"c" * 32), replace(LIFE, model="11" * 32)):
+        assert two.kv.find(space, BLOCKS, other, SIZE) == []
+    assert two.kv.find(one.space("beta"), BLOCKS, LIFE, SIZE) == []
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE - 1) == []
+    assert two.kv.find(bytes(32), BLOCKS, LIFE, SIZE) == []
+    assert two.kv.keep(bytes(32), BLOCKS[3], LIFE, data(3)) is None
+    assert two.figures.fleet_rejected == 0
+
+
+def test_a_store_that_changes_and_swaps_gives_nothing(fleet: Fleet) -> None:
+    """Each object flipped, all objects under each other's names, and objects of the generation before under names of
+    this one: nothing opens, and each is counted. Control: unchanged they open."""
+    one, two, _ = fleet.hosts
+    space, before = one.space(), set(fleet.store.values)
+    kept(one, space)
+    names = [name for name in fleet.store.values if name not in before]
+    whole = {name: fleet.store.values[name] for name in names}
+    for name in names:
+        changed = bytearray(whole[name])
+        changed[-20] ^= 1
+        fleet.store.values[name] = bytes(changed)
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [] and two.figures.fleet_rejected == 1
+    for place, name in enumerate(names):
+        fleet.store.values[name] = whole[names[place - 1]]
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [] and two.figures.fleet_rejected == 2
+    fleet.store.values.update(whole)
+    assert len(two.kv.find(space, BLOCKS, LIFE, SIZE)) == 3
+    assert one.keys.shred("alpha")
+    fleet.turns(10)
+    known = set(fleet.store.values)
+    kept(one, one.space())
+    for old, new in zip(names, [name for name in fleet.store.values if name not in known], strict=True):
+        fleet.store.values[new] = whole[old]
+    assert two.kv.find(two.space(), BLOCKS, LIFE, SIZE) == [] and two.figures.fleet_rejected == 3
+
+
+@pytest.mark.parametrize("ordered_on", [0, 1], ids=["server", "member"])
+def test_a_shred_ends_what_was_written_on_all_hosts_and_says_when(fleet: Fleet, ordered_on: int) -> None:
+    """At once nothing is read or written on the host that ordered it; within its turns every host has another
+    namespace key, and the objects, which the store still has, are found under none. The end is told once, and other
+    tenants keep their keys. Control: before the order they were found."""
+    one, two, three = fleet.hosts
+    space, beta = one.space(), one.space("beta")
+    kept(one, space)
+    assert len(two.kv.find(space, BLOCKS, LIFE, SIZE)) == 3
+    ordering = fleet.hosts[ordered_on]
+    assert ordering.keys.shred("alpha") and ordering.keys.waiting == 1
+    assert ordering.kv.find(space, BLOCKS, LIFE, SIZE) == [] and ordering.kv.keep(space, BLOCKS[3], LIFE, b"x") is None
+    fleet.turns(16)
+    assert [(end.account, end.complete) for end in ordering.ends] == [("alpha", True)] and ordering.keys.waiting == 0
+    assert ordering.ends[0].seconds < LEASE_S
+    fresh = {host.space() for host in (one, two, three)}
+    assert len(fresh) == 1 and space not in fresh
+    for host in (one, two, three):
+        assert host.kv.find(space, BLOCKS, LIFE, SIZE) == host.kv.find(host.space(), BLOCKS, LIFE, SIZE) == []
+        assert host.keys.current(beta) is not None
+    assert not ordering.keys.shred("gamma"), "a tenant that does not share has nothing to end"
+
+
+def test_a_cut_off_host_stops_with_its_lease_and_holds_up_no_shred(fleet: Fleet) -> None:
+    """A host without the store goes on for a lease and then tells that it has no generation: its engines are to forget.
+    The shred meanwhile is complete by then, and not before."""
+    one, _, three = fleet.hosts
+    assert one.keys.shred("alpha")
+    fleet.turns(30, without=2)
+    assert one.ends == [] and three.keys.current(three.space()) is not None
+    fleet.turns(int((LEASE_S + DRIFT_S) / TURN_S), without=2)
+    assert [end.complete for end in one.ends] == [True]
+    assert three.told[-1] == {"alpha": None, "beta": None} and three.keys.namespaces == []
+    assert not three.keys.holds_keys and one.keys.holds_keys
+
+
+def test_a_member_does_not_say_that_it_forgot_before_its_engines_did(fleet: Fleet) -> None:
+    """While a host has not carried a change out it takes no turn, so the shred waits for it: until its lease ends.
+    Control: once it has, the shred is complete within some turns."""
+    one, two, _ = fleet.hosts
+    fleet.held = True
+    two.done.clear()
+    assert one.keys.shred("alpha")
+    fleet.turns(1)
+    for host in (one, fleet.hosts[2]):
+        host.done[-1]()
+    fleet.turns(8)
+    assert len(two.done) == 1 and one.ends == []
+    fleet.held = False
+    for host in fleet.hosts:
+        for carried in host.done:
+            carried()
+    fleet.turns(12)
+    assert [end.complete for end in one.ends] == [True]
+
+
+def test_a_shred_that_nobody_confirms_is_not_called_complete(fleet: Fleet) -> None:
+    """The key server is gone: the member that ordered says in the end that it was not told, and follows it no more."""
+    two = fleet.hosts[1]
+    assert two.keys.shred("alpha")
+    fleet.turns(int(FOLLOW_S / TURN_S) + 2, without=0)
+    assert [(end.complete, end.seconds > FOLLOW_S) for end in two.ends] == [(False, True)] and two.keys.waiting == 0
+
+
+def test_a_host_has_no_more_in_the_store_than_its_part(tmp_path: Path) -> None:
+    """With room for two objects the first is dropped from the store when the third comes; what a tenant has there goes
+    when it ceases to share."""
+    fleet = Fleet(tmp_path, 2 * (SIZE + OVERHEAD_BYTES))
+    fleet.turns()
+    one, before = fleet.hosts[0], set(fleet.store.values)
+    kept(one, one.space())
+    assert len(set(fleet.store.values) - before) == 2
+    assert one.kv.find(one.space(), BLOCKS, LIFE, SIZE) == []
+    assert one.kv.find(one.space(), BLOCKS[1:], LIFE, SIZE) == [data(1), data(2)]
+    assert one.kv.drop("alpha") == 2 and set(fleet.store.values) <= before
+
+
+def test_a_seeker_answers_each_fetch_to_its_end(fleet: Fleet) -> None:
+    """What one fetch asks for comes in order from the place where the engine's own blocks ended, with a block without
+    content where the first is absent; a second fetch is answered after it."""
+    one, two, _ = fleet.hosts
+    kept(one, one.space())
+    rung = threading.Event()
+    seeker = FleetSeeker(two.kv, LIFE, rung.set, "engine")
+    seeker.start()
+    try:
+        found = list[Fetched]()
+        assert seeker.ask(Fetch(1, two.space(), BLOCKS, SIZE), 1) and seeker.ask(Fetch(2, bytes(32), BLOCKS, SIZE), 0)
+        while not found or found[-1].request != 2:
+            assert rung.wait(10)
+            rung.clear()
+            found += seeker.take()
+    finally:
+        seeker.close()
+    store = KvTier.STORE
+    assert found[:2] == [Fetched(1, 1, data(1), store), Fetched(1, 2, data(2), store)]
+    assert [(one.request, one.index, one.content) for one in found[2:]] == [(1, 3, b""), (2, 0, b"")]
+
+
+def test_the_backend_is_all_that_changes_bits() -> None:
+    """Data type, weights' form, block size, threads, the kernels' form and the card give another digest; places and
+    sizes of pools give the same one."""
+    plain = EngineConfig(model_dir="/model", model_digest="00")
+
+    def digest(form: int = 1, card: str = "", **changes: object) -> bytes:
+        return backend_digest(replace(plain, **changes).to_json(), {"form": form, "kv_blocks": 9}, card)  # type: ignore[arg-type]
+
+    same = {"model_dir": "/other", "kv_bytes": 1 << 20, "max_num_seqs": 3, "kernels": "/kernels"}
+    assert digest(**same) == digest() and json.loads(plain.to_json())["kv_bytes"] != 1 << 20
+    others = [{"dtype": "float32"}, {"quantization": "int8"}, {"block_size": 32}, {"threads": 2}, {"backend": "plain"}]
+    found = {digest(), digest(2), digest(card="H100"), *(digest(**one) for one in others)}
+    assert len(found) == 3 + len(others)

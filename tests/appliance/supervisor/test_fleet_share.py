@@ -1,0 +1,90 @@
+"""A supervisor's part in the KV of its fleet: whose namespace keys follow from generations, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.common.audit.entry import Entry
+from appliance.common.control import LEAVES, SHARED, Control, Namespaces
+from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, FleetKeyState
+from appliance.supervisor.fleet_keys import keeper
+from appliance.supervisor.fleet_share import FleetShare
+from appliance.supervisor.kv_carrier import KvCarrier
+from appliance.supervisor.namespaces import Namespace
+from appliance.supervisor.spill_service import Vault
+from appliance.supervisor.spill_store import SpillStore
+from appliance.supervisor.spill_tiers import SpillLimits
+from isolation.ipc.messages import Role
+from isolation.ipc.spill import Forget, Share
+from isolation.keys.keyring import Keyring
+from tests.appliance.supervisor.fleet_keys.fleets import joined
+from tests.isolation.ipc.wire import Wire, connect
+
+LIMITS = SpillLimits(1 << 20, store=1 << 20, store_seconds=600)
+
+
+async def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for what threads do."""
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+def words(wire: Wire) -> list[object]:
+    """What an engine was told."""
+    return [one for one in wire.guest.receive(64) if isinstance(one, Forget | Share)]
+
+
+async def test_a_generation_is_a_namespace_and_ends_with_a_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the key server: a tenant that shares gets a namespace key of its generation, its engine is told to forget the
+    old one and that others may have blocks of the new, and the gateway is told. A tenant whose KV only leaves the
+    machine keeps its key. After the engine died as none should, or a shred, the tenant has another one; when the policy
+    withdraws its word it has a key of this host alone. The audit log has each of these."""
+    monkeypatch.setattr(keeper, "LOOK_S", 0.05)
+    keyring, way = Keyring(tmp_path / "keys", os.urandom(32)), KvCarrier(tmp_path / "nobody", 60)
+    store, namespace = SpillStore(LIMITS, keyring), Namespace()
+    fleet = FleetShare(joined(tmp_path)[0], KvCarrier(tmp_path / "nobody", 60), LIMITS, store.figures)
+    vault = Vault(keyring, store, namespace, set(), way, fleet)
+    told, entries = list[Control](), list[Entry]()
+    vault.publish, vault.on_export = lambda message, _fds: not told.append(message), entries.append
+    vault.start()
+    wire = connect(Role.SPILL)
+    try:
+        assert vault.figures[FLEET_STATE] == FleetKeyState.NONE_HELD
+        first = {name: bytes.fromhex(key) for name, key in namespace.keys(["alpha", "beta"]).items()}
+        port = vault.serve(wire.host, "00" * 32, "engine", backend=b"b" * 32)
+        vault.set_retention({"alpha": SHARED, "beta": LEAVES})
+        await wait_until(lambda: namespace.key("alpha") != first["alpha"])
+        shared = namespace.key("alpha")
+        assert shared is not None and fleet.namespaces == [shared] and namespace.key("beta") == first["beta"]
+        assert told == [Namespaces({"alpha": shared.hex()})] and vault.owner(first["alpha"]) is None
+        heard: list[object] = []
+        await wait_until(lambda: not heard.extend(words(wire)) and heard == [Forget(first["alpha"]), Share(shared)])
+        assert (vault.figures[FLEET_STATE], vault.figures[FLEET_SHREDS]) == (FleetKeyState.HELD, 0)
+
+        port.shared.add("alpha")
+        await asyncio.to_thread(vault.end, port, suspicious=True)
+        assert shared not in fleet.namespaces
+        await wait_until(lambda: fleet.namespaces == [namespace.key("alpha")])
+        second = namespace.key("alpha")
+        assert second != shared and vault.figures[FLEET_SHREDS] == 1
+        done = await asyncio.to_thread(vault.shred, "alpha")
+        assert done.ordered and not (await asyncio.to_thread(vault.shred, "beta")).ordered
+        await wait_until(lambda: namespace.key("alpha") not in (shared, second, None))
+        vault.set_retention({"alpha": LEAVES})
+        await wait_until(lambda: fleet.namespaces == [] and len(told) == 4)
+        assert [one.fields["what"] for one in entries if one.fields["tenant"] == "alpha"] == [
+            *("shared", "suspected", "unshared", "allowed")
+        ]
+    finally:
+        await asyncio.to_thread(vault.close)
+        keyring.close()
+        wire.guest.close()
+        wire.raw.close()
