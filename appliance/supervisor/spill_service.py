@@ -18,6 +18,7 @@ from appliance.common.control import LEAVES, SHARED, Control, Namespaces
 from appliance.common.errors import SpillPortError, StartError
 from appliance.common.kv_store_config import carrier_socket
 from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, STORE_STATE, FleetKeyState, KvStoreState
+from appliance.supervisor.fleet_keys.envelopes import check_account
 from appliance.supervisor.fleet_keys.keeper import Changes
 from appliance.supervisor.fleet_keys.membership import Membership, check_membership
 from appliance.supervisor.fleet_share import FleetShare
@@ -144,7 +145,11 @@ class Vault:
     def set_retention(self, kept: dict[str, int]) -> None:
         """Set whether tenants' blocks may be kept (1), leave this machine too (``LEAVES``) or be used by the fleet
         (``SHARED``), or none of these (0); those of a tenant that no longer allows it are found no more: outside, or
-        everywhere. Blocks that the fleet uses leave by that way alone; without a fleet ``SHARED`` is ``LEAVES``."""
+        everywhere. Blocks that the fleet uses leave by that way alone; without a fleet ``SHARED`` is ``LEAVES``.
+
+        Raises:
+            AccountNameError: the fleet is to use blocks under a name that no policy has; nothing has changed.
+        """
         self._set_sharing(kept)
         for tenant, wanted in kept.items():
             leaves = wanted >= LEAVES and tenant not in self._sharing
@@ -169,6 +174,8 @@ class Vault:
         over = {tenant for tenant, wanted in kept.items() if wanted != SHARED} & self._sharing
         if not (begin or over):
             return
+        for tenant in begin:
+            check_account(tenant)  # Before anything changes: the next gateway's word must find nothing of it.
         self._sharing = (self._sharing | begin) - over
         self._fleet.share(self._sharing)
         for tenant in sorted(begin):
