@@ -117,12 +117,14 @@ class Vault:
     ) -> SpillPort:
         """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
         cannot go on, or the engine broke the protocol. ``backend``: digest of what the bits of its KV depend on
-        (``fleet_backend``).
+        (``fleet_backend``); without one its blocks are not shared.
 
         Raises:
             SpillPortError: the machine gives no descriptors or no thread. The channel is closed.
         """
-        fleet = None if self._fleet is None else (self._fleet.kv, self._fleet.life(model_digest, backend))
+        fleet = (
+            None if self._fleet is None or not backend else (self._fleet.kv, self._fleet.life(model_digest, backend))
+        )
         port = SpillPort(channel, model_digest, self._store, self.owner, name, failed, fleet)
         try:
             port.start()
