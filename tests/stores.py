@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -49,10 +50,16 @@ def store(folder: Path, *options: str) -> Iterator[RunningStore]:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log)
     try:
         until = time.monotonic() + START_S
-        while not path.exists():
+        while not _listens(path):
             assert process.poll() is None and time.monotonic() < until, (folder / "store.log").read_text()
             time.sleep(0.01)
         yield RunningStore(f"unix:{path}", process, " ".join(version[:3]))
     finally:
         process.kill()
         process.wait()
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody takes connections there: between the file and that a server has a moment."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        return peer.connect_ex(os.fspath(path)) == 0

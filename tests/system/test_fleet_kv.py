@@ -20,7 +20,7 @@ from tests.system.conftest import PLAIN, as_demos
 from tests.system.spilling import BLOCK_BYTES, Spilling, served, text
 from tests.system.test_kv_store import Desk, counted, flip
 
-pytestmark = [pytest.mark.runsc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runsc, pytest.mark.full, pytest.mark.timeout(300)]
 
 POLICY = """\
 version: 1
