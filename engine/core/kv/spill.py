@@ -76,6 +76,9 @@ MAX_INDEX = 1 << 18
 MAX_SHARED = 1_024
 """Namespaces for whose blocks other hosts are asked: twice as many as a fleet has."""
 
+MAX_WORDS = 256
+"""Words of the supervisor about namespaces that are taken in one step: a fleet's lease that ends gives hundreds."""
+
 MAX_SOUGHT = 256
 """Blocks of one request that are asked for without having been sent from here: 4,096 tokens in blocks of 16. A prompt
 that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most."""
@@ -279,19 +282,34 @@ class SpillTier:
         returned: list[Returned] = []
         self._send_away()
         room = min(max(1, STEP_BYTES // self.contents.size), self.contents.make_room())
-        # Whatever comes at all is small but for content.
-        for message in self.channel.receive(room):
-            if isinstance(message, Fetched):
-                self._place(message, now_ns, returned)
-            elif isinstance(message, Forget):
-                self._forget(message.mark, returned)
-            elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
-                self._shared.add(message.mark)
+        self._receive(room, now_ns, returned)
         for number, one in list(self._waiting.items()):
             if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
                 self.counts.late += 1
                 self._end(number, returned)
         return returned
+
+    def _receive(self, room: int, now_ns: int, returned: list[Returned]) -> None:
+        """Take up to ``room`` blocks, and the words between them: these are small, and hundreds come at once."""
+        forgotten, words = set[bytes](), MAX_WORDS
+        while room > 0 and words > 0:
+            asked = min(room, words)
+            messages = self.channel.receive(asked)
+            for message in messages:
+                if isinstance(message, Fetched):
+                    room -= 1
+                    self._forget(forgotten, returned)
+                    self._place(message, now_ns, returned)
+                    continue
+                words -= 1
+                if isinstance(message, Forget):
+                    self._shared.discard(message.mark)
+                    forgotten.add(message.mark)
+                elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
+                    self._shared.add(message.mark)
+            if len(messages) < asked:
+                break
+        self._forget(forgotten, returned)
 
     def save(self) -> None:
         """Send away what the plan just made evicts, and some of what goes next; before the plan is executed."""
@@ -426,18 +444,20 @@ class SpillTier:
             if not self._known[owner]:
                 del self._known[owner]
 
-    def _forget(self, mark: bytes, returned: list[Returned]) -> None:
-        """Everything of the namespace with this mark is to go: here, and what is cached; and no other host is asked for
-        it. Requests that wait for blocks of it go on without: what is still on its way to them is not taken."""
-        self._shared.discard(mark)
+    def _forget(self, marks: set[bytes], returned: list[Returned]) -> None:
+        """Everything of the namespaces with these marks is to go: here, and what is cached. Requests that wait for
+        blocks of them go on without: what is still on its way to them is not taken. Empties ``marks``."""
+        if not marks:
+            return
         waiting = {number: kv_key_of(one.submit) for number, one in self._waiting.items()}
         leaving = (one.owner for one in self._leaving.values())
         owners = {*self.pool.contents.owners, *self._index.values(), *leaving, *waiting.values()}
-        for namespace in [owner for owner in owners if mark_of(owner) == mark]:
+        for namespace in [owner for owner in owners if mark_of(owner) in marks]:
             for number in [number for number, key in waiting.items() if key == namespace]:
                 self._end(number, returned)
             self._forget_owner(namespace)
         self.contents.wipe()
+        marks.clear()
 
     def _forget_owner(self, namespace: bytes) -> None:
         for block_id in [block_id for block_id, owner in self._index.items() if owner == namespace]:

@@ -360,6 +360,26 @@ def test_forget_makes_a_namespace_unfindable_and_zero(tmp_path: Path) -> None:
         assert (one.cached[3], one.cached[4]) == (0, 40)
 
 
+def test_hundreds_of_words_keep_no_block_waiting(tmp_path: Path) -> None:
+    """Before the blocks of a request lie words about 200 namespaces, among them its own: one turn takes them all.
+    Whoever is named twice has the last word: a namespace that is shared again behind a word to forget is asked for."""
+    engine, wire, _ = silent(tmp_path)
+    assert engine.spill is not None
+    engine.spill.contents.make_room = lambda: 3  # type: ignore[method-assign]
+    engine.add(submit(50, prompt(1)))
+    wire.host.receive(4_096)
+    wire.host.send(Share(mark_of(namespace(1))))
+    for number in range(200):
+        wire.host.send(Forget(mark_of(namespace(number))))
+    wire.host.send(Share(mark_of(namespace(2))))
+    returned = engine.spill.take(0)
+    assert [one.submit.request for one in returned] == [50] and engine.spill.num_waiting == 0
+    engine.add(submit(51, prompt(60)))
+    engine.add(submit(52, prompt(60), tenant=2))
+    assert [one.namespace for one in wire.host.receive(4_096) if isinstance(one, Fetch)] == [namespace(2)]
+    wire.close()
+
+
 def test_a_word_to_forget_reaches_a_sleeping_engine_at_once(tmp_path: Path) -> None:
     """The port's thread sleeps without an end and is woken by the word, and so is an engine that waits for the
     supervisor's bell; the end of the port does not wait either."""
