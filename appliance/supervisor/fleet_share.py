@@ -42,8 +42,9 @@ class FleetShare:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin to exchange keys."""
+        """Begin to exchange keys: the fleet's own, and those of accounts once they share."""
         self._loop = asyncio.get_running_loop()
+        self._keys.share(())
         self._keys.start()
 
     def close(self) -> None:
@@ -56,8 +57,8 @@ class FleetShare:
         self._keys.share(accounts)
 
     def shred(self, account: str) -> bool:
-        """Erase an account's key here and order that it ends everywhere; False where that cannot be ordered now, or
-        the account does not share."""
+        """Stop to use an account's key here and order that it ends everywhere; False where the account does not
+        share."""
         return self._keys.shred(account)
 
     @property

@@ -112,17 +112,17 @@ class FleetKeys:
         return [namespace for namespace in list(self._spaces) if self.current(namespace) is not None]
 
     def shred(self, account: str) -> bool:
-        """Erase an account's key here and have another drawn; False where too many such orders wait, or the account
-        does not share, so that there is nothing to erase."""
+        """Stop to use an account's key here and have another drawn (``end``); False where the account does not share,
+        so that there is nothing to end."""
         with self._lock:
-            if account not in self._accounts or not self._exchange.shred(account):
-                return False
-            self._shreds.setdefault(account, self._clock())
-        return True
+            shares = account in self._accounts
+        if shares:
+            self.end((account,))
+        return shares
 
     def end(self, accounts: Iterable[str]) -> None:
-        """Have the generations of these accounts end, whether they still share or not: those for which too many orders
-        wait as soon as there is room."""
+        """Have the generations of these accounts end, whether they still share or not. None of them is used here from
+        now on; those for which too many orders wait are ordered as soon as there is room."""
         with self._lock:
             self._owed.update(accounts)
             self._order_owed()
@@ -130,7 +130,8 @@ class FleetKeys:
     @property
     def waiting(self) -> int:
         """Shreds that are not complete yet."""
-        return len(self._shreds) + len(self._owed)
+        with self._lock:
+            return len(self._owed | self._shreds.keys())
 
     @property
     def holds_keys(self) -> bool:
@@ -185,6 +186,8 @@ class FleetKeys:
         found = list[ShredEnd]()
         for account, began in list(self._shreds.items()):
             seconds, complete = self._clock() - began, self._exchange.settled(account)
+            if account in self._owed:
+                continue  # What is settled is an earlier shred.
             if complete or seconds > FOLLOW_S:
                 del self._shreds[account]
                 found.append(ShredEnd(account, seconds, complete))

@@ -54,10 +54,11 @@ async def test_a_generation_is_a_namespace_and_ends_with_a_death(
     vault = Vault(keyring, store, namespace, set(), way, fleet)
     told, entries = list[Control](), list[Entry]()
     vault.publish, vault.on_export = lambda message, _fds: not told.append(message), entries.append
+    assert vault.figures[FLEET_STATE] == FleetKeyState.NONE_HELD
     vault.start()
     wire = connect(Role.SPILL)
     try:
-        assert vault.figures[FLEET_STATE] == FleetKeyState.NONE_HELD
+        assert vault.figures[FLEET_STATE] == FleetKeyState.HELD, "a host has the fleet's key while no tenant shares"
         first = {name: bytes.fromhex(key) for name, key in namespace.keys(["alpha", "beta"]).items()}
         port = vault.serve(wire.host, "00" * 32, "engine", backend=lambda: b"b" * 32)
         vault.set_retention({"alpha": SHARED, "beta": LEAVES})
