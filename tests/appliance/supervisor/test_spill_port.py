@@ -36,7 +36,7 @@ from isolation.ipc.errors import RingFull
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES, PROTOCOL_VERSION, Hello, Role
 from isolation.ipc.segment import GUEST_TO_HOST
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, mark_of
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, mark_of
 from isolation.keys.keyring import Keyring
 from tests.appliance.supervisor.test_keeper import Sandbox, make
 from tests.isolation.ipc.wire import Wire, connect
@@ -271,9 +271,8 @@ async def test_a_breach_of_the_spill_channel_ends_that_life_of_the_engine(
 def test_a_word_waits_for_room_and_is_not_lost(
     store: tuple[Keyring, SpillStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the engine's ring is full for far longer than the port waits, a word to forget and one about other hosts'
-    blocks stay: both come, in their order, once the engine reads. They name the namespace by its mark, and no frame has
-    its key."""
+    """While the engine's ring is full for far longer than the port waits, two words to forget stay: both come, in
+    their order, once the engine reads. They name namespaces by their marks, and no frame has a key."""
     monkeypatch.setattr(port_module, "SEND_PATIENCE_S", 0.02)
     wire = connect(Role.SPILL)
     for size in (1 << 16, 1 << 8, 1):
@@ -284,13 +283,13 @@ def test_a_word_waits_for_room_and_is_not_lost(
     port.start()
     try:
         port.forget(KEY)
-        port.share(KEY)
+        port.forget(bytes(NAMESPACE_KEY_BYTES))
         time.sleep(0.3)
         found, until = list[object](), time.monotonic() + 10
         while len(found) < 2 and time.monotonic() < until:
             found += [one for one in wire.guest.receive(64) if not isinstance(one, Fetched)]
-        assert found == [Forget(mark_of(KEY)), Share(mark_of(KEY))]
-        assert all(KEY not in encode(one) for one in (Forget(mark_of(KEY)), Share(mark_of(KEY))))
+        assert found == [Forget(mark_of(KEY)), Forget(mark_of(bytes(NAMESPACE_KEY_BYTES)))]
+        assert KEY not in encode(Forget(mark_of(KEY)))
     finally:
         port.close()
         wire.guest.close()
