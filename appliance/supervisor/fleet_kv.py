@@ -108,6 +108,11 @@ class FleetKv:
         self._figures.fleet_restored += len(found)
         return found
 
+    def count(self, account: str) -> int:
+        """Return how many objects the store has of what this host wrote for an account."""
+        with self._lock:
+            return len(self._books.objects.get(account, ()))
+
     def drop(self, account: str) -> int:
         """Have the store forget what this host wrote for an account; gives how many."""
         with self._lock:

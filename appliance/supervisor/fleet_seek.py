@@ -24,6 +24,11 @@ SEND_S = 2.0
 """Seconds for which what came waits to be sent, after which the rest of the fetch is given up: as long as an engine
 waits for a prefix."""
 
+LINE_S = 0.25
+"""Seconds after which a fetch that still waits in line is passed over: its engine waits no longer
+(``engine.core.kv.spill.PATIENCE_NS``), and behind fetches that nobody waits for all others would come too late as well.
+"""
+
 SEEK_SHARE = 0.4
 """Part of one processor that the thread may use on and on: half of what the thread of the channel may. Opening what a
 store has costs some milliseconds for each 8 MiB."""
@@ -37,6 +42,8 @@ class _Asked:
     fetch: Fetch
     first: int
     """Place of the first block that is still wanted."""
+    at: float
+    """Monotonic time of the question."""
 
 
 class FleetSeeker:
@@ -67,7 +74,7 @@ class FleetSeeker:
         with self._changed:
             if len(self._asked) >= MAX_ASKED:
                 return False
-            self._asked.append(_Asked(fetch, first))
+            self._asked.append(_Asked(fetch, first, time.monotonic()))
             self._changed.notify_all()
         return True
 
@@ -94,7 +101,8 @@ class FleetSeeker:
                 if self._closing:
                     return
                 asked = self._asked.popleft()
-            self._seek(asked.fetch, asked.first)
+            if time.monotonic() - asked.at < LINE_S:
+                self._seek(asked.fetch, asked.first)
 
     def _pace(self) -> None:
         """Rest where the thread has used more than its share."""

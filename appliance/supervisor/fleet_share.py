@@ -42,8 +42,9 @@ class FleetShare:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin to exchange keys."""
+        """Begin to exchange keys: the fleet's own, and those of accounts once they share."""
         self._loop = asyncio.get_running_loop()
+        self._keys.share(())
         self._keys.start()
 
     def close(self) -> None:
@@ -56,8 +57,8 @@ class FleetShare:
         self._keys.share(accounts)
 
     def shred(self, account: str) -> bool:
-        """Erase an account's key here and order that it ends everywhere; False where that cannot be ordered now, or
-        the account does not share."""
+        """Stop to use an account's key here and order that it ends everywhere; False where the account does not
+        share."""
         return self._keys.shred(account)
 
     @property
@@ -79,19 +80,20 @@ class FleetShare:
         """End the generations under which an engine has written that died as none should: nobody uses its blocks, or
         what followed from them, any more. May be called from any thread."""
         assert self._loop is not None, "it was started"
-        for account in accounts:
-            if self._keys.shred(account):
-                log.warning("a tenant's key in the fleet ends with an engine", tenant=account, sandbox=sandbox)
-                told = entry("kv_export", what="suspected", tenant=account, count=0)
-                self._loop.call_soon_threadsafe(self.on_entry, told)
+        ending = tuple(accounts)
+        self._keys.end(ending)
+        for account in ending:
+            log.warning("a tenant's key in the fleet ends with an engine", tenant=account, sandbox=sandbox)
+            told = entry("kv_export", what="suspected", tenant=account, count=0)
+            self._loop.call_soon_threadsafe(self.on_entry, told)
 
     def _carry_out(self, changes: Changes, done: Callable[[], None]) -> None:
         assert self._loop is not None, "it was started"
+        for account in changes:  # Here and not in the event loop: these can be some hundred thousand objects.
+            self.kv.drop(account)
         self._loop.call_soon_threadsafe(self._change, changes, done)
 
     def _change(self, changes: Changes, done: Callable[[], None]) -> None:
-        for account in changes:
-            self.kv.drop(account)
         self.on_changes(changes)
         done()
 

@@ -221,7 +221,7 @@ class Keeper:
         channel, booted.spill = booted.spill, None
         loop = asyncio.get_running_loop()
         return self._vault.serve(
-            *(channel, self.plan.digest, self.plan.name, _backend(self._told, booted)),
+            *(channel, self.plan.digest, self.plan.name, lambda: _backend(self._told, booted)),
             lambda error: loop.call_soon_threadsafe(self._end, _end_by(error)),
         )
 

@@ -31,7 +31,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.doorbell import ThreadBell
 from isolation.ipc.errors import PeerGoneError, ProtocolError, RingFull
 from isolation.ipc.messages import Hello
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, mark_of
 from isolation.keys.seal import Binding
 
 log = structlog.get_logger()
@@ -47,8 +47,8 @@ READ_BATCH = 16
 SEND_PATIENCE_S = 1.0
 """Seconds for which a fetch waits for room in the engine's ring before it is given up."""
 
-MAX_FORGETS = 1_024
-"""Most namespaces that wait to be sent to the engine; a shred is rare."""
+MAX_FORGETS = 4_096
+"""Most words that wait to be sent to the engine: a lease that ends and comes back takes three for each tenant."""
 
 PORT_SHARE = 0.8
 """Part of one processor that the thread of one engine may use on and on. An engine that sends or rings without end
@@ -118,13 +118,13 @@ class SpillPort:
 
     def forget(self, namespace: bytes) -> None:
         """Ask the engine to forget a namespace; sent by the thread."""
-        self._words.append(Forget(namespace))
+        self._words.append(Forget(mark_of(namespace)))
         self._ring()
 
     def share(self, namespace: bytes) -> None:
         """Tell the engine that other hosts may have blocks of a namespace, where it shares; sent by the thread."""
         if self._fleet is not None:
-            self._words.append(Share(namespace))
+            self._words.append(Share(mark_of(namespace)))
             self._ring()
 
     def _ring(self) -> None:
@@ -171,8 +171,7 @@ class SpillPort:
             self._bell.drain()  # Before the looks at what it was rung for: no ring is lost.
             if self._closing.is_set():
                 return
-            while self._words:
-                self._send(self._words.popleft())
+            self._tell()
             for found in self._seeker.take() if self._seeker is not None else ():
                 self._send(found)
             messages = self._channel.receive(READ_BATCH)
@@ -184,6 +183,14 @@ class SpillPort:
             if not messages:
                 self._channel.wait(WAIT_S, self._bell.fileno())
             pace()  # Rings with nothing behind them cost time as well.
+
+    def _tell(self) -> None:
+        """Send what the engine is to be told. Where its ring stays full the rest is sent later, and none is lost."""
+        while self._words:
+            word = self._words.popleft()
+            if not self._send(word):
+                self._words.appendleft(word)
+                return
 
     def serve(self, message: Message) -> None:
         """Serve one message, without pauses."""

@@ -112,19 +112,19 @@ class Vault:
         channel: Channel,
         model_digest: str,
         name: str,
-        backend: bytes = b"",
+        backend: Callable[[], bytes] = bytes,
         failed: Callable[[SpillPortError], object] = lambda _error: None,
     ) -> SpillPort:
         """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
-        cannot go on, or the engine broke the protocol. ``backend``: digest of what the bits of its KV depend on
-        (``fleet_backend``); without one its blocks are not shared.
+        cannot go on, or the engine broke the protocol. ``backend`` gives the digest of what the bits of its KV depend
+        on (``fleet_backend``), and is asked where there is a fleet; without one its blocks are not shared.
 
         Raises:
             SpillPortError: the machine gives no descriptors or no thread. The channel is closed.
         """
-        fleet = (
-            None if self._fleet is None or not backend else (self._fleet.kv, self._fleet.life(model_digest, backend))
-        )
+        fleet, told = None, b"" if self._fleet is None else backend()
+        if self._fleet is not None and told:
+            fleet = self._fleet.kv, self._fleet.life(model_digest, told)
         port = SpillPort(channel, model_digest, self._store, self.owner, name, failed, fleet)
         try:
             port.start()
@@ -179,11 +179,13 @@ class Vault:
         for tenant in begin:
             check_account(tenant)  # Before anything changes: the next gateway's word must find nothing of it.
         self._sharing = (self._sharing | begin) - over
+        counts = {tenant: self._fleet.kv.count(tenant) for tenant in sorted(over)}
+        # What was theirs in the store goes with the change of their generations to none.
         self._fleet.share(self._sharing)
         for tenant in sorted(begin):
             self._note("shared", tenant, 0)
-        for tenant in sorted(over):
-            self._note("unshared", tenant, self._fleet.kv.drop(tenant))
+        for tenant, count in counts.items():
+            self._note("unshared", tenant, count)
 
     def _take_changes(self, changes: Changes) -> None:
         """Give tenants the namespace keys that follow from their generations, or keys of this host alone; engines and

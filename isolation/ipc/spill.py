@@ -2,7 +2,8 @@
 
 They travel over a channel of their own (``Role.SPILL``), which the gateway never holds. Content is plain KV: the
 supervisor seals it, for no key enters a sandbox. A block is named by its id, a keyed hash of the tokens before it; the
-namespace key beside it is the one the host gave the engine with requests, and tells the supervisor the tenant.
+namespace key beside it is the one the host gave the engine with requests, and tells the supervisor the tenant. The
+supervisor tells no key: its words about namespaces have marks (``mark_of``).
 
 Order: guest ``Hello``; then guest ``Keep | Fetch``, host ``Fetched | Forget | Share``, each at any time.
 
@@ -14,6 +15,7 @@ Payloads that are no record (``frame``):
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,6 +35,8 @@ from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
 
 MAX_BLOCK_NAME_BYTES = 32
 """Bytes of a block's id; ids have 16, and those of models with several block tables one more."""
+
+MARK_BYTES = 32
 
 MAX_FETCH_BLOCKS = 8_192
 """Blocks of one fetch: a context of 128 Ki tokens in blocks of 16."""
@@ -85,16 +89,23 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Host: make everything of this namespace unfindable and overwrite it."""
+    """Host: make everything of the namespace with this mark unfindable and overwrite it."""
 
-    namespace: bytes
+    mark: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Host: other hosts may have blocks of this namespace; ask for those that you did not send. ``Forget`` ends it."""
+    """Host: other hosts may have blocks of the namespace with this mark; ask for those that you did not send.
+    ``Forget`` ends it."""
 
-    namespace: bytes
+    mark: bytes
+
+
+def mark_of(namespace: bytes) -> bytes:
+    """Return the mark of a namespace, 32 bytes: the host names namespaces by it, so that an engine learns the keys of
+    those alone of which requests came to it. Who has a key can ask the host for blocks of it, and send some."""
+    return hashlib.sha256(b"athanor namespace mark\x00" + namespace).digest()
 
 
 _NAMED = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sB")
@@ -148,6 +159,6 @@ ARMS = (
     MessageCodec(Kind.KEEP, Keep, _check_keep, _pack_keep, _unpack_keep, names_request=False),
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
     record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B", tier=KvTier), tail="content"),
-    record_codec(Kind.FORGET, Forget, Record(f"namespace:{NAMESPACE_KEY_BYTES}s"), names_request=False),
-    record_codec(Kind.SHARE, Share, Record(f"namespace:{NAMESPACE_KEY_BYTES}s"), names_request=False),
+    record_codec(Kind.FORGET, Forget, Record(f"mark:{MARK_BYTES}s"), names_request=False),
+    record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s"), names_request=False),
 )

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import RingFull
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, mark_of
 
 MOST_BYTES = 256 << 20
 """Bytes of blocks that are kept at a time; the oldest go."""
@@ -83,7 +83,7 @@ class SpillHost:
 
     def _forget(self, namespace: bytes) -> None:
         with suppress(RingFull):
-            self._channel.send(Forget(namespace))
+            self._channel.send(Forget(mark_of(namespace)))
             for place in [place for place in self._blocks if place[0] == namespace]:
                 self._bytes -= len(self._blocks.pop(place))
             self.forgotten += 1

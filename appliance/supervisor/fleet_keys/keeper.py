@@ -62,6 +62,8 @@ class FleetKeys:
         """Number of the generation that was told last, by account."""
         self._spaces: dict[bytes, Generation] = {}
         """Generations by the namespace keys that follow from them."""
+        self._owed: set[str] = set()
+        """Accounts whose generations are to end and for which no order was taken yet."""
         self._shreds: dict[str, float] = {}
         """Begin of shreds that are not complete yet."""
         self._carried = threading.Event()
@@ -90,7 +92,11 @@ class FleetKeys:
     def current(self, namespace: bytes) -> Generation | None:
         """Return the generation from which a namespace key follows, while this host may use it."""
         found = self._spaces.get(namespace)
-        if found is None or self._exchange.key(found.account) != (found.number, found.key):
+        if (
+            found is None
+            or found.account in self._owed
+            or self._exchange.key(found.account) != (found.number, found.key)
+        ):
             return None
         return found
 
@@ -106,18 +112,26 @@ class FleetKeys:
         return [namespace for namespace in list(self._spaces) if self.current(namespace) is not None]
 
     def shred(self, account: str) -> bool:
-        """Erase an account's key here and have another drawn; False where too many such orders wait, or the account
-        does not share, so that there is nothing to erase."""
+        """Stop to use an account's key here and have another drawn (``end``); False where the account does not share,
+        so that there is nothing to end."""
         with self._lock:
-            if account not in self._accounts or not self._exchange.shred(account):
-                return False
-            self._shreds.setdefault(account, self._clock())
-        return True
+            shares = account in self._accounts
+        if shares:
+            self.end((account,))
+        return shares
+
+    def end(self, accounts: Iterable[str]) -> None:
+        """Have the generations of these accounts end, whether they still share or not. None of them is used here from
+        now on; those for which too many orders wait are ordered as soon as there is room."""
+        with self._lock:
+            self._owed.update(accounts)
+            self._order_owed()
 
     @property
     def waiting(self) -> int:
         """Shreds that are not complete yet."""
-        return len(self._shreds)
+        with self._lock:
+            return len(self._owed | self._shreds.keys())
 
     @property
     def holds_keys(self) -> bool:
@@ -133,13 +147,22 @@ class FleetKeys:
         """Find out what changed and have it carried out; end shreds that are complete."""
         if not self._carried.is_set():
             return
-        with self._lock:
+        with self._lock:  # An order that comes in between is of another shred than the one that is told of.
+            self._order_owed()
             changes = self._changes()
+            over = () if changes else self._over()
         if changes:
             self._carried.clear()
             self._carry_out(changes, self._carried.set)
-            return
-        self._follow()
+        for one in over:
+            self._ended(one)
+
+    def _order_owed(self) -> None:
+        for account in sorted(self._owed):
+            if not self._exchange.shred(account):
+                return
+            self._owed.discard(account)
+            self._shreds.setdefault(account, self._clock())
 
     def _changes(self) -> Changes:
         found = dict[str, Generation | None]()
@@ -158,13 +181,17 @@ class FleetKeys:
                 self._spaces[generation.namespace()] = generation
         return found
 
-    def _follow(self) -> None:
-        """Tell which shreds are complete, and which nobody has called so in time."""
+    def _over(self) -> list[ShredEnd]:
+        """Return the shreds that are complete, and those that nobody has called so in time."""
+        found = list[ShredEnd]()
         for account, began in list(self._shreds.items()):
             seconds, complete = self._clock() - began, self._exchange.settled(account)
+            if account in self._owed:
+                continue  # What is settled is an earlier shred.
             if complete or seconds > FOLLOW_S:
                 del self._shreds[account]
-                self._ended(ShredEnd(account, seconds, complete))
+                found.append(ShredEnd(account, seconds, complete))
+        return found
 
     def _run(self) -> None:
         turned = -TURN_S

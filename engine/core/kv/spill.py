@@ -29,7 +29,17 @@ from isolation.ipc.codec import Message
 from isolation.ipc.engine import Submit
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
-from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep, KvTier, Share
+from isolation.ipc.spill import (
+    MAX_FETCH_BLOCKS,
+    SPILL_HEADER_BYTES,
+    Fetch,
+    Fetched,
+    Forget,
+    Keep,
+    KvTier,
+    Share,
+    mark_of,
+)
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -53,6 +63,10 @@ LONGEST_NS = 2_000_000_000
 MAX_WAITING = 64
 """Requests that wait for their prefixes at a time; one more computes its own."""
 
+MAX_SEEKING = MAX_WAITING // 2
+"""Requests of those that may wait for blocks of other hosts: a store answers later than this machine does, and who
+waits for it leaves half of the places to requests whose blocks are here."""
+
 MAX_WAITING_OF_ONE = 8
 """Requests of one namespace that wait at a time, so that its fetches do not delay all others."""
 
@@ -61,6 +75,9 @@ MAX_INDEX = 1 << 18
 
 MAX_SHARED = 1_024
 """Namespaces for whose blocks other hosts are asked: twice as many as a fleet has."""
+
+MAX_WORDS = 256
+"""Words of the supervisor about namespaces that are taken in one step: a fleet's lease that ends gives hundreds."""
 
 MAX_SOUGHT = 256
 """Blocks of one request that are asked for without having been sent from here: 4,096 tokens in blocks of 16. A prompt
@@ -154,6 +171,8 @@ class _Waiting:
     arrival_ns: int
     blocks: tuple[bytes, ...]
     heard_ns: int
+    seeks: bool = False
+    """Whether it waits for what other hosts may have."""
     come: int = 0
     tiers: list[int] = field(default_factory=lambda: [0] * len(KvTier))
     """Blocks that came and were put into the pool, by the tier where they were."""
@@ -196,7 +215,7 @@ class SpillTier:
     _known: Counter[bytes] = field(default_factory=Counter)
     """Number of blocks that were sent away, by namespace."""
     _shared: set[bytes] = field(default_factory=set)
-    """Namespaces of which other hosts may have blocks."""
+    """Marks of namespaces of which other hosts may have blocks."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
     """By number of the fetch."""
     _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
@@ -224,14 +243,15 @@ class SpillTier:
         """Whether the request's prefix was sent away, or may be known elsewhere, and has been asked for: it is kept
         here until then."""
         key = kv_key_of(submit)
-        if not (self._known[key] or key in self._shared) or not submit.retain or self._gone:
+        shared = bool(self._shared) and mark_of(key) in self._shared
+        if not (self._known[key] or shared) or not submit.retain or self._gone:
             return False
         if submit.prompt_logprobs >= 0 or not self.cache.knows(submit.adapter):  # The scheduler refuses the latter.
             return False
         if len(self._waiting) >= MAX_WAITING or self._waiting_of(key) >= MAX_WAITING_OF_ONE:
             return False
         # What begins with a public prefix has another chain on each host; deterministic bits are this engine's own.
-        seeks = key in self._shared and not (submit.public or submit.deterministic)
+        seeks = shared and not (submit.public or submit.deterministic) and self._num_seeking < MAX_SEEKING
         wanted = self._missing(submit, MAX_SOUGHT if seeks else 0)
         if not wanted:
             return False
@@ -239,7 +259,8 @@ class SpillTier:
         if not self._send(Fetch(number, key, wanted, self.contents.size if seeks else 0)):
             return False
         self._next += 1
-        self._waiting[number] = _Waiting(replace(submit, token_ids=submit.token_ids[:]), now_ns, wanted, now_ns)
+        copied = replace(submit, token_ids=submit.token_ids[:])
+        self._waiting[number] = _Waiting(copied, now_ns, wanted, now_ns, seeks)
         return True
 
     def holding(self, request_id: int) -> Submit | None:
@@ -261,19 +282,34 @@ class SpillTier:
         returned: list[Returned] = []
         self._send_away()
         room = min(max(1, STEP_BYTES // self.contents.size), self.contents.make_room())
-        # Whatever comes at all is small but for content.
-        for message in self.channel.receive(room):
-            if isinstance(message, Fetched):
-                self._place(message, now_ns, returned)
-            elif isinstance(message, Forget):
-                self._forget(message.namespace)
-            elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
-                self._shared.add(message.namespace)
+        self._receive(room, now_ns, returned)
         for number, one in list(self._waiting.items()):
             if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
                 self.counts.late += 1
                 self._end(number, returned)
         return returned
+
+    def _receive(self, room: int, now_ns: int, returned: list[Returned]) -> None:
+        """Take up to ``room`` blocks, and the words between them: these are small, and hundreds come at once."""
+        forgotten, words = set[bytes](), MAX_WORDS
+        while room > 0 and words > 0:
+            asked = min(room, words)
+            messages = self.channel.receive(asked)
+            for message in messages:
+                if isinstance(message, Fetched):
+                    room -= 1
+                    self._forget(forgotten, returned)
+                    self._place(message, now_ns, returned)
+                    continue
+                words -= 1
+                if isinstance(message, Forget):
+                    self._shared.discard(message.mark)
+                    forgotten.add(message.mark)
+                elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
+                    self._shared.add(message.mark)
+            if len(messages) < asked:
+                break
+        self._forget(forgotten, returned)
 
     def save(self) -> None:
         """Send away what the plan just made evicts, and some of what goes next; before the plan is executed."""
@@ -323,6 +359,10 @@ class SpillTier:
                 sought -= 1
             wanted.append(block_id)
         return tuple(wanted)
+
+    @property
+    def _num_seeking(self) -> int:
+        return sum(1 for one in self._waiting.values() if one.seeks)
 
     def _waiting_of(self, key: bytes) -> int:
         return sum(1 for one in self._waiting.values() if kv_key_of(one.submit) == key)
@@ -404,16 +444,28 @@ class SpillTier:
             if not self._known[owner]:
                 del self._known[owner]
 
-    def _forget(self, namespace: bytes) -> None:
-        """Everything of a namespace is to go: here, and what is cached; and no other host is asked for it."""
+    def _forget(self, marks: set[bytes], returned: list[Returned]) -> None:
+        """Everything of the namespaces with these marks is to go: here, and what is cached. Requests that wait for
+        blocks of them go on without: what is still on its way to them is not taken. Empties ``marks``."""
+        if not marks:
+            return
+        waiting = {number: kv_key_of(one.submit) for number, one in self._waiting.items()}
+        leaving = (one.owner for one in self._leaving.values())
+        owners = {*self.pool.contents.owners, *self._index.values(), *leaving, *waiting.values()}
+        for namespace in [owner for owner in owners if mark_of(owner) in marks]:
+            for number in [number for number, key in waiting.items() if key == namespace]:
+                self._end(number, returned)
+            self._forget_owner(namespace)
+        self.contents.wipe()
+        marks.clear()
+
+    def _forget_owner(self, namespace: bytes) -> None:
         for block_id in [block_id for block_id, owner in self._index.items() if owner == namespace]:
             self._unlearn(block_id)
         for departure in [one for one in self._leaving.values() if one.owner == namespace]:
             del self._leaving[departure.block_id]
             departure.copy.drop()
-        self._shared.discard(namespace)
         self.pool.disown(namespace)
-        self.contents.wipe()
 
     def _send(self, message: Keep | Fetch) -> bool:
         if self._gone:

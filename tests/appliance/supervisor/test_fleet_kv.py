@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from appliance.supervisor import fleet_seek
 from appliance.supervisor.fleet_backend import backend_digest
 from appliance.supervisor.fleet_keys.exchange import TURN_S, KeyExchange
 from appliance.supervisor.fleet_keys.keeper import FOLLOW_S, Changes, FleetKeys, ShredEnd
-from appliance.supervisor.fleet_keys.leases import DRIFT_S, LEASE_S
+from appliance.supervisor.fleet_keys.leases import DRIFT_S, LEASE_S, MAX_ORDERS
 from appliance.supervisor.fleet_kv import EngineLife, FleetKv
 from appliance.supervisor.fleet_seek import FleetSeeker
 from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
@@ -223,6 +225,28 @@ def test_a_shred_that_nobody_confirms_is_not_called_complete(fleet: Fleet) -> No
     assert [(end.complete, end.seconds > FOLLOW_S) for end in two.ends] == [(False, True)] and two.keys.waiting == 0
 
 
+def test_all_generations_end_under_which_an_engine_wrote_that_died(fleet: Fleet) -> None:
+    """On a member: of more accounts than orders may wait, and of one that shares there no more, no host takes the old
+    generation in the end; the member itself takes none of them from the moment on. Control: another tenant keeps its
+    key."""
+    one, two, _ = fleet.hosts
+    names = [f"tenant-{number:03}" for number in range(MAX_ORDERS + 6)]
+    for host in fleet.hosts:
+        host.keys.share([*names, "alpha", "beta"])
+    fleet.turns(10)
+    spaces = {name: one.space(name) for name in names}
+    two.keys.share([*names[1:], "beta"])
+    fleet.turns(2)
+    assert all(one.keys.current(space) and two.keys.current(spaces[names[-1]]) for space in spaces.values())
+    two.keys.end(names)
+    assert two.keys.waiting == len(names) and not any(two.keys.current(space) for space in spaces.values())
+    fleet.turns(16)
+    for host in fleet.hosts:
+        assert not any(host.keys.current(space) for space in spaces.values())
+        assert host.keys.current(one.space("beta")) is not None
+    assert {end.account for end in two.ends if end.complete} == {*names[1:]}
+
+
 def test_a_host_has_no_more_in_the_store_than_its_part(tmp_path: Path) -> None:
     """With room for two objects the first is dropped from the store when the third comes; what a tenant has there goes
     when it ceases to share."""
@@ -236,9 +260,28 @@ def test_a_host_has_no_more_in_the_store_than_its_part(tmp_path: Path) -> None:
     assert one.kv.drop("alpha") == 2 and set(fleet.store.values) <= before
 
 
-def test_a_seeker_answers_each_fetch_to_its_end(fleet: Fleet) -> None:
+def test_a_seeker_passes_over_what_nobody_waits_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetches that waited in line longer than their engine does are not asked for; one that came later is answered."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 1.0)
+    one, rung = fleet.hosts[0], threading.Event()
+    kept(one, one.space())
+    seeker = FleetSeeker(one.kv, LIFE, rung.set, "engine")
+    assert seeker.ask(Fetch(1, one.space(), BLOCKS, SIZE), 0) and seeker.ask(Fetch(2, one.space(), BLOCKS, SIZE), 0)
+    time.sleep(1.0)
+    assert seeker.ask(Fetch(3, one.space(), BLOCKS, SIZE), 0)
+    seeker.start()
+    try:
+        assert rung.wait(10)
+        assert [(found.request, found.index) for found in seeker.take()] == [(3, 0), (3, 1), (3, 2)]
+    finally:
+        seeker.close()
+    assert one.figures.fleet_restored == 3
+
+
+def test_a_seeker_answers_each_fetch_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one fetch asks for comes in order from the place where the engine's own blocks ended, with a block without
     content where the first is absent; a second fetch is answered after it."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)  # The machine may be busy.
     one, two, _ = fleet.hosts
     kept(one, one.space())
     rung = threading.Event()

@@ -21,7 +21,7 @@ from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.ipc.messages import Role
-from isolation.ipc.spill import Forget, Share
+from isolation.ipc.spill import Forget, Share, mark_of
 from isolation.keys.keyring import Keyring
 from tests.appliance.supervisor.fleet_keys.fleets import joined
 from tests.isolation.ipc.wire import Wire, connect
@@ -55,19 +55,22 @@ async def test_a_generation_is_a_namespace_and_ends_with_a_death(
     vault = Vault(keyring, store, namespace, set(), way, fleet)
     told, entries = list[Control](), list[Entry]()
     vault.publish, vault.on_export = lambda message, _fds: not told.append(message), entries.append
+    assert vault.figures[FLEET_STATE] == FleetKeyState.NONE_HELD
     vault.start()
     wire = connect(Role.SPILL)
     try:
-        assert vault.figures[FLEET_STATE] == FleetKeyState.NONE_HELD
+        assert vault.figures[FLEET_STATE] == FleetKeyState.HELD, "a host has the fleet's key while no tenant shares"
         first = {name: bytes.fromhex(key) for name, key in namespace.keys(["alpha", "beta"]).items()}
-        port = vault.serve(wire.host, "00" * 32, "engine", backend=b"b" * 32)
+        port = vault.serve(wire.host, "00" * 32, "engine", backend=lambda: b"b" * 32)
         vault.set_retention({"alpha": SHARED, "beta": LEAVES})
         await wait_until(lambda: namespace.key("alpha") != first["alpha"])
         shared = namespace.key("alpha")
         assert shared is not None and fleet.namespaces == [shared] and namespace.key("beta") == first["beta"]
         assert told == [Namespaces({"alpha": shared.hex()})] and vault.owner(first["alpha"]) is None
         heard: list[object] = []
-        await wait_until(lambda: not heard.extend(words(wire)) and heard == [Forget(first["alpha"]), Share(shared)])
+        await wait_until(
+            lambda: not heard.extend(words(wire)) and heard == [Forget(mark_of(first["alpha"])), Share(mark_of(shared))]
+        )
         assert (vault.figures[FLEET_STATE], vault.figures[FLEET_SHREDS]) == (FleetKeyState.HELD, 0)
 
         port.shared.add("alpha")

@@ -32,10 +32,11 @@ from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
 from isolation.ipc.codec import encode
 from isolation.ipc.doorbell import ThreadBell
+from isolation.ipc.errors import RingFull
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES, PROTOCOL_VERSION, Hello, Role
 from isolation.ipc.segment import GUEST_TO_HOST
-from isolation.ipc.spill import Fetch, Fetched, Keep
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, mark_of
 from isolation.keys.keyring import Keyring
 from tests.appliance.supervisor.test_keeper import Sandbox, make
 from tests.isolation.ipc.wire import Wire, connect
@@ -265,3 +266,31 @@ async def test_a_breach_of_the_spill_channel_ends_that_life_of_the_engine(
     assert [(down.reason, down.generation) for down in one.downs] == [("fault", 1)]
     assert [down.cause for down in one.downs] == one.told()
     assert one.downs[0].cause.startswith("broke the protocol on its spill channel: ")
+
+
+def test_a_word_waits_for_room_and_is_not_lost(
+    store: tuple[Keyring, SpillStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the engine's ring is full for far longer than the port waits, two words to forget stay: both come, in
+    their order, once the engine reads. They name namespaces by their marks, and no frame has a key."""
+    monkeypatch.setattr(port_module, "SEND_PATIENCE_S", 0.02)
+    wire = connect(Role.SPILL)
+    for size in (1 << 16, 1 << 8, 1):
+        with contextlib.suppress(RingFull):
+            while True:
+                wire.host.send(Fetched(1, 0, bytes(size)))
+    port = SpillPort(wire.host, "00" * 32, store[1], lambda _key: None, "engine")
+    port.start()
+    try:
+        port.forget(KEY)
+        port.forget(bytes(NAMESPACE_KEY_BYTES))
+        time.sleep(0.3)
+        found, until = list[object](), time.monotonic() + 10
+        while len(found) < 2 and time.monotonic() < until:
+            found += [one for one in wire.guest.receive(64) if not isinstance(one, Fetched)]
+        assert found == [Forget(mark_of(KEY)), Forget(mark_of(bytes(NAMESPACE_KEY_BYTES)))]
+        assert KEY not in encode(Forget(mark_of(KEY)))
+    finally:
+        port.close()
+        wire.guest.close()
+        wire.raw.close()

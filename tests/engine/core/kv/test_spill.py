@@ -12,13 +12,13 @@ import pytest
 
 from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.engine import Engine
-from engine.core.kv.spill import LONGEST_NS, MAX_WAITING_OF_ONE, PATIENCE_NS
+from engine.core.kv.spill import LONGEST_NS, MAX_SEEKING, MAX_WAITING_OF_ONE, PATIENCE_NS
 from engine.serve import serve
 from isolation.ipc.engine import Drain, StepOutput
 from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Masks, MaskState
 from isolation.ipc.messages import FailureCode, Role
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, KvTier, Share
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, KvTier, Share, mark_of
 from tests.engine.core.kv.spilled import MODEL, Spilling, alone, kv_of, prompt, spilling
 from tests.engine.support import make_engine, namespace, submit
 from tests.isolation.ipc.wire import Wire, connect
@@ -121,7 +121,7 @@ def test_what_a_group_sent_away_is_forgotten_with_its_key(tmp_path: Path) -> Non
     with spilling(tmp_path) as one:
         one.run(submit(1, prompt(1), group=GROUP), submit(2, prompt(2)))
         one.run(*(submit(number, prompt(number), tenant=3) for number in range(12, 18)))
-        one.wire.host.send(Forget(GROUP))
+        one.wire.host.send(Forget(mark_of(GROUP)))
         one.engine.look()
         one.run(submit(20, prompt(1), group=GROUP), submit(21, prompt(2)))
         assert (one.cached[20], one.cached[21]) == (0, 40)
@@ -202,7 +202,7 @@ def test_an_engine_asks_for_what_another_computed_where_its_tenant_shares(tmp_pa
         return [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
 
     assert asked(1, seed=2) == []
-    wire.host.send(Share(namespace(1)))
+    wire.host.send(Share(mark_of(namespace(1))))
     one.run()
     assert asked(2, tenant=2) == asked(3, deterministic=True) == []
     (fetch,) = asked(4)
@@ -212,10 +212,47 @@ def test_an_engine_asks_for_what_another_computed_where_its_tenant_shares(tmp_pa
         wire.host.send(Fetched(fetch.request, index, content, KvTier.STORE))
     one.run()
     assert (one.cached[4], one.restored[4], one.outputs[4]) == (40, (0, 0, 40), expected)
-    wire.host.send(Forget(namespace(1)))
+    wire.host.send(Forget(mark_of(namespace(1))))
     one.run(submit(5, prompt(3), tenant=2))
     assert asked(6, seed=4) == []
     one.run()
+    wire.close()
+
+
+def test_what_comes_for_a_forgotten_namespace_is_not_taken(tmp_path: Path) -> None:
+    """Blocks that were on their way when the supervisor had the engine forget their namespace are not put into the
+    pool: the request that waited for them goes on at once, and its tokens are those that it computes."""
+    engine, wire, _ = silent(tmp_path)
+    assert engine.spill is not None
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    engine.add(submit(50, prompt(1)))
+    (fetch,) = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
+    wire.host.send(Forget(mark_of(namespace(1))))
+    for index in range(len(fetch.blocks)):
+        wire.host.send(Fetched(fetch.request, index, bytes(engine.spill.contents.size), KvTier.STORE))
+    one.run()
+    assert (one.cached[50], engine.spill.counts.restored, engine.spill.counts.late) == (0, 0, 0)
+    assert one.outputs[50] == alone(submit(1, prompt(1)))[1]
+    wire.close()
+
+
+def test_waiting_for_other_hosts_leaves_places_to_who_waits_for_this_one(tmp_path: Path) -> None:
+    """However many requests of tenants that share come, half of the places for requests that wait is not theirs; what
+    was sent from here is asked for meanwhile."""
+    engine, wire, _ = silent(tmp_path)
+    assert engine.spill is not None
+    tenants = range(2, 2 + MAX_SEEKING // MAX_WAITING_OF_ONE + 1)
+    for tenant in tenants:
+        wire.host.send(Share(mark_of(namespace(tenant))))
+    engine.look()
+    for tenant in tenants:
+        for number in range(MAX_WAITING_OF_ONE):
+            engine.add(submit(100 * tenant + number, prompt(50 + number), tenant=tenant))
+    assert engine.spill.num_waiting == MAX_SEEKING
+    engine.add(submit(50, prompt(1)))
+    assert engine.spill.num_waiting == MAX_SEEKING + 1
+    asked = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
+    assert [bool(one.size) for one in asked] == [True] * MAX_SEEKING + [False]
     wire.close()
 
 
@@ -314,13 +351,33 @@ def test_forget_makes_a_namespace_unfindable_and_zero(tmp_path: Path) -> None:
         pool, contents = one.engine.spill.pool, one.engine.spill.contents
         mine = [block for block in range(1, 41) if pool.owner(block) == namespace(1)]
         assert any(any(contents.read(block)) for block in mine)
-        one.wire.host.send(Forget(namespace(1)))
+        one.wire.host.send(Forget(mark_of(namespace(1))))
         one.engine.look()
         one.run()
         assert not any(any(contents.read(block)) for block in mine)
         pool.check_integrity()
         one.run(submit(3, prompt(1)), submit(4, prompt(2), tenant=2))
         assert (one.cached[3], one.cached[4]) == (0, 40)
+
+
+def test_hundreds_of_words_keep_no_block_waiting(tmp_path: Path) -> None:
+    """Before the blocks of a request lie words about 200 namespaces, among them its own: one turn takes them all.
+    Whoever is named twice has the last word: a namespace that is shared again behind a word to forget is asked for."""
+    engine, wire, _ = silent(tmp_path)
+    assert engine.spill is not None
+    engine.spill.contents.make_room = lambda: 3  # type: ignore[method-assign]
+    engine.add(submit(50, prompt(1)))
+    wire.host.receive(4_096)
+    wire.host.send(Share(mark_of(namespace(1))))
+    for number in range(200):
+        wire.host.send(Forget(mark_of(namespace(number))))
+    wire.host.send(Share(mark_of(namespace(2))))
+    returned = engine.spill.take(0)
+    assert [one.submit.request for one in returned] == [50] and engine.spill.num_waiting == 0
+    engine.add(submit(51, prompt(60)))
+    engine.add(submit(52, prompt(60), tenant=2))
+    assert [one.namespace for one in wire.host.receive(4_096) if isinstance(one, Fetch)] == [namespace(2)]
+    wire.close()
 
 
 def test_a_word_to_forget_reaches_a_sleeping_engine_at_once(tmp_path: Path) -> None:
@@ -336,7 +393,7 @@ def test_a_word_to_forget_reaches_a_sleeping_engine_at_once(tmp_path: Path) -> N
         one.port.close()
         one.port.close()
         assert time.monotonic() - began < 5.0, "the thread's sleep is far longer"
-        assert one.wire.guest.receive(8) == [Forget(namespace(1))]
+        assert one.wire.guest.receive(8) == [Forget(mark_of(namespace(1)))]
 
 
 def test_a_word_to_forget_reaches_an_engine_whose_requests_all_wait_for_masks(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.backends.cuda.runtime.staging import MOST_STAGED, DeviceContent
-from isolation.ipc.spill import Forget
+from isolation.ipc.spill import Forget, mark_of
 from tests.engine.core.kv.spilled import alone, kv_of, prompt, spilling
 from tests.engine.support import namespace, submit
 
@@ -34,7 +34,7 @@ def test_restored_blocks_are_the_same_bits_and_forgotten_ones_are_gone(tmp_path:
         assert kv_of(one.engine, prompt(1)) == before and len(before) == 10
         mine = [block for block in range(1, 25) if pool.owner(block) == namespace(1)]
         assert any(any(content.read(block)) for block in mine)
-        one.wire.host.send(Forget(namespace(1)))
+        one.wire.host.send(Forget(mark_of(namespace(1))))
         one.engine.look()
         one.run(submit(13, prompt(1)))
         assert one.cached[13] == 0
