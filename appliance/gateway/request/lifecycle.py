@@ -405,6 +405,8 @@ class Lifecycle:
             digest = (error.policy if error is not None else "") or parts.ledger.policy.digest
             parts.audited_calls.denied(self.principal, self.call, digest, error)
         else:
+            if error is not None and error.rule and not error.policy:  # the model fell asleep after the decision
+                error.by_rule(error.rule, reservation.decision.policy_digest)
             note_use(self, served=error is None or bool(tokens.input or tokens.output))
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = charge_of(tokens, price, outcome.reasoning_tokens, reserved=reservation.reserved_cost > 0)
