@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from appliance.common.version import VERSION
-from engine.config import EngineConfig
 from isolation.gvisor.cpuid import processor
 
 _PLACES = frozenset(
@@ -22,17 +20,16 @@ _PLACES = frozenset(
 a new one too, are in the digest. The form is there as the engine says it has chosen it."""
 
 
-def backend_digest(configuration: bytes, ready: Mapping[str, int], card: str) -> bytes:
-    """Return the digest for an engine.
+def backend_digest(configuration: bytes, ready: Mapping[str, int]) -> bytes:
+    """Return the digest for an engine on the processor; nothing tells yet what the bits of one on a GPU depend on.
 
     Args:
-        configuration: what it was configured with.
+        configuration: what it was configured with (``engine.config.EngineConfig``).
         ready: numbers that it reported when it was ready; ``form`` is that of its kernels.
-        card: description of its GPU; empty on the processor.
     """
-    fields = asdict(EngineConfig.from_json(configuration))
-    told = {name: value for name, value in sorted(fields.items()) if name not in _PLACES}
-    parts = (VERSION, json.dumps(told, sort_keys=True), str(ready.get("form", 0)), card, processor())
+    fields = json.loads(configuration)
+    told = {name: value for name, value in fields.items() if name not in _PLACES}
+    parts = (VERSION, json.dumps(told, sort_keys=True), str(ready.get("form", 0)), processor())
     digest = hashlib.sha256(b"athanor fleet backend 1\x00")
     for part in parts:
         data = part.encode()

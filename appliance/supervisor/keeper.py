@@ -398,8 +398,8 @@ def _down(plan: BootPlan, life: Life, cause: str, reason: str) -> SandboxDown:
 
 
 def _backend(plan: BootPlan, booted: Booted) -> bytes:
-    """Return the digest of what the bits of an engine's KV depend on."""
-    return backend_digest(plan.configuration, booted.ready, "" if plan.card is None else str(plan.card.card))
+    """Return the digest of what the bits of an engine's KV depend on; nothing for one on a GPU, which shares none."""
+    return b"" if plan.card is not None else backend_digest(plan.configuration, booted.ready)
 
 
 def _log_ready(plan: BootPlan, generation: int, booted: Booted) -> None:

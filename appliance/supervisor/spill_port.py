@@ -122,9 +122,10 @@ class SpillPort:
         self._ring()
 
     def share(self, namespace: bytes) -> None:
-        """Tell the engine that other hosts may have blocks of a namespace; sent by the thread."""
-        self._words.append(Share(namespace))
-        self._ring()
+        """Tell the engine that other hosts may have blocks of a namespace, where it shares; sent by the thread."""
+        if self._fleet is not None:
+            self._words.append(Share(namespace))
+            self._ring()
 
     def _ring(self) -> None:
         if self._bell is not None:

@@ -18,6 +18,7 @@ from appliance.common.control import LEAVES, SHARED, Control, Namespaces
 from appliance.common.errors import SpillPortError, StartError
 from appliance.common.kv_store_config import carrier_socket
 from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, STORE_STATE, FleetKeyState, KvStoreState
+from appliance.supervisor.fleet_keys.envelopes import check_account
 from appliance.supervisor.fleet_keys.keeper import Changes
 from appliance.supervisor.fleet_keys.membership import Membership, check_membership
 from appliance.supervisor.fleet_share import FleetShare
@@ -116,12 +117,14 @@ class Vault:
     ) -> SpillPort:
         """Begin to serve an engine; the port owns the channel. ``failed`` is called from the port's thread when it
         cannot go on, or the engine broke the protocol. ``backend``: digest of what the bits of its KV depend on
-        (``fleet_backend``).
+        (``fleet_backend``); without one its blocks are not shared.
 
         Raises:
             SpillPortError: the machine gives no descriptors or no thread. The channel is closed.
         """
-        fleet = None if self._fleet is None else (self._fleet.kv, self._fleet.life(model_digest, backend))
+        fleet = (
+            None if self._fleet is None or not backend else (self._fleet.kv, self._fleet.life(model_digest, backend))
+        )
         port = SpillPort(channel, model_digest, self._store, self.owner, name, failed, fleet)
         try:
             port.start()
@@ -144,7 +147,11 @@ class Vault:
     def set_retention(self, kept: dict[str, int]) -> None:
         """Set whether tenants' blocks may be kept (1), leave this machine too (``LEAVES``) or be used by the fleet
         (``SHARED``), or none of these (0); those of a tenant that no longer allows it are found no more: outside, or
-        everywhere. Blocks that the fleet uses leave by that way alone; without a fleet ``SHARED`` is ``LEAVES``."""
+        everywhere. Blocks that the fleet uses leave by that way alone; without a fleet ``SHARED`` is ``LEAVES``.
+
+        Raises:
+            AccountNameError: the fleet is to use blocks under a name that no policy has; nothing has changed.
+        """
         self._set_sharing(kept)
         for tenant, wanted in kept.items():
             leaves = wanted >= LEAVES and tenant not in self._sharing
@@ -169,6 +176,8 @@ class Vault:
         over = {tenant for tenant, wanted in kept.items() if wanted != SHARED} & self._sharing
         if not (begin or over):
             return
+        for tenant in begin:
+            check_account(tenant)  # Before anything changes: the next gateway's word must find nothing of it.
         self._sharing = (self._sharing | begin) - over
         self._fleet.share(self._sharing)
         for tenant in sorted(begin):

@@ -217,11 +217,8 @@ class Lifecycle:
         def attempt(takes: bool, queued: int) -> Decision:
             return reservation.try_reserve(input_tokens, asked, room, longest=longest, queued=queued, takes=takes)
 
-        before = reservation.decision.policy_digest
-        with self._shadow.reserving(input_tokens, asked, room, longest):
+        with _noting(self.trace, reservation), self._shadow.reserving(input_tokens, asked, room, longest):
             await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
-        if (decision := reservation.decision).policy_digest != before:  # a reload came between the two decisions
-            self.trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
 
     async def place(self, reservation: Reservation) -> None:
         """Choose the sandboxes that the tenant's class asks for, and wake those that sleep, once the policy has agreed.
@@ -402,8 +399,7 @@ class Lifecycle:
         note_restored(outcome, self.trace, partial(parts.count, names.RESTORED_TOKENS, model=self.model.name))
         reservation = self._reservation
         if reservation is None:
-            digest = (error.policy if error is not None else "") or parts.ledger.policy.digest
-            parts.audited_calls.denied(self.principal, self.call, digest, error)
+            parts.audited_calls.denied(self.principal, self.call, _digest(parts.ledger, error), error)
         else:
             if error is not None and error.rule and not error.policy:  # the model fell asleep after the decision
                 error.by_rule(error.rule, reservation.decision.policy_digest)
@@ -426,6 +422,20 @@ class Lifecycle:
             reasoning_tokens=outcome.reasoning_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+@contextmanager
+def _noting(trace: RequestTrace, reservation: Reservation) -> Iterator[None]:
+    """Note rule and policy of the decision that the block takes, where a reload came between the two decisions."""
+    before = reservation.decision.policy_digest
+    yield
+    if (decision := reservation.decision).policy_digest != before:
+        trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+
+
+def _digest(ledger: Ledger, error: ApplianceError | None) -> str:
+    """Return the digest of the policy that denied a request, else of that in force."""
+    return (error.policy if error is not None else "") or ledger.policy.digest
 
 
 def _call(request: AnyRequest, batch: str, digest: bytes, runner: str) -> Call:

@@ -235,9 +235,8 @@ class GatewayService:
         """Return the refusal of a name that is no model of the tenant's. The audit log has the rule, where it is one of
         others."""
         error = _unknown_model(name, [card.name for card in self.models(principal)])
-        if served:
-            error.by_rule(f"tenants.{principal.tenant}.models", self.ledger.policy.digest, hidden=True)
-        return error
+        rule = f"tenants.{principal.tenant}.models"
+        return error.by_rule(rule, self.ledger.policy.digest, hidden=True) if served else error
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """Return the models that this principal may use, with the routes, which are models to it."""

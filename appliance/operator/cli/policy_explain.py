@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from policy.origins import Origin
     from policy.request import Content
     from policy.routes import RouteChoice
-    from policy.simulate import Load
+    from policy.simulate import Load, Question
 
 EXAMPLES = """
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini | before the prompt is tokenised
@@ -138,18 +138,14 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
-    from policy.decision import Effect
-    from policy.origins import find_origin
-    from policy.simulate import Load, Question, chosen, decide
+    from policy.simulate import Load, Question
 
-    if (tenant is None) == (credential is None):
-        fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
-    asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
-    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region}
+    _check_caller(tenant, credential)
     moment = None if at is None else _moment(at)
     _check_amounts(spent_today, spent_this_month)
-    asked |= {"address": _address(address), "unix_s": moment}
-    question = Question(**asked, content=_content(content_bytes, fields or (), roles or ()))
+    asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
+    asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region, "unix_s": moment}
+    question = Question(**asked, address=_address(address), content=_content(content_bytes, fields or (), roles or ()))
     policy, sources = _policy(path, config, output_format)
     now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
     now = replace(now, kv_tokens_held=kv_tokens_held, spent_today=spent_today, spent_this_month=spent_this_month)
@@ -157,10 +153,24 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     now = replace(now, end_user_running=end_user_running, end_user_requests_left=end_user_requests_left)
     now = _at_moment(replace(now, end_user_output_tokens_left=end_user_output_left), moment)
     now = _with_states(now, asleep, external, unready, busy)
-    decision, choice = decide(policy, question, now), chosen(policy, question, now)
-    shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
+    shown = _decided(policy, sources, question, now)
     _show(policy, tenant or policy.principals.get(credential or "", ""), shown, output_format)
-    raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
+    raise typer.Exit(exits.REFUSED if shown.denied else exits.OK)
+
+
+def _check_caller(tenant: str | None, credential: str | None) -> None:
+    if (tenant is None) == (credential is None):
+        fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
+
+
+def _decided(policy: PolicySet, sources: Sequence[Source], question: Question, load: Load) -> _Shown:
+    """The decision on a request, with what is shown of it."""
+    from policy.origins import find_origin
+    from policy.simulate import chosen, decide
+
+    decision = decide(policy, question, load)
+    origin = find_origin(sources, decision.rule)
+    return _Shown(decision, origin, question.model, chosen(policy, question, load))
 
 
 def _policy(path: Path | None, config: Path, output_format: Format) -> tuple[PolicySet, list[Source]]:
@@ -245,6 +255,13 @@ class _Shown:
     """Name that was asked for."""
     choice: RouteChoice | None
     """Model that the route of this name leads to; None where it is no route."""
+
+    @property
+    def denied(self) -> bool:
+        """Whether the request is neither served nor kept waiting."""
+        from policy.decision import Effect
+
+        return self.decision.effect is Effect.DENY
 
 
 def _show(policy: PolicySet, tenant: str, shown: _Shown, output_format: Format) -> None:

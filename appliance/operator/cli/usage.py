@@ -17,7 +17,7 @@ from appliance.operator.cli.options import DEFAULT_CONFIG, Config
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
-    from appliance.common.usage.report import By, Filter, Sum
+    from appliance.common.usage.report import By, Filter
 
 EXAMPLES = """
 athanor usage | this month, by tenant
@@ -92,8 +92,7 @@ def usage(  # noqa: PLR0913 - a parameter is an option
     With --cost: hours in which the appliance ran, times the price of an hour, shared among models
     by computed tokens, and what a million output tokens of each cost so.
     """
-    from appliance.common.errors import ConfigError
-    from appliance.common.usage.report import Filter, sums
+    from appliance.common.usage.report import Filter
 
     names = _names(by)
     now = datetime.now(UTC)
@@ -109,12 +108,8 @@ def usage(  # noqa: PLR0913 - a parameter is an option
         return
     if output_format is UsageFormat.PLOT:
         _show_plot(folder, names, chosen)
-        return
-    try:
-        found = sums(folder, names, chosen)
-    except ConfigError as error:
-        fail(exits.REFUSED, error.message, ELSEWHERE)
-    _show(found, names, chosen, output_format)
+    else:
+        _show(folder, names, chosen, output_format)
 
 
 def _folder(config: Path) -> Path:
@@ -144,9 +139,15 @@ def _hour(moment: datetime) -> datetime:
     return moment.replace(minute=0, second=0, microsecond=0)
 
 
-def _show(found: list[Sum], names: list[By], chosen: Filter, output_format: UsageFormat) -> None:
+def _show(folder: Path, names: list[By], chosen: Filter, output_format: UsageFormat) -> None:
+    from appliance.common.errors import ConfigError
+    from appliance.common.usage.report import sums
     from appliance.operator.cli.usage_view import csv_text, document, usage_view
 
+    try:
+        found = sums(folder, names, chosen)
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message, ELSEWHERE)
     if output_format is UsageFormat.CSV:
         typer.echo(csv_text(found, names), nl=False)
     elif not print_data(document(found, names, chosen), Format(output_format.value)):

@@ -11,6 +11,7 @@ import pytest
 
 from appliance.common.audit.entry import Entry
 from appliance.common.control import LEAVES, SHARED, Control, Namespaces
+from appliance.common.errors import AccountNameError
 from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, FleetKeyState
 from appliance.supervisor.fleet_keys import keeper
 from appliance.supervisor.fleet_share import FleetShare
@@ -88,3 +89,26 @@ async def test_a_generation_is_a_namespace_and_ends_with_a_death(
         keyring.close()
         wire.guest.close()
         wire.raw.close()
+
+
+def test_a_name_that_no_policy_has_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A gateway that was taken over has the fleet use blocks under a name that no envelope carries: a typed error, by
+    which it is dropped, and nothing has changed. What the next gateway says holds (control)."""
+    keyring = Keyring(tmp_path / "keys", os.urandom(32))
+    store = SpillStore(LIMITS, keyring)
+    fleet = FleetShare(joined(tmp_path)[0], KvCarrier(tmp_path / "nobody", 60), LIMITS, store.figures)
+    vault = Vault(keyring, store, Namespace(), set(), KvCarrier(tmp_path / "nobody", 60), fleet)
+    entries = list[Entry]()
+    vault.on_export = entries.append
+    try:
+        with pytest.raises(AccountNameError):
+            vault.set_retention({"alpha": SHARED, "gr\u00fcn": SHARED, "beta": LEAVES})
+        assert entries == []
+        vault.set_retention({"alpha": SHARED, "beta": LEAVES})
+        assert [(one.fields["what"], one.fields["tenant"]) for one in entries] == [
+            ("shared", "alpha"),
+            ("allowed", "beta"),
+        ]
+    finally:
+        vault.close()
+        keyring.close()

@@ -190,6 +190,8 @@ def lives(
 
     monkeypatch.setattr(lifecycle, "BASE_DELAY_S", 0.01)
     monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    # The plan of these lives has no configuration of an engine; what its KV depends on matters to a fleet alone.
+    monkeypatch.setattr(keeper_module, "_backend", lambda _plan, _booted: b"")
     yield make_lives
     for one in made:
         assert not one.vault._ports

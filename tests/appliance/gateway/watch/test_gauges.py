@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from appliance.common.control import SpillState
-from appliance.common.kv_store_state import STORE_STATE
+from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, STORE_STATE
 from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Starts
@@ -79,7 +79,7 @@ def test_a_store_tells_what_becomes_of_blocks(tmp_path: Path) -> None:
     assert store.get(block(5)) == bytes(100)
     assert store.get(block(0)) is None
     told = store.figures.told()
-    assert told.keys() == KNOWN - {STORE_STATE}
+    assert told.keys() == KNOWN - {STORE_STATE, FLEET_STATE, FLEET_SHREDS}
     assert (told["memory_objects"], told["disk_objects"], told["memory_bytes"]) == (2, 3, 2 * size)
     first, second, _ = sorted((tmp_path / "spill").iterdir())
     first.write_bytes(first.read_bytes()[:-1])
