@@ -401,8 +401,6 @@ class Lifecycle:
         if reservation is None:
             parts.audited_calls.denied(self.principal, self.call, _digest(parts.ledger, error), error)
         else:
-            if error is not None and error.rule and not error.policy:  # the model fell asleep after the decision
-                error.by_rule(error.rule, reservation.decision.policy_digest)
             note_use(self, served=error is None or bool(tokens.input or tokens.output))
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = charge_of(tokens, price, outcome.reasoning_tokens, reserved=reservation.reserved_cost > 0)

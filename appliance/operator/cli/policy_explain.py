@@ -142,7 +142,6 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     _check_caller(tenant, credential)
     moment = None if at is None else _moment(at)
-    _check_amounts(spent_today, spent_this_month)
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
     asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region, "unix_s": moment}
     question = Question(**asked, address=_address(address), content=_content(content_bytes, fields or (), roles or ()))
@@ -230,11 +229,13 @@ def _with_states(load: Load, asleep: Names, external: Names, unready: Names, bus
 
 
 def _at_moment(load: Load, unix_s: float | None) -> Load:
-    """Return a load with what is left of the day and the month at a Unix time; None for now."""
+    """Return a load, of amounts that there can be, with what is left of the day and the month at a Unix time; None for
+    now."""
     import time
 
     from appliance.common.usage.periods import period_of
 
+    _check_amounts(load.spent_today, load.spent_this_month)
     now = time.time() if unix_s is None else unix_s
     period = period_of(now)
     return replace(load, day_left_s=period.day_ends - now, month_left_s=period.month_ends - now)

@@ -69,9 +69,7 @@ def test_what_is_dropped_before_it_is_written_never_leaves(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("first", [ObjectStatus.AWAY, ObjectStatus.REFUSED], ids=["away", "refused"])
-def test_all_that_a_policy_withdraws_is_told_to_the_store(
-    monkeypatch: pytest.MonkeyPatch, first: ObjectStatus
-) -> None:
+def test_all_that_a_policy_withdraws_is_told_to_the_store(monkeypatch: pytest.MonkeyPatch, first: ObjectStatus) -> None:
     """The queue takes the names of all objects that the books of the store can have; those beyond its bound are not
     kept. While no carrier is there, and while the store behind it is away or refuses, as one does that reads its memory
     back, all names are kept and told again; once both serve each is taken once. Names that were made up to probe the
