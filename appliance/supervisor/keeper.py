@@ -303,7 +303,7 @@ class Keeper:
     def gateway_left(self, *, last: bool = False) -> None:
         """End a sandbox whose channel went with the gateway, or may have, and start it anew unless that was the
         ``last`` gateway; one that was never offered waits for the next."""
-        if last:
+        if last and not self._stopping.is_set():  # ``run`` must not wait for a gateway before it ends.
             self._needed.clear()
         self._cancel_repeat()
         if self._booted is not None and (self._booted.channel is None or self._hand_over.begun):

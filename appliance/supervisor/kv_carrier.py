@@ -71,6 +71,10 @@ question to the next while requests come."""
 REFUSED_S = 60.0
 """Seconds for which the store counts as refusing after it has refused something."""
 
+_NOT_TAKEN = frozenset({ObjectStatus.AWAY, ObjectStatus.REFUSED})
+"""Answers to a name that the store has not forgotten: nobody was there, or the store refuses it, as one does that has
+begun anew and reads its memory back."""
+
 LINGER_S = 1.0
 """Seconds for which ``close`` waits for the writing thread."""
 
@@ -107,8 +111,8 @@ class KvCarrier:
         """Objects in the queue, those that were dropped meanwhile included."""
         self._drops = 0
         """Names to drop: in the queue, on their way, and those to be told again."""
-        self._untold: list[bytes] = []
-        """Names that were sent and not taken: told again behind the next request that the store serves."""
+        self._untold: deque[bytes] = deque()
+        """Names that were sent and not taken: told again, some behind each request that the store serves."""
         self._probe = b""
         """Name that was made up for the last probe: nothing is to be dropped under it."""
         self._closing = False
@@ -263,15 +267,15 @@ class KvCarrier:
         return peer
 
     def _note_drops(self, drops: Sequence[bytes], statuses: Sequence[ObjectStatus]) -> None:
-        """Keep the names of a request that were not taken; where the store served it, queue those kept before."""
-        untold = list[bytes]()
-        if ObjectStatus.AWAY not in statuses:
-            self._queue.extend(self._untold)
-            self._untold.clear()
-        elif drops:
-            pairs = zip(drops, statuses, strict=True)
-            untold = [name for name, status in pairs if status is ObjectStatus.AWAY and name != self._probe]
-        self._untold += untold
+        """Keep the names of a request that were not taken; where the store served it, queue as many of those kept
+        before as one request has: a store that serves some requests and not others is not told all of them each
+        time. It takes drops while it refuses objects, as one whose memory is full does."""
+        pairs = zip(drops, statuses, strict=True) if drops else ()
+        untold = [name for name, status in pairs if status in _NOT_TAKEN and name != self._probe]
+        if not (ObjectStatus.AWAY in statuses or (drops and ObjectStatus.REFUSED in statuses)):
+            for _ in range(min(MAX_OBJECTS, len(self._untold))):
+                self._queue.append(self._untold.popleft())
+        self._untold.extend(untold)
         self._drops -= len(drops) - len(untold)
 
     def _batch(self) -> tuple[list[tuple[_Put, memoryview]], tuple[bytes, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.core.backend import Backend, VectorSource
-from engine.core.kv.spill import SpillTier
+from engine.core.kv.spill import LOOK_S, SpillTier
 from engine.core.scheduler.plan import StepResult, row_masks
 from engine.core.scheduler.scheduler import Scheduler
 from engine.core.specification import SILENT_ID
@@ -70,6 +70,8 @@ class Engine:
         self._after_commit = [one.after_commit for one in stages if one.overrides("after_commit")]
         self.urgent = True
         """Whether a reader waits for something in the last output: a start, a first token, an end."""
+        self._stalled = False
+        """Whether requests could go on, and the last step had nothing of them to compute: there is no room for them."""
         self.form = 0
         """Number of the form in which the backend computes, as the host is told it (``EngineReady.form``)."""
         self.weights = WeightForm.UNKNOWN
@@ -101,7 +103,10 @@ class Engine:
 
     @property
     def rest_s(self) -> float:
-        """Seconds to sleep after a step that gave nothing: requests may wait for what is on its way."""
+        """Seconds to sleep after a step that gave nothing: requests may wait for what is on its way, or for blocks of
+        requests that wait for their masks."""
+        if self._stalled:
+            return LOOK_S
         return 0.0 if self.scheduler.has_work else self._spilling.rest_s
 
     @property
@@ -193,7 +198,7 @@ class Engine:
                 self._entrance.refuse(request_id, FailureCode.TOO_LONG)
         self._expire(now_ns)
         plan = self.scheduler.schedule(now_ns=now_ns)
-        self.urgent = True
+        self.urgent, self._stalled = True, False
         if plan is None:
             self._forget()
             return self._output(StepResult(), ()) if self._entrance.failures else None
@@ -207,6 +212,7 @@ class Engine:
             take_up(result)
         self._forget()
         if not plan.num_tokens and not self._entrance.failures:
+            self._stalled = not plan.zero_blocks
             return None
         # A structured request sits out until its token has been answered by a mask.
         told = plan.masks or result.starts or result.failures or self._entrance.failures

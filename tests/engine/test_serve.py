@@ -217,6 +217,24 @@ def test_a_deadline_ends_a_request_that_waits_for_its_mask_on_time(monkeypatch: 
     assert len(tokens_of(channel)[2]) == 1
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "order"), [(8, [1, 1, 2, 2, 2, 2]), (64, [1, 2, 2, 2, 2, 1])], ids=["full", "room"]
+)
+def test_blocks_of_a_request_that_waits_for_its_mask_are_waited_for_at_rest(num_blocks: int, order: list[int]) -> None:
+    """One request waits for its mask and holds most blocks, another waits for blocks: the engine rests between its
+    looks in place of empty steps without end, and both are served once the mask has come. With room for both (control)
+    it never rests so, and the second is served first."""
+    engine = make_engine(MODEL, num_blocks=num_blocks)
+    masks = [Masks(array("Q", [1]), array("I", [one]), bytes([MaskState.OPEN]), b"\xff" * 16) for one in (0, 1)]
+    begin = [submit(1, [5] * 20, 2, structured=True), masks[0]]
+    channel = ScriptedChannel(begin, [], [submit(2, [6] * 20, 4)], *([[]] * 20), [masks[1]], *([[]] * 20))
+    with pytest.raises(PeerGoneError):
+        serve(engine, channel)
+    assert [request for output in channel.sent for request in output.requests] == order
+    assert (channel.waits.count(LOOK_S) >= 19) is (num_blocks == 8)
+    assert set(channel.waits) - {LOOK_S} == {IDLE_WAIT_S}
+
+
 def test_the_supervisor_wakes_an_idle_engine() -> None:
     """What comes over the second channel ends the engine's long sleep: asked for before each, taken behind it. One that
     is there already makes the sleep short, and one whose other end is closed is asked no more."""

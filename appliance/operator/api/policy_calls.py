@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -194,9 +193,8 @@ def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
         options[there] = getattr(asked, there) if asked.HasField(there) else None
     options |= {name: getattr(asked, name) for name in _AS_THEY_ARE}
     options |= {name: list(getattr(asked, name)) for name in _NAMES}
-    for name in ("spent_today", "spent_this_month"):
-        if not 0 <= options[name] < math.inf:
-            raise InvalidRequestError(f"{name} is an amount, not below 0", param=name)
+    if asked.HasField("input_tokens") and not asked.input_tokens:
+        raise InvalidRequestError("a prompt has at least one token", param="input_tokens")
     options["at"] = _moment(asked.at) if asked.HasField("at") else None
     with _policy_of(asked.files, work.config().policy) as one:
         found = run_command(

@@ -86,6 +86,9 @@ ContentBytes = Annotated[int, typer.Option(metavar="N", min=0, help="Bytes of it
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
 
+LAST_YEAR = 9_998
+"""Last year of a request's time: what is left of its month must have an end, and dates end with 9999."""
+
 Asleep = Annotated[Names, typer.Option(metavar="NAME", help="Model that sleeps; may be repeated.")]
 External = Annotated[
     Names, typer.Option(metavar="NAME", help="Model that is computed outside of the appliance; may be repeated.")
@@ -138,7 +141,7 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     from policy.simulate import Load, Question
 
     _check_caller(tenant, credential)
-    moment = None if at is None else read_moment(at, datetime.now(UTC), "--at").timestamp()
+    moment = None if at is None else _moment(at)
     asked: dict[str, Any] = {"tenant": tenant, "credential": credential, "model": model, "input_tokens": input_tokens}
     asked |= {"max_tokens": max_tokens, "choices": choices, "feature": feature, "region": region, "unix_s": moment}
     question = Question(**asked, address=_address(address), content=_content(content_bytes, fields or (), roles or ()))
@@ -201,6 +204,24 @@ def _address(text: str | None) -> str | None:
     return text
 
 
+def _moment(text: str) -> float:
+    """Return the Unix time of a text; one that is none, or of a year whose end has no date, is a usage error."""
+    moment = read_moment(text, datetime.now(UTC), "--at")
+    if moment.year > LAST_YEAR:
+        fail(exits.USAGE, f"--at {text}: the last year is {LAST_YEAR}")
+    return moment.timestamp()
+
+
+def _check_amounts(*amounts: float) -> None:
+    """Check that amounts are some that the usage book can have; others are a usage error."""
+    from appliance.common.usage.periods import MOST
+    from policy.prices import BILLIONTHS
+
+    for amount in amounts:
+        if not 0 <= amount <= MOST / BILLIONTHS:
+            fail(exits.USAGE, f"{amount:g} spent: an amount is not below 0 and at most {MOST // BILLIONTHS:,}")
+
+
 def _with_states(load: Load, asleep: Names, external: Names, unready: Names, busy: Names) -> Load:
     """Return a load with the states of models."""
     asleep_, external_, unready_, busy_ = (tuple(names or ()) for names in (asleep, external, unready, busy))
@@ -208,11 +229,13 @@ def _with_states(load: Load, asleep: Names, external: Names, unready: Names, bus
 
 
 def _at_moment(load: Load, unix_s: float | None) -> Load:
-    """Return a load with what is left of the day and the month at a Unix time; None for now."""
+    """Return a load, of amounts that there can be, with what is left of the day and the month at a Unix time; None for
+    now."""
     import time
 
     from appliance.common.usage.periods import period_of
 
+    _check_amounts(load.spent_today, load.spent_this_month)
     now = time.time() if unix_s is None else unix_s
     period = period_of(now)
     return replace(load, day_left_s=period.day_ends - now, month_left_s=period.month_ends - now)

@@ -44,6 +44,8 @@ class Stage:
         monkeypatch.setattr(keeper_module, "boot", self._boot)
         monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
         self.keeper: Keeper = make(self.published)
+        self.running: asyncio.Task[None]
+        """Task of the keeper; begun by the fixture."""
 
     def _boot(self, *_: object, **__: object) -> Booted:
         self.copies.append(Copies())
@@ -73,11 +75,11 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     monkeypatch.setattr(hand_over, "MOST_DELAY_S", 0.004)
     monkeypatch.setattr(hand_over, "REST_S", 0.05)
     made = Stage(monkeypatch)
-    running = asyncio.create_task(made.keeper.run())
+    made.running = asyncio.create_task(made.keeper.run())
     await made.until_offered(1)
     yield made
     made.keeper.stop()
-    await running
+    await made.running
 
 
 def test_repeats_come_at_growing_intervals_and_become_an_error_once() -> None:
@@ -151,6 +153,21 @@ async def test_behind_the_last_gateway_nothing_is_booted(stage: Stage) -> None:
     stage.keeper.gateway_left()
     await stage.until_offered(3)
     assert stage.offers == [1, 2, 3]
+
+
+async def test_the_last_gateway_may_leave_at_the_moment_of_the_stop(stage: Stage) -> None:
+    """The supervisor is stopped and loses its last gateway in one turn of the event loop, while a keeper waits before
+    its next boot: the keeper ends all the same. One that is not stopped waits (control: the test before)."""
+    stage.answer(whole=True)
+    stage.keeper.fault(1, "it answers nonsense")
+    async with asyncio.timeout(20):
+        while not any(isinstance(one, SandboxDown) for one in stage.published):
+            await asyncio.sleep(0)
+    stage.keeper.stop()
+    stage.keeper.gateway_left(last=True)
+    async with asyncio.timeout(5):
+        await stage.running
+    assert len(stage.copies) == 1
 
 
 def test_a_gateway_that_comes_behind_the_last_one_is_served_again() -> None:

@@ -68,15 +68,17 @@ def test_what_is_dropped_before_it_is_written_never_leaves(tmp_path: Path, monke
             way.close()
 
 
-def test_all_that_a_policy_withdraws_is_told_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [ObjectStatus.AWAY, ObjectStatus.REFUSED], ids=["away", "refused"])
+def test_all_that_a_policy_withdraws_is_told_to_the_store(monkeypatch: pytest.MonkeyPatch, first: ObjectStatus) -> None:
     """The queue takes the names of all objects that the books of the store can have; those beyond its bound are not
-    kept. While no carrier is there, and while the store behind it is away, all names are kept and told again; once both
-    serve each is taken once. Names that were made up to probe the store are not among those kept."""
+    kept. While no carrier is there, and while the store behind it is away or refuses, as one does that reads its memory
+    back, all names are kept and told again; once both serve each is taken once. Names that were made up to probe the
+    store are not among those kept."""
     assert kv_carrier.MAX_DROPS >= store_tier.MAX_STORE_OBJECTS
     monkeypatch.setattr(kv_carrier, "MAX_DROPS", 300)
     monkeypatch.setattr(kv_carrier, "PROBE_S", 0.02)
     names = [number.to_bytes(32, "little") for number in range(303)]
-    answer, told = [ObjectStatus.AWAY], list[tuple[ObjectStatus, bytes]]()
+    answer, told = [first], list[tuple[ObjectStatus, bytes]]()
 
     def take_drops(listening: socket.socket) -> None:
         """Answer all requests of one connection alike."""
@@ -106,7 +108,35 @@ def test_all_that_a_policy_withdraws_is_told_to_the_store(monkeypatch: pytest.Mo
         carrier.join()
     taken = [one for status, one in told if status is ObjectStatus.OK and one in names]
     assert sorted(taken) == sorted(names[:300])
-    assert way._untold == []
+    assert not way._untold
+
+
+def test_names_that_are_never_taken_are_told_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that takes objects and no drops, by malice or because its user may not drop, is told as many names behind
+    each request that it serves as one request has, and not all that it did not take."""
+    monkeypatch.setattr(kv_carrier, "PROBE_S", 60.0)
+    drops = list[int]()
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{name}/c")
+        listening.listen()
+
+        def says(order: Order) -> ObjectStatus:
+            drops.append(order is Order.DROP)
+            return ObjectStatus.AWAY if order is Order.DROP else ObjectStatus.OK
+
+        threading.Thread(target=carry, args=(listening, says), daemon=True).start()
+        way = KvCarrier(Path(name) / "c", 60)
+        for number in range(1_000):
+            way.drop(number.to_bytes(32, "little"))
+        wait_until(lambda: len(way._untold) == 1_000)
+        drops.clear()
+        for number in range(10):
+            written = threading.Event()
+            assert way.offer(bytes([number]) * 32, memoryview(b"body"), lambda _status, done=written: done.set())
+            assert written.wait(10)
+        wait_until(lambda: len(way._untold) == way._drops == 1_000)
+        way.close()
+    assert (drops.count(False), drops.count(True)) == (10, 10)
 
 
 def _orders(peer: socket.socket) -> tuple[Order, tuple[bytes, ...]]:

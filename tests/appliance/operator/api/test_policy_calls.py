@@ -144,10 +144,17 @@ async def test_explain_takes_what_rules_look_at(place: Place, asked: dict[str, A
         {"roles": ["king"]},
         {"spent_today": -1.0},
         {"spent_today": math.nan},
+        {"spent_today": 1e10},
+        {"spent_this_month": 1e300},
+        {"input_tokens": 0},
         {"at": Timestamp(seconds=1 << 60)},
+        {"at": Timestamp(seconds=253_402_300_799)},
         {"at": Timestamp(seconds=1, nanos=-5)},
     ],
-    ids=["address", "field", "role", "amount", "no-number", "time", "nanoseconds"],
+    ids=[
+        *("address", "field", "role", "amount", "no-number", "amount-beyond-the-book", "amount-beyond-integers"),
+        *("no-prompt", "time", "last-second-of-9999", "nanoseconds"),
+    ],
 )
 async def test_what_explain_cannot_ask_is_refused(place: Place, asked: dict[str, Any]) -> None:
     """An address, field, role, amount or time that is none is the caller's mistake, not a decision."""
