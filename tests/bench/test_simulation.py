@@ -305,6 +305,15 @@ def test_every_scenario_runs(name: str, world: World) -> None:
         assert 0 < sum(found["requests"].values()) == found["requests"]["live"] + found["requests"]["done"]
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
+def test_a_prompt_has_as_many_tokens_as_its_trace_says(tokens: int) -> None:
+    """A prompt shorter than the number of its block needs keeps its length: Azure's trace has some of two tokens."""
+    made = arrivals(
+        [TraceRequest(0.5, tokens, 5, (), 0)], Shape(requests_per_s=2.0, tenants=3, before_s=0.0, seconds=1.0)
+    )
+    assert made and all(len(one.prompt()) == tokens for one in made)
+
+
 def test_the_default_is_the_measured_card() -> None:
     """What is simulated without a word is this engine on the card that it was measured on, with 0.84 million tokens of
     KV."""
