@@ -87,7 +87,7 @@ def _comparing(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return compare_method
 
 
-def _frozen_methods(cls: type, fields: Fields, _globals: dict[str, Any]) -> tuple[Callable[..., None], ...]:
+def _frozen_methods(cls: type[Any], fields: Fields, _globals: dict[str, Any]) -> tuple[Callable[..., None], ...]:
     names = frozenset(field.name for field in fields)
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
