@@ -34,7 +34,7 @@ Moment = Annotated[str, AfterValidator(_checked_moment)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class AskSchema(_Strict):

@@ -35,7 +35,7 @@ Role = Literal["system", "user", "assistant", "tool", "plain"]
 class ContentSchema(BaseModel):
     """What requests may hold."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     max_request_bytes: int | None = Field(
         default=None,
         ge=1,

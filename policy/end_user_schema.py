@@ -11,7 +11,7 @@ class EndUsersSchema(BaseModel):
     """Limits of each end user of the tenant, whom requests name by user or safety_identifier. All requests that name
     none count as one end user's."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     requests_per_minute: int | None = Field(
         default=None, ge=1, le=MAX_REQUESTS, description="Requests a minute, which is also the burst. Left out: none."
     )

@@ -37,7 +37,7 @@ def _form(value: object) -> str:
 
 
 class _RateSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     rate: int
     burst: int | None
 
@@ -69,7 +69,7 @@ class ConcurrencySchema(BaseModel):
     """Number of requests at once, with what becomes of others. Twice the number run at once if others are
     downgraded."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     at_once: int = Field(ge=1, le=MAX_CONCURRENCY, description="Requests admitted and not yet finished.")
     exceeded: Exceeded = "refuse"
 
@@ -78,7 +78,7 @@ class KvTokensSchema(BaseModel):
     """Tokens of KV that running requests may need at once, with what becomes of others. Twice the number if others are
     downgraded."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     at_once: int = Field(ge=1, le=MAX_KV_TOKENS, description="Tokens of running requests, prompts and most outputs.")
     exceeded: Exceeded = "refuse"
 

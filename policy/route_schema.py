@@ -18,7 +18,7 @@ ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class TargetSchema(_Strict):

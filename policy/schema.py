@@ -96,7 +96,7 @@ TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 def _always(section: S) -> Callable[[], S]:

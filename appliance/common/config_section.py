@@ -22,9 +22,12 @@ SECONDS = Unit("seconds")
 
 
 class Section(BaseModel):
-    """Part of the configuration: frozen, strict, without keys that are not its own."""
+    """Part of the configuration: frozen, strict, without keys that are not its own.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    What checks a section is made when one is checked by itself: the whole configuration has its own of each.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def anchored(self, folder: Path) -> Self:
         """Copy with every relative path taken from ``folder``."""

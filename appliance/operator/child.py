@@ -209,7 +209,9 @@ def run_role(
 def main(argv: list[str]) -> int:
     """Run the launcher's child: ``ROLE CONFIG PARENT DESCRIPTOR``; gives the exit status."""
     from appliance.common.log_import import import_structlog
+    from appliance.common.quick_dataclasses import quicken_dataclasses
 
+    quicken_dataclasses()
     import_structlog()
     from appliance.common.config_handover import Handover, unsealed
     from appliance.common.config_loader import resolve

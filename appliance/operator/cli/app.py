@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from appliance.common.quick_dataclasses import quicken_dataclasses
 from appliance.operator.cli import (
     attest,
     audit,
@@ -274,4 +275,5 @@ def _nothing() -> None:
 
 def main() -> None:
     """The entry point of the ``athanor`` script; ends the process with a code of ``exits``."""
+    quicken_dataclasses()
     for_line(sys.argv[1:])(prog_name="athanor", obj=guarded.OWN_PROCESS)
