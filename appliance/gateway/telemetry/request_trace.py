@@ -176,6 +176,8 @@ class RequestTrace:
             return
         if error is not None and error.rule:
             self.annotate(policy_rule=error.rule, **({"policy_digest": error.policy} if error.policy else {}))
+        if error is not None and error.cut_policy:
+            self.annotate(policy_cut_rule=error.cut_rule, policy_cut_digest=error.cut_policy)
         end_ns = self.now_ns()
         for phase, span in tuple(self._phases.items()):
             if error is not None:
