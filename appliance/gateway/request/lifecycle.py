@@ -446,17 +446,9 @@ def _call(request: AnyRequest, batch: str, digest: bytes, runner: str) -> Call:
 def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
+    obligations, batch, policy = reservation.obligations, bool(call.batch), reservation.decision.policy_digest
     return Admitted(
-        principal,
-        call.model,
-        reservation.obligations,
-        *keys,
-        alias=call.alias,
-        batch=bool(call.batch),
-        adapter=call.adapter,
-        region=region,
-        external=call.external,
-        policy=reservation.decision.policy_digest,
+        principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region, call.external, policy
     )
 
 
