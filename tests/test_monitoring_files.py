@@ -132,6 +132,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'athanor_kv_store_away{athanor_reason="store"}': "1x45"},
         {'athanor_kv_store_away{athanor_reason="store"}': "1x40 0x5"},
     ),
+    "AthanorFleetKeys": ({"athanor_fleet_keys_held": "1x30 0x15"}, {"athanor_fleet_keys_held": "1x30 0x4 1x11"}),
     "AthanorBatchStuck": ({"athanor_batch_stuck_batches": "0x30 2x15"}, {"athanor_batch_stuck_batches": "2x41 0x4"}),
     "AthanorCertificate": (
         {"athanor_certificate_end_seconds": "1000000x45"},

@@ -48,6 +48,11 @@ class ApplianceError(Exception):
         """Path in the policy of what denied, if anything did; for the operator: callers see what ``by_rule`` tells."""
         self.policy = ""
         """Digest of the policy whose rule denied; empty where none did."""
+        self.cut_rule = ""
+        """Path in the policy of what ended a running request, if anything did. A request that is cut is charged, and
+        one with a ``rule`` is a denial."""
+        self.cut_policy = ""
+        """Digest of the policy that ended a running request; empty where none did."""
         self.refusal = ""
         """Why a credential was refused (``appliance.common.refused_credentials``); for the operator, never for the
         caller."""
@@ -62,6 +67,14 @@ class ApplianceError(Exception):
         because the rule would tell whether a name that it may not use is a model, a route or nothing.
         """
         self.rule, self.policy = rule, policy
+        if not hidden:
+            self.details = {**self.details, "rule": _own_path(rule), "policy": policy}
+        return self
+
+    def by_cut(self, rule: str, policy: str, *, hidden: bool = False) -> Self:
+        """Note the rule that ends a running request and the digest of its policy, and return the error. The caller is
+        told as by ``by_rule``."""
+        self.cut_rule, self.cut_policy = rule, policy
         if not hidden:
             self.details = {**self.details, "rule": _own_path(rule), "policy": policy}
         return self

@@ -28,7 +28,8 @@ _TABLE: Mapping[OperatorRole, tuple[str, ...]] = {
     OperatorRole.VIEWER: (
         *(f"{_ADMIN}{name}" for name in ("GetServerInfo", "ListTenants", "GetTenant", "ListCredentials")),
         *(f"{_ADMIN}{name}" for name in ("ListRequests", "ListModels")),
-        *(f"{_POLICY}{name}" for name in ("Check", "Diff", "Explain", "Test", "History", "Schema")),
+        *(f"{_POLICY}{name}" for name in ("Check", "Diff", "Explain", "Test", "History", "Schema", "Init")),
+        f"{_POLICY}GetShadow",
         *("GET /", "GET /console", "GET /console/", "GET /console/{name}"),
         *("GET /console/look", "GET /console/requests/{wanted}"),
         *("GET /console/usage", "GET /console/usage.csv", "GET /console/usage/models"),
@@ -42,7 +43,7 @@ _TABLE: Mapping[OperatorRole, tuple[str, ...]] = {
     ),
     OperatorRole.SECURITY: (
         *(f"{_ADMIN}{name}" for name in ("CreateCredential", "RevokeCredential", "RotateCredential", "ForgetTenant")),
-        *(f"{_POLICY}{name}" for name in ("Apply", "Rollback")),
+        *(f"{_POLICY}{name}" for name in ("Apply", "Rollback", "SetShadow", "ClearShadow")),
         "GET /console/usage/users",  # Who of a tenant's end users sent how much, if under pseudonyms.
         "POST /reload",  # It puts in force whatever policy and keys are on the disk.
     ),

@@ -64,6 +64,8 @@ def made_up(number: int) -> Entry:
         reasoning_tokens=0,
         cost=number * 100,
         queued_ms=0,
+        cut_rule="",
+        cut_policy="",
         downgraded="",
         adapter="",
         adapter_digest="",

@@ -73,14 +73,17 @@ NOT_CAUSED = GPUS | {
     "AthanorAuditUnwitnessed",
     "AthanorFleetStoreAway",
     "AthanorKvStoreAway",
+    "AthanorFleetKeys",
     "AthanorBatchStuck",
 }
 """A disk has to fill over half an hour; the next two need a memory cgroup, which not every machine of the tests has;
-the next two need an engine with a defect, and the last five a tenant that was seen a day ago, a witness, a fleet, a
-store of sealed KV and a quarter of an hour. ``tests/test_operators_week.py`` has all of them but ``GPUS`` and the last
-five, in a booted container: a tenant's days are in ``tests/test_unusual_tenants.py``, late witnesses in
+the next two need an engine with a defect, and the last six a tenant that was seen a day ago, a witness, a fleet, a
+store of sealed KV, a key server and a quarter of an hour. ``tests/test_operators_week.py`` has all of them but ``GPUS``
+and the last six, in a booted container: a tenant's days are in ``tests/test_unusual_tenants.py``, late witnesses in
 ``tests/appliance/operator/test_witnesses.py``, stores that are away in ``tests/system/test_fleet_limits.py`` and
-``tests/system/test_kv_store.py``, batches that are stuck in ``tests/appliance/gateway/batches/test_batches.py``."""
+``tests/system/test_kv_store.py``, keys of a fleet that are not held in
+``tests/appliance/supervisor/test_fleet_share.py``, batches that are stuck in
+``tests/appliance/gateway/batches/test_batches.py``."""
 
 STATIC = {"AthanorCertificate", "AthanorDiskLow", "AthanorSpansLost"}
 """Caused by the configuration: a certificate that ends tomorrow, a small disk, a collector that is not there."""

@@ -86,8 +86,8 @@ async def test_a_request_is_seen_and_ended_and_a_drain_refuses_the_next(applianc
 
 async def test_a_key_and_a_policy_come_and_go(governed: Appliance) -> None:
     """A policy that names a new key is put in force, and the key is taken at once; revoked, it is refused when the
-    answer of the revocation is there. Every call that changed something is in the audit log before and after, and in
-    the metrics."""
+    answer of the revocation is there. The policy is tried beside itself meanwhile, and agrees. Every call that changed
+    something is in the audit log before and after, and in the metrics."""
     policy = governed.state / "policy.yaml"
     async with calling(governed) as call:
         made = await call(ADMIN, "CreateCredential", admin_pb2.CreateCredentialRequest(tenant="alpha", id="api-1"))
@@ -102,13 +102,18 @@ async def test_a_key_and_a_policy_come_and_go(governed: Appliance) -> None:
         assert done.outcome == policy_pb2.OUTCOME_IN_FORCE and info.policy_digest == done.digest
         client = governed.async_openai(max_retries=0)
         client.api_key = made.key
+        await call(POLICY, "SetShadow", policy_pb2.SetShadowRequest(files=[policy_pb2.PolicyFile(text=new)]))
         assert await answered(client)
+        tried = (await call(POLICY, "GetShadow")).shadow
+        assert (tried.digest, tried.verdicts["agrees"], sum(tried.verdicts.values())) == (done.digest, 1, 1)
+        await call(POLICY, "ClearShadow")
+        assert not (await call(POLICY, "GetShadow")).shadow.digest
         await call(ADMIN, "RevokeCredential", admin_pb2.RevokeCredentialRequest(ids=["api-1"]))
         with pytest.raises(openai.AuthenticationError):
             await answered(client)
     told = await asyncio.to_thread(entries, governed)
     changed = [(one["method"].rpartition("/")[2], one["outcome"]) for one in told]
-    for name in ("CreateCredential", "Apply", "RevokeCredential"):
+    for name in ("CreateCredential", "Apply", "SetShadow", "ClearShadow", "RevokeCredential"):
         assert changed.count((name, "BEGUN")) == changed.count((name, "OK")) == 1, changed
     assert not any(made.key.rpartition("_")[2] in str(one) for one in told)
     metrics = await asyncio.to_thread(httpx.get, governed.ready["admin"] + "/metrics", verify=PLAIN)

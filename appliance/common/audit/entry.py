@@ -34,6 +34,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "operation": _T,
         "rule": _T,
         "policy": _T,
+        "cut_rule": _T,
+        "cut_policy": _T,
         "outcome": _T,
         "input_tokens": _N,
         "cached_tokens": _N,
@@ -120,8 +122,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 }
 """Kind to its fields and their types:
 
-* ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for (reasoning is a
-  part of the output, as what was found in the cache is of the input), their cost in
+* ``request``: a request that the policy allowed, at its end, with the rule and the policy that allowed it, and those of
+  a later policy that ended it while it ran (``cut_rule``, ``cut_policy``, empty where none did), with the tokens that
+  it is charged for (reasoning is a part of the output, as what was found in the cache is of the input), their cost in
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
   which it was served with low priority, empty for none; ``alias`` is the route or the adapter by which its model was
   asked for, ``batch`` the batch of which it is a line, and ``adapter`` the whole name of the adapter with which the
@@ -166,7 +169,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_REASONING = frozenset({"reasoning_tokens"})
+_CUT = frozenset({"cut_rule", "cut_policy"})
+_REASONING = _CUT | {"reasoning_tokens"}
 _RUNNER = _REASONING | {"runner"}
 _LAST = _RUNNER | {"listener"}
 _LATEST = _LAST | {"end_user"}
@@ -175,7 +179,7 @@ _NEW = _NEWEST | {"batch"}
 _NEWER = _NEW | {"alias", "queued_ms", "downgraded"}
 
 LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    "request": (_REASONING, _RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
+    "request": (_CUT, _REASONING, _RUNNER, _LAST, _LATEST, _NEWEST, _NEW, _NEWER, _NEWER | {"cached_tokens", "cost"}),
     "denied": (frozenset({"alias"}),),
     "refused": (frozenset({"reason"}),),
     "call": (frozenset({"caller", "reason"}),),
@@ -185,6 +189,10 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""
+
+SELDOM = _CUT
+"""Fields of a request's entry that its line leaves out where all of them are empty, as lines of an earlier version do:
+a log has one line for each request, and few requests are cut."""
 
 FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity", "admin", "lease"})
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
@@ -242,7 +250,10 @@ def from_wire(text: str) -> Entry:
 
 def to_line(one: Entry, number: int, time_ms: int) -> bytes:
     """Line of the log, without its end."""
-    return json.dumps({"n": number, "t": time_ms, "kind": one.kind, **one.fields}, separators=(",", ":")).encode()
+    fields = one.fields
+    if one.kind == "request" and not any(fields[name] for name in SELDOM):
+        fields = {name: value for name, value in fields.items() if name not in SELDOM}
+    return json.dumps({"n": number, "t": time_ms, "kind": one.kind, **fields}, separators=(",", ":")).encode()
 
 
 def from_line(line: bytes) -> tuple[int, int, Entry]:

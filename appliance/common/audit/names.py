@@ -36,6 +36,9 @@ from isolation.keys.files import destroy
 FOLDER = "names"
 """Name of the folder of keys, in the audit log's."""
 
+RULES = ("rule", "cut_rule")
+"""Fields that have paths of rules; such a path may name the tenant."""
+
 FIRST_LINE = "athanor.names/1"
 KEY_BYTES = 32
 DIGITS = 32
@@ -106,9 +109,10 @@ class NameBook:
             name = fields["tenant"] = _pseudonym(found.key, "tenant", tenant)
             if fields.get("principal"):
                 fields["principal"] = self._credential(tenant, found, str(fields["principal"]))
-        rule = str(fields.get("rule", ""))
-        if rule == f"tenants.{tenant}" or rule.startswith(f"tenants.{tenant}."):
-            fields["rule"] = f"tenants.{name}{rule.removeprefix(f'tenants.{tenant}')}"
+        for field in RULES:
+            rule = str(fields.get(field, ""))
+            if rule == f"tenants.{tenant}" or rule.startswith(f"tenants.{tenant}."):
+                fields[field] = f"tenants.{name}{rule.removeprefix(f'tenants.{tenant}')}"
         return Entry(one.kind, fields)
 
     def pseudonym(self, tenant: str) -> str:
@@ -175,9 +179,10 @@ def shown_by(folder: Path) -> Callable[[Entry], Entry]:
         fields = {
             name: found(value) if name in ("tenant", "principal") else value for name, value in one.fields.items()
         }
-        rule = _RULE.fullmatch(str(fields.get("rule", "")))
-        if rule is not None:
-            fields["rule"] = f"tenants.{found(rule[1])}{rule[2] or ''}"
+        for field in RULES:
+            rule = _RULE.fullmatch(str(fields.get(field, "")))
+            if rule is not None:
+                fields[field] = f"tenants.{found(rule[1])}{rule[2] or ''}"
         return Entry(one.kind, fields)
 
     return shown

@@ -110,25 +110,28 @@ class AuditedCalls:
             return
         outcome = _outcome(error)
         if kept.entry is None:
-            one = entry("request", **_fields(principal, call, decision, charge, outcome, queued_ms))
+            fields = _fields(principal, call, decision, charge, outcome, queued_ms) | _cut(error)
+            one = entry("request", **fields)
         else:
             # What was clean before need not be cleaned again, which takes as long as all else here.
             numbers = {"input_tokens": charge.input, "cached_tokens": charge.cached, "output_tokens": charge.output}
             numbers["reasoning_tokens"] = min(charge.reasoning, charge.output)
-            one = Entry("request", kept.entry.fields | numbers | {"cost": charge.cost, "outcome": outcome})
+            ended = kept.entry.fields | numbers | {"cost": charge.cost, "outcome": outcome}
+            cut = _cut(error)
+            one = entry("request", **(ended | cut)) if cut else Entry("request", ended)
             kept.end(outcome, charge.input, charge.cached, charge.output)
         self._feed.end(one, kept)
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:
         """Count a request that the policy, or the appliance itself, denied; ``policy`` is its digest, empty where
-        it was not asked."""
+        it was not asked. One that waited for its admission when a policy ended it was denied by that policy."""
         self._feed.count(
             "denied",
             tenant=principal.tenant,
             principal=principal.credential,
             model=call.model if call.model in self._models else "",
             alias=call.alias,
-            rule=error.rule if error is not None else "",
+            rule=(error.rule or error.cut_rule) if error is not None else "",
             policy=policy,
             outcome=_outcome(error),
         )
@@ -182,6 +185,8 @@ def _fields(
         "operation": call.operation,
         "rule": decision.rule,
         "policy": decision.policy_digest,
+        "cut_rule": "",
+        "cut_policy": "",
         "outcome": outcome,
         "input_tokens": charge.input,
         "cached_tokens": charge.cached,
@@ -202,6 +207,13 @@ def _fields(
 def _keeps(decision: Decision) -> bool:
     """Return whether anything of a request may be kept that tells its end user from another."""
     return decision.obligations is not None and decision.obligations.retention is not Retention.NONE
+
+
+def _cut(error: ApplianceError | None) -> dict[str, str | int]:
+    """Return the fields of an entry that name what of a policy ended a running request; none where no policy did."""
+    return (
+        {"cut_rule": error.cut_rule, "cut_policy": error.cut_policy} if error is not None and error.cut_policy else {}
+    )
 
 
 def _outcome(error: ApplianceError | None) -> str:

@@ -433,7 +433,7 @@ def _noting(trace: RequestTrace, reservation: Reservation) -> Iterator[None]:
 
 def _digest(ledger: Ledger, error: ApplianceError | None) -> str:
     """Return the digest of the policy that denied a request, else of that in force."""
-    return (error.policy if error is not None else "") or ledger.policy.digest
+    return (error.policy or error.cut_policy if error is not None else "") or ledger.policy.digest
 
 
 def _call(request: AnyRequest, batch: str, digest: bytes, runner: str) -> Call:
@@ -446,8 +446,10 @@ def _call(request: AnyRequest, batch: str, digest: bytes, runner: str) -> Call:
 def _admitted(principal: Principal, call: Call, reservation: Reservation, region: str) -> Admitted:
     """Return what a request was admitted with."""
     keys = reservation.namespace, reservation.group
-    obligations, batch = reservation.obligations, bool(call.batch)
-    return Admitted(principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region, call.external)
+    obligations, batch, policy = reservation.obligations, bool(call.batch), reservation.decision.policy_digest
+    return Admitted(
+        principal, call.model, obligations, *keys, call.alias, batch, call.adapter, region, call.external, policy
+    )
 
 
 def _names(request: AnyRequest) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from appliance.common.errors import FeatureNotAllowedError
+
 if TYPE_CHECKING:
     from appliance.gateway.request.lifecycle import Lifecycle
 
@@ -30,7 +32,11 @@ async def awaken(life: Lifecycle, until: float) -> None:
     if life.passed_over and wakes:
         sleep.wake_behind(life.passed_over, tenant)
     with life.waiting():
-        waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
+        try:
+            waited_s = await sleep.awaken(life.model, until, tenant, wakes=wakes)
+        except FeatureNotAllowedError as error:  # It fell asleep after the policy had looked.
+            error.by_rule(f"tenants.{tenant}.features.wake", admitted.policy)
+            raise
     if life.pair.text is not life.pair.engine:
         # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
         life.pair.text.capacity = life.pair.engine.capacity

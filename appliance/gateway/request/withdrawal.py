@@ -26,7 +26,7 @@ from policy.decision import Obligations
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
 from policy.kept import keeps_files
-from policy.model import PolicySet
+from policy.model import PolicySet, Tenant
 from policy.outside import may_leave, region_rule
 from policy.routes import leads
 
@@ -50,14 +50,22 @@ class Admitted:
     """Region of the appliance; empty for none."""
     external: bool = False
     """Whether the model is computed outside of the appliance."""
+    policy: str = ""
+    """Digest of the policy."""
 
 
 def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
-    """Return the error that ends a request whose tenant or credential is gone; None while both hold. Pure."""
-    known = caller.tenant in policy.tenants and find_tenant(policy, caller.credential) == caller.tenant
-    if known and credential_holds:
-        return None
-    return credential_gone()
+    """Return the error that ends a request whose tenant or credential is gone; None while both hold. Pure.
+
+    The error names the rule and the policy, for the operator alone, where the policy has no such tenant or gives the
+    credential to none or another."""
+    if caller.tenant not in policy.tenants:
+        rule = "tenants"
+    elif find_tenant(policy, caller.credential) != caller.tenant:
+        rule = f"tenants.{caller.tenant}.credentials"
+    else:  # No policy ends the requests of a key that was revoked or has expired.
+        return None if credential_holds else credential_gone()
+    return credential_gone().by_cut(rule, policy.digest, hidden=True)
 
 
 def credential_gone() -> ApplianceError:
@@ -84,6 +92,8 @@ def reason_to_end(
 ) -> ApplianceError | None:
     """The error that ends a request which does not hold any more; None while it holds. Pure.
 
+    The error names the rule and the digest of the policy that end it, unless a key alone does.
+
     Args:
         admitted: the request.
         policy: in force.
@@ -94,41 +104,61 @@ def reason_to_end(
     withdrawn = caller_withdrawn(caller, policy, credential_holds=credential_holds)
     if tenant is None or withdrawn is not None:
         return withdrawn
-    name = admitted.alias or admitted.model
-    if not visible_models(policy, caller.tenant, (name,)):
-        return PermissionDeniedError(
-            f"this tenant may not use the model {name} any more; the request was stopped", param="model"
-        )
+    refused = _refused(admitted, policy, tenant)
+    if refused is not None:
+        rule, error = refused
+        return error.by_cut(rule, policy.digest)
+    changed = _changed(admitted, tenant, namespaces)
+    if not changed:
+        return None
+    error = PolicyChangedError(
+        f"the tenant's {', '.join(changed)} changed while the request ran, and it was stopped; the same request may be "
+        "sent again"
+    )
+    rule = next(filter(None, changed.values()), "")
+    return error.by_cut(rule, policy.digest) if rule else error
+
+
+def _refused(admitted: Admitted, policy: PolicySet, tenant: Tenant) -> tuple[str, ApplianceError] | None:
+    """Return the rule by which a policy serves a request no more, and its error; None where it would serve it."""
+    name, own = admitted.alias or admitted.model, f"tenants.{tenant.id}"
+    if not visible_models(policy, tenant.id, (name,)):
+        message = f"this tenant may not use the model {name} any more; the request was stopped"
+        return f"{own}.models", PermissionDeniedError(message, param="model")
     if tenant.regions and admitted.region not in tenant.regions:
-        return PermissionDeniedError("this tenant may not be served in this region any more; the request was stopped")
-    if region_rule(tenant, admitted.model, admitted.region) is not None:
-        return PermissionDeniedError(
-            f"the model {name} may not be served to this tenant in this region any more; the request was stopped",
-            param="model",
-        )
+        message = "this tenant may not be served in this region any more; the request was stopped"
+        return f"{own}.regions", PermissionDeniedError(message)
+    if (wrong := region_rule(tenant, admitted.model, admitted.region)) is not None:
+        message = f"the model {name} may not be served to this tenant in this region any more; the request was stopped"
+        return f"{own}.model_regions[{wrong}]", PermissionDeniedError(message, param="model")
     if admitted.external and not may_leave(tenant):
-        return PermissionDeniedError(
+        message = (
             f"this tenant may not use the model {name}, which is computed outside of this appliance, any more; the "
-            "request was stopped",
-            param="model",
+            "request was stopped"
         )
+        return f"{own}.external", PermissionDeniedError(message, param="model")
     if admitted.batch and not keeps_files(tenant):
-        return FeatureNotAllowedError("this tenant may not use files and batches any more; the request was stopped")
+        key = "retention" if tenant.features.batches else "features.batches"
+        message = "this tenant may not use files and batches any more; the request was stopped"
+        return f"{own}.{key}", FeatureNotAllowedError(message)
     if not leads(policy, tenant, admitted.adapter or admitted.model, admitted.alias):
-        return PolicyChangedError(
+        message = (
             f"the route {name} changed while the request ran, and it was stopped; the same request may be sent again"
         )
-    group = namespaces.get(group_account(tenant.group), b"") if tenant.group is not None else b""
-    changed = {
-        "isolation class": tenant.isolation_class is not admitted.obligations.isolation_class,
-        "retention": tenant.retention is not admitted.obligations.retention,
-        "namespace": tenant.namespace is not admitted.obligations.namespace,
-        "key": namespaces.get(caller.tenant) != admitted.namespace,
-        "sharing group": group != admitted.group,
-    }
-    if any(changed.values()):
-        what = ", ".join(name for name, differs in changed.items() if differs)
-        return PolicyChangedError(
-            f"the tenant's {what} changed while the request ran, and it was stopped; the same request may be sent again"
-        )
+        return f"routes.{name}", PolicyChangedError(message)
     return None
+
+
+def _changed(admitted: Admitted, tenant: Tenant, namespaces: Mapping[str, bytes]) -> dict[str, str]:
+    """Return what decides where a request's tokens are computed and kept, and is not as it was, with its rule; a key is
+    no rule of the policy."""
+    own, known = f"tenants.{tenant.id}", admitted.obligations
+    group = namespaces.get(group_account(tenant.group), b"") if tenant.group is not None else b""
+    differs = {
+        ("isolation class", f"{own}.class"): tenant.isolation_class is not known.isolation_class,
+        ("retention", f"{own}.retention"): tenant.retention is not known.retention,
+        ("namespace", f"{own}.namespace"): tenant.namespace is not known.namespace,
+        ("key", ""): namespaces.get(tenant.id) != admitted.namespace,
+        ("sharing group", "sharing_groups"): group != admitted.group,
+    }
+    return {what: rule for (what, rule), there in differs.items() if there}

@@ -150,10 +150,8 @@ class SleepControl:
         comes = True
         while not sleep.awake:
             left = sleep.left_s(now := self.clock())
-            if sleep.asleep and not wakes:  # It fell asleep after the policy had looked.
-                error = FeatureNotAllowedError("this tenant may not use a model that sleeps")
-                error.rule = f"tenants.{tenant}.features.wake"
-                raise error
+            if sleep.asleep and not wakes:
+                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
             if sleep.asleep and (comes or me is next(iter(sleep.order))):
                 comes = False
                 decision = self._decide(model, tenant)

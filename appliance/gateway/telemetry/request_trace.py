@@ -174,8 +174,8 @@ class RequestTrace:
         """End all spans and hand the request to store, metrics and log. Idempotent."""
         if self._finished:
             return
-        if error is not None and error.rule:
-            self.annotate(policy_rule=error.rule, **({"policy_digest": error.policy} if error.policy else {}))
+        if error is not None:
+            self._note_policy(error)
         end_ns = self.now_ns()
         for phase, span in tuple(self._phases.items()):
             if error is not None:
@@ -221,6 +221,13 @@ class RequestTrace:
                 exported=exported,
             )
         )
+
+    def _note_policy(self, error: ApplianceError) -> None:
+        """Note rule and digest of the policy that denied the request, or that ended it while it ran."""
+        if error.rule:
+            self.annotate(policy_rule=error.rule, **({"policy_digest": error.policy} if error.policy else {}))
+        if error.cut_policy:
+            self.annotate(policy_cut_rule=error.cut_rule, policy_cut_digest=error.cut_policy)
 
     def _token_s(self, output_tokens: int, last_ns: int) -> float | None:
         """Return the mean seconds per output token after those that came first; None where none came later.

@@ -37,7 +37,7 @@ from appliance.gateway.front.operator_rate import OperatorRates
 from appliance.gateway.grpc import error_status
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
-from appliance.operator.api import admin_calls, policy_calls
+from appliance.operator.api import admin_calls, policy_calls, shadow_calls
 from appliance.operator.api.method import TENANT, ChangeTurn, Method, Work
 from appliance.operator.api.records import BEGUN, Records
 from appliance.operator.api.shares import CALLS_RETRY_S, Key, Shares
@@ -56,7 +56,7 @@ REFUSED = Rate(burst=20, per_s=1)
 
 SERVICES: Mapping[str, Mapping[str, Method]] = {
     admin_calls.SERVICE: admin_calls.methods(),
-    policy_calls.SERVICE: policy_calls.methods(),
+    policy_calls.SERVICE: policy_calls.methods() | shadow_calls.methods(),
 }
 
 METHODS: Mapping[str, Method] = {

@@ -21,6 +21,7 @@ from appliance.operator.cli.policy import check_policy
 from appliance.operator.cli.policy_cases import run as run_cases
 from appliance.operator.cli.policy_diff import diff
 from appliance.operator.cli.policy_explain import explain
+from appliance.operator.cli.policy_init import DEFAULT_PATH, DEFAULT_TENANT, first_text, schema_beside
 from appliance.operator.cli.policy_sources import read
 from appliance.operator.cli.policy_versions import (
     NewPolicy,
@@ -48,6 +49,9 @@ MAX_FAILURES = 100
 CASES = "cases"
 """Name of a request's file of cases in its problems."""
 
+MAX_PATH_CHARS = 256
+"""Most characters of the path by which a first policy's comments name it."""
+
 MS = 1_000
 """Milliseconds in a second."""
 
@@ -56,7 +60,7 @@ _EFFECTS = {"allow": pb.EFFECT_ALLOW, "wait": pb.EFFECT_WAIT, "deny": pb.EFFECT_
 
 
 def methods() -> dict[str, Method]:
-    """Return the methods by name."""
+    """Return the methods by name, without those of a trial (``shadow_calls``)."""
     return {
         "Check": Method(request=pb.CheckRequest, answer=_check),
         "Diff": Method(request=pb.DiffRequest, answer=_diff),
@@ -66,6 +70,7 @@ def methods() -> dict[str, Method]:
         "History": Method(request=pb.HistoryRequest, answer=_history),
         "Rollback": Method(turn=ChangeTurn.POLICY, request=pb.RollbackRequest, answer=_rollback, subject="version"),
         "Schema": Method(request=pb.SchemaRequest, answer=_schema),
+        "Init": Method(request=pb.InitRequest, answer=_init),
     }
 
 
@@ -107,7 +112,7 @@ def _problems(one: Draft, rows: Iterable[Mapping[str, Any]]) -> list[pb.Problem]
     ]
 
 
-def _read_through(one: Draft, found: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_through(one: Draft, found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document of a command, unless it tells the problems of a policy.
 
     Raises:
@@ -133,7 +138,7 @@ def _diff(asked: pb.DiffRequest, work: Work) -> pb.DiffResponse:
             problems=True,
             output_format=Format.JSON,
         ).data
-        found = _read_through(new, found)
+        found = read_through(new, found)
         return pb.DiffResponse(
             old_digest=found["old_digest"],
             new_digest=found["new_digest"],
@@ -208,7 +213,7 @@ def _explain(asked: pb.ExplainRequest, work: Work) -> pb.ExplainResponse:
             output_format=Format.JSON,
             **options,
         ).data
-        return _explanation(one, _read_through(one, found))
+        return _explanation(one, read_through(one, found))
 
 
 def _test(asked: pb.TestRequest, work: Work) -> pb.TestResponse:
@@ -330,7 +335,7 @@ def _apply(asked: pb.ApplyRequest, work: Work) -> pb.ApplyResponse:
     old = _present(configured, asked.expected_digest)
     if not asked.files:
         raise InvalidRequestError("the new policy has no files", param="files")
-    _check_alone(asked.files, configured)
+    check_alone(asked.files, configured)
     with draft(asked.files, configured) as one:
         target = _target(one, configured)
     outcome, messages = _put(target, work, wait=asked.wait, validate_only=asked.validate_only)
@@ -339,7 +344,7 @@ def _apply(asked: pb.ApplyRequest, work: Work) -> pb.ApplyResponse:
     )
 
 
-def _check_alone(files: Sequence[pb.PolicyFile], configured: Path) -> None:
+def check_alone(files: Sequence[pb.PolicyFile], configured: Path) -> None:
     """Check that a request to replace a policy's file names no drop-ins, which stay as they are.
 
     Raises:
@@ -411,3 +416,15 @@ def _rollback(asked: pb.RollbackRequest, work: Work) -> pb.RollbackResponse:
 
 def _schema(asked: pb.SchemaRequest, _work: Work) -> pb.SchemaResponse:
     return pb.SchemaResponse(json_schema=case_schema_text() if asked.cases else schema_text())
+
+
+def _init(asked: pb.InitRequest, _work: Work) -> pb.InitResponse:
+    path = asked.path or str(DEFAULT_PATH)
+    if len(path) > MAX_PATH_CHARS or not path.isprintable() or not Path(path).name:
+        # Comments have it: a line break would end them.
+        raise InvalidRequestError(
+            f"path is no path of a file: 1 to {MAX_PATH_CHARS} printable characters that end in its name", param="path"
+        )
+    with commanding():
+        text = first_text(Path(path), asked.tenant or DEFAULT_TENANT)
+    return pb.InitResponse(policy=text, json_schema=schema_text(), schema_name=schema_beside(Path(path)).name)

@@ -25,10 +25,13 @@ athanor policy schema --cases > cases.schema.json | for files of cases
 
 DEFAULT_PATH = Path("policy.yaml")
 
+DEFAULT_TENANT = "alpha"
+"""First tenant of a policy where none is named."""
+
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Policy to write.")] = DEFAULT_PATH,
-    tenant: Annotated[str, typer.Option(metavar="ID", help="Its first tenant.")] = "alpha",
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Its first tenant.")] = DEFAULT_TENANT,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Write a first policy, and its JSON Schema beside it.
@@ -36,24 +39,40 @@ def init(
     Comments in it say what can be written. Editors with a YAML language server then complete and check the keys. A
     file that is there is never overwritten.
     """
-    from policy.first_policy import SCHEMA_NAME, first_policy
-    from policy.schema import TENANT_ID, schema_text
+    from policy.schema import schema_text
 
-    if not re.fullmatch(TENANT_ID, tenant):
-        hint = "lower-case letters, digits and dashes, 63 at most"
-        fail(exits.REFUSED, f"{tenant!r} is no tenant id", hint)
-    schema = path.with_name(SCHEMA_NAME)
-    if path == schema:
-        fail(exits.USAGE, f"{path} is the schema's own name; choose another")
+    text = first_text(path, tenant)
+    schema = schema_beside(path)
     written = _write(schema, schema_text(), keep_equal=True)
     try:
-        _write(path, first_policy(str(path), tenant))
+        _write(path, text)
     except typer.Exit:
         if written:
             schema.unlink()
         raise
     if not print_data({"policy": str(path), "schema": str(schema), "tenant": tenant}, output_format):
         _show(path, schema, tenant)
+
+
+def schema_beside(path: Path) -> Path:
+    """Return the path of the JSON Schema of a first policy at a path."""
+    from policy.first_policy import SCHEMA_NAME
+
+    return path.with_name(SCHEMA_NAME)
+
+
+def first_text(path: Path, tenant: str) -> str:
+    """Return the text of a first policy of one tenant, whose comments call it ``path``; the command ends where the
+    tenant's id is none, or the path is that of the schema."""
+    from policy.first_policy import first_policy
+    from policy.schema import TENANT_ID
+
+    if not re.fullmatch(TENANT_ID, tenant):
+        hint = "lower-case letters, digits and dashes, 63 at most"
+        fail(exits.REFUSED, f"{tenant!r} is no tenant id", hint)
+    if path == schema_beside(path):
+        fail(exits.USAGE, f"{path} is the schema's own name; choose another")
+    return first_policy(str(path), tenant)
 
 
 def schema(

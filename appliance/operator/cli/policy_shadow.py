@@ -55,7 +55,7 @@ def shadow(
     if new is not None and off:
         fail(exits.USAGE, "a policy cannot be tried and not be tried")
     if new is not None or off:
-        _place(config, new)
+        _place(config, new, output_format)
         _reload(admin)
         if off:
             output().print("no policy is tried any more")
@@ -105,8 +105,8 @@ def shadow_view(found: ShadowStatus) -> RenderableType:
     return Group(told, "", shown)
 
 
-def _place(config: Path, new: Path | None) -> None:
-    """Put a policy beside the configured one, or remove what is there."""
+def _place(config: Path, new: Path | None, output_format: Format) -> None:
+    """Put a policy beside the configured one, or remove what is there. Problems of the policy end the command."""
     from appliance.common.config_loader import load_config
     from appliance.operator.cli.policy_sources import load
     from appliance.operator.placement import Placement
@@ -118,7 +118,7 @@ def _place(config: Path, new: Path | None) -> None:
         if new.is_dir() != policy.is_dir():
             kind = "a folder" if policy.is_dir() else "a file"
             fail(exits.USAGE, f"the configured policy {policy} is {kind}, so the one to try has to be {kind} too")
-        load(new, Format.TABLE)
+        load(new, output_format)
     with os_errors_as(f"cannot write {place}"):
         files = {} if new is None else _texts(new, place.name)
         _remove(place)

@@ -153,10 +153,13 @@ def _begins(step: By, chosen: Filter) -> Iterator[datetime]:
         begin = begin.replace(day=1)
     while begin < chosen.until:
         yield begin
-        if step is By.MONTH:
-            begin = (begin + timedelta(days=31)).replace(day=1)
-        else:
-            begin += timedelta(hours=1) if step is By.HOUR else timedelta(days=1)
+        try:
+            if step is By.MONTH:
+                begin = (begin + timedelta(days=31)).replace(day=1)
+            else:
+                begin += timedelta(hours=1) if step is By.HOUR else timedelta(days=1)
+        except OverflowError:
+            return  # It was the last step before the year 10000.
 
 
 def _plot(step: By, steps: tuple[str, ...], found: Sequence[Sum], whole: Sequence[Sum]) -> Plot:

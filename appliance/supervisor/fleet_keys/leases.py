@@ -131,6 +131,9 @@ class KeyClient:
     _orders: dict[str, int] = field(default_factory=dict)
     _pending: set[str] = field(default_factory=set)
     """Accounts with a shred that no answer has confirmed."""
+    _following: set[str] = field(default_factory=set)
+    """Accounts with a shred that no answer has called settled. They are asked for, though this member may want their
+    keys no more; it holds none of these then."""
     _server: int = 0
     _question: KeyQuestion | None = None
     _asked_at: float = 0.0
@@ -145,8 +148,9 @@ class KeyClient:
         self._hurry |= not wanted <= self._wanted
         for account in self._wanted - wanted:
             self._held.pop(account, None)
-            self._floors.pop(account, None)
-            self._settled.pop(account, None)
+            if account not in self._following:
+                self._floors.pop(account, None)
+                self._settled.pop(account, None)
         self._wanted = wanted
 
     def key(self, account: str, now: float) -> HeldKey | None:
@@ -172,6 +176,7 @@ class KeyClient:
         self._held.pop(account, None)
         self._orders[account] = self._orders.get(account, 0) + 1
         self._pending.add(account)
+        self._following.add(account)
         self._hurry = True
         return True
 
@@ -188,7 +193,8 @@ class KeyClient:
             return None
         self._question = None
         due = self._told_at is None or self._hurry or now - self._told_at >= RENEW_S
-        accounts = [*self._pending, *sorted(self._wanted - self._pending)][:MAX_TENANTS]
+        further = sorted(self._wanted - self._pending), sorted(self._following - self._wanted - self._pending)
+        accounts = [*self._pending, *further[0], *further[1]][:MAX_TENANTS]
         if not due or not accounts:
             return None
         told = {one: AccountState(self._floors.get(one, 0), self._orders.get(one, 0)) for one in accounts}
@@ -213,6 +219,7 @@ class KeyClient:
                 # The order came to the life for which it was meant: it was carried out, or there is no key to renew
                 # because the server shares the account no more. Who holds the last one nobody tells this member.
                 self._pending.discard(account)
+                self._following.discard(account)
                 self._settled.pop(account, None)
             self._take(account, answer.keys.get(account), self._asked_at + LEASE_S)
         return True
@@ -226,7 +233,7 @@ class KeyClient:
             self._hurry = True
             return
         self._pending.discard(account)
-        if account not in self._wanted:
+        if account not in self._wanted and account not in self._following:
             return
         if held is not None and held.generation == given.generation and held.key != given.key:
             # A server that gives one generation two keys was copied: neither is used, now or by a later answer.
@@ -235,7 +242,10 @@ class KeyClient:
         # The server learns at once that the generation before is gone here.
         self._hurry |= given.generation > self._floors.get(account, 0)
         self._floors[account], self._settled[account] = given.generation, given.settled
-        self._held[account] = HeldKey(given.generation, given.key, until)
+        if self.settled(account):
+            self._following.discard(account)
+        if account in self._wanted:
+            self._held[account] = HeldKey(given.generation, given.key, until)
 
 
 @dataclass(slots=True)

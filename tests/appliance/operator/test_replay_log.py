@@ -34,6 +34,8 @@ def request(number: int) -> Entry:
         reasoning_tokens=0,
         cost=3,
         queued_ms=4,
+        cut_rule="",
+        cut_policy="",
         downgraded="",
         adapter="",
         adapter_digest="",

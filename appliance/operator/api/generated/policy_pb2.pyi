@@ -1169,3 +1169,286 @@ class SchemaResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchemaResponse: _TypeAlias = SchemaResponse  # noqa: Y015
+
+@_typing.final
+class InitRequest(_message.Message):
+    """Asks for a first policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Id of its first tenant. Empty: alpha."""
+    path: _builtins.str
+    """Path of the file, as its comments name it. Empty: policy.yaml."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitRequest: _TypeAlias = InitRequest  # noqa: Y015
+
+@_typing.final
+class InitResponse(_message.Message):
+    """A first policy, which the caller may write, check and apply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    SCHEMA_NAME_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Text of the policy."""
+    json_schema: _builtins.str
+    """JSON Schema, draft 2020-12, by which editors check the policy."""
+    schema_name: _builtins.str
+    """Name under which the policy names its schema: a file in the folder of the policy."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        json_schema: _builtins.str = ...,
+        schema_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_schema", b"json_schema", "policy", b"policy", "schema_name", b"schema_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitResponse: _TypeAlias = InitResponse  # noqa: Y015
+
+@_typing.final
+class GetShadowRequest(_message.Message):
+    """Asks for the trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowRequest: _TypeAlias = GetShadowRequest  # noqa: Y015
+
+@_typing.final
+class GetShadowResponse(_message.Message):
+    """The trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHADOW_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shadow(self) -> Global___Shadow:
+        """The trial."""
+
+    def __init__(
+        self,
+        *,
+        shadow: Global___Shadow | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowResponse: _TypeAlias = GetShadowResponse  # noqa: Y015
+
+@_typing.final
+class SetShadowRequest(_message.Message):
+    """Asks to try a policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
+        """The policy to try: its one file, beside which the drop-ins in force stay, or all files of a folder. It needs no
+        signatures.
+        """
+
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___PolicyFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShadowRequest: _TypeAlias = SetShadowRequest  # noqa: Y015
+
+@_typing.final
+class SetShadowResponse(_message.Message):
+    """Outcome of the begin of a trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHADOW_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shadow(self) -> Global___Shadow:
+        """The trial, which has just begun. It has problems where the policy does not hold beside the drop-ins in force; then
+        nothing is tried.
+        """
+
+    def __init__(
+        self,
+        *,
+        shadow: Global___Shadow | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShadowResponse: _TypeAlias = SetShadowResponse  # noqa: Y015
+
+@_typing.final
+class ClearShadowRequest(_message.Message):
+    """Asks to end a trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearShadowRequest: _TypeAlias = ClearShadowRequest  # noqa: Y015
+
+@_typing.final
+class ClearShadowResponse(_message.Message):
+    """Outcome of the end of a trial; there may have been none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearShadowResponse: _TypeAlias = ClearShadowResponse  # noqa: Y015
+
+@_typing.final
+class Shadow(_message.Message):
+    """A policy that decides without effect, and what it would have decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VerdictsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Digest of the policy. Empty: none is tried."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Begin of the counts: of the trial, or of the gateway's process. Absent: no policy is tried."""
+
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why the policy that is there is not tried, a line each."""
+
+    @_builtins.property
+    def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests by verdict: agrees, refuses, serves, waits, other_model."""
+
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowDifference]:
+        """Differences, the most frequent first; of more than 1,000 kinds the rest is in the verdicts alone."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        verdicts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        differences: _abc.Iterable[Global___ShadowDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "digest", b"digest", "problems", b"problems", "since", b"since", "verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
+
+@_typing.final
+class ShadowDifference(_message.Message):
+    """Requests of one tenant about which both policies differ for one reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Name of the tenant."""
+    verdict: _builtins.str
+    """What the policy that is tried would have done: refuses, serves, waits or other_model."""
+    rule: _builtins.str
+    """Path of its rule; empty where it would serve."""
+    requests: _builtins.int
+    """Number of requests."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests", "rule", b"rule", "tenant", b"tenant", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowDifference: _TypeAlias = ShadowDifference  # noqa: Y015

@@ -75,6 +75,26 @@ class PolicyServiceStub:
                 request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SchemaRequest.SerializeToString,
                 response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SchemaResponse.FromString,
                 _registered_method=True)
+        self.Init = channel.unary_unary(
+                '/athanor.policy.v1.PolicyService/Init',
+                request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.InitRequest.SerializeToString,
+                response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.InitResponse.FromString,
+                _registered_method=True)
+        self.GetShadow = channel.unary_unary(
+                '/athanor.policy.v1.PolicyService/GetShadow',
+                request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.GetShadowRequest.SerializeToString,
+                response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.GetShadowResponse.FromString,
+                _registered_method=True)
+        self.SetShadow = channel.unary_unary(
+                '/athanor.policy.v1.PolicyService/SetShadow',
+                request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SetShadowRequest.SerializeToString,
+                response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SetShadowResponse.FromString,
+                _registered_method=True)
+        self.ClearShadow = channel.unary_unary(
+                '/athanor.policy.v1.PolicyService/ClearShadow',
+                request_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ClearShadowRequest.SerializeToString,
+                response_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ClearShadowResponse.FromString,
+                _registered_method=True)
 
 
 class PolicyServiceServicer:
@@ -137,6 +157,34 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Init(self, request, context):
+        """Gives the text of a first policy, with comments that say what can be written. Nothing is written. Role: viewer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetShadow(self, request, context):
+        """Tells which policy is tried without effect, and what it would have decided otherwise. Role: viewer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShadow(self, request, context):
+        """Has a policy decide without effect on the requests that come, in place of one that is tried already. Role: security.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearShadow(self, request, context):
+        """Ends a trial, and removes the policy that is tried. Role: security.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PolicyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +227,26 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.Schema,
                     request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SchemaRequest.FromString,
                     response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SchemaResponse.SerializeToString,
+            ),
+            'Init': grpc.unary_unary_rpc_method_handler(
+                    servicer.Init,
+                    request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.InitRequest.FromString,
+                    response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.InitResponse.SerializeToString,
+            ),
+            'GetShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShadow,
+                    request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.GetShadowRequest.FromString,
+                    response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.GetShadowResponse.SerializeToString,
+            ),
+            'SetShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShadow,
+                    request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SetShadowRequest.FromString,
+                    response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.SetShadowResponse.SerializeToString,
+            ),
+            'ClearShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearShadow,
+                    request_deserializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ClearShadowRequest.FromString,
+                    response_serializer=athanor_dot_policy_dot_v1_dot_policy__pb2.ClearShadowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +466,114 @@ class PolicyService:
             '/athanor.policy.v1.PolicyService/Schema',
             athanor_dot_policy_dot_v1_dot_policy__pb2.SchemaRequest.SerializeToString,
             athanor_dot_policy_dot_v1_dot_policy__pb2.SchemaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Init(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.policy.v1.PolicyService/Init',
+            athanor_dot_policy_dot_v1_dot_policy__pb2.InitRequest.SerializeToString,
+            athanor_dot_policy_dot_v1_dot_policy__pb2.InitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.policy.v1.PolicyService/GetShadow',
+            athanor_dot_policy_dot_v1_dot_policy__pb2.GetShadowRequest.SerializeToString,
+            athanor_dot_policy_dot_v1_dot_policy__pb2.GetShadowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.policy.v1.PolicyService/SetShadow',
+            athanor_dot_policy_dot_v1_dot_policy__pb2.SetShadowRequest.SerializeToString,
+            athanor_dot_policy_dot_v1_dot_policy__pb2.SetShadowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.policy.v1.PolicyService/ClearShadow',
+            athanor_dot_policy_dot_v1_dot_policy__pb2.ClearShadowRequest.SerializeToString,
+            athanor_dot_policy_dot_v1_dot_policy__pb2.ClearShadowResponse.FromString,
             options,
             channel_credentials,
             insecure,

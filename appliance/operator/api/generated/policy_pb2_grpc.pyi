@@ -53,6 +53,14 @@ class PolicyServiceStub:
     """Puts a policy of the history in force again, as a new version. Role: security."""
     Schema: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SchemaRequest, _policy_pb2.SchemaResponse]
     """Gives the JSON Schema of policy files. Role: viewer."""
+    Init: _grpc.UnaryUnaryMultiCallable[_policy_pb2.InitRequest, _policy_pb2.InitResponse]
+    """Gives the text of a first policy, with comments that say what can be written. Nothing is written. Role: viewer."""
+    GetShadow: _grpc.UnaryUnaryMultiCallable[_policy_pb2.GetShadowRequest, _policy_pb2.GetShadowResponse]
+    """Tells which policy is tried without effect, and what it would have decided otherwise. Role: viewer."""
+    SetShadow: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SetShadowRequest, _policy_pb2.SetShadowResponse]
+    """Has a policy decide without effect on the requests that come, in place of one that is tried already. Role: security."""
+    ClearShadow: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ClearShadowRequest, _policy_pb2.ClearShadowResponse]
+    """Ends a trial, and removes the policy that is tried. Role: security."""
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
@@ -75,6 +83,14 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Puts a policy of the history in force again, as a new version. Role: security."""
     Schema: _aio.UnaryUnaryMultiCallable[_policy_pb2.SchemaRequest, _policy_pb2.SchemaResponse]  # type: ignore[assignment]
     """Gives the JSON Schema of policy files. Role: viewer."""
+    Init: _aio.UnaryUnaryMultiCallable[_policy_pb2.InitRequest, _policy_pb2.InitResponse]  # type: ignore[assignment]
+    """Gives the text of a first policy, with comments that say what can be written. Nothing is written. Role: viewer."""
+    GetShadow: _aio.UnaryUnaryMultiCallable[_policy_pb2.GetShadowRequest, _policy_pb2.GetShadowResponse]  # type: ignore[assignment]
+    """Tells which policy is tried without effect, and what it would have decided otherwise. Role: viewer."""
+    SetShadow: _aio.UnaryUnaryMultiCallable[_policy_pb2.SetShadowRequest, _policy_pb2.SetShadowResponse]  # type: ignore[assignment]
+    """Has a policy decide without effect on the requests that come, in place of one that is tried already. Role: security."""
+    ClearShadow: _aio.UnaryUnaryMultiCallable[_policy_pb2.ClearShadowRequest, _policy_pb2.ClearShadowResponse]  # type: ignore[assignment]
+    """Ends a trial, and removes the policy that is tried. Role: security."""
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Checks, compares, explains and changes the policy."""
@@ -142,5 +158,37 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.SchemaResponse, _abc.Awaitable[_policy_pb2.SchemaResponse]]:
         """Gives the JSON Schema of policy files. Role: viewer."""
+
+    @_abc_1.abstractmethod
+    def Init(
+        self,
+        request: _policy_pb2.InitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.InitResponse, _abc.Awaitable[_policy_pb2.InitResponse]]:
+        """Gives the text of a first policy, with comments that say what can be written. Nothing is written. Role: viewer."""
+
+    @_abc_1.abstractmethod
+    def GetShadow(
+        self,
+        request: _policy_pb2.GetShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.GetShadowResponse, _abc.Awaitable[_policy_pb2.GetShadowResponse]]:
+        """Tells which policy is tried without effect, and what it would have decided otherwise. Role: viewer."""
+
+    @_abc_1.abstractmethod
+    def SetShadow(
+        self,
+        request: _policy_pb2.SetShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.SetShadowResponse, _abc.Awaitable[_policy_pb2.SetShadowResponse]]:
+        """Has a policy decide without effect on the requests that come, in place of one that is tried already. Role: security."""
+
+    @_abc_1.abstractmethod
+    def ClearShadow(
+        self,
+        request: _policy_pb2.ClearShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.ClearShadowResponse, _abc.Awaitable[_policy_pb2.ClearShadowResponse]]:
+        """Ends a trial, and removes the policy that is tried. Role: security."""
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

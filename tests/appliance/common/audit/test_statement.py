@@ -59,8 +59,9 @@ def test_a_statement_is_read_as_it_was_made() -> None:
 
 def test_a_statement_has_all_fields_of_a_request_but_tenant_and_end_user() -> None:
     """A field that requests get is stated too; whose they are stands in the head, and pseudonyms of end users are not
-    for a paper that is passed on. Listener and runner came after the form of statements."""
-    assert {*REQUEST_FIELDS, "tenant", "end_user", "listener", "runner"} == set(KINDS["request"])
+    for a paper that is passed on. Listener, runner and what cut a request came after the form of statements."""
+    later = {"listener", "runner", "cut_rule", "cut_policy"}
+    assert {*REQUEST_FIELDS, "tenant", "end_user"} | later == set(KINDS["request"])
 
 
 def test_nothing_of_other_tenants_is_in_a_statement() -> None:

@@ -53,6 +53,8 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         reasoning_tokens=0,
         cost=cost,
         queued_ms=0,
+        cut_rule="",
+        cut_policy="",
         downgraded="",
         adapter="",
         adapter_digest="",

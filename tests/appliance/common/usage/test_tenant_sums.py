@@ -43,6 +43,8 @@ def request(tenant: str, model: str, tokens: int = 10, end_user: str = "") -> En
         reasoning_tokens=3,
         cost=100,
         queued_ms=0,
+        cut_rule="",
+        cut_policy="",
         downgraded="",
         adapter="",
         adapter_digest="",

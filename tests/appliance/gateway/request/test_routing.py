@@ -38,6 +38,7 @@ from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import BUSY_LIVE, BUSY_QUEUE, model_state
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from appliance.gateway.telemetry.names import POLICY_DIGEST, POLICY_RULE, REQUEST_MODEL, RESPONSE_MODEL
+from appliance.gateway.telemetry.store import StoredSpan
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import Finish, Role
@@ -92,12 +93,13 @@ class House:
 
     def decided(self, request_id: str) -> list[tuple[object, object]]:
         """Return rule and policy digest of the generation spans of a request, the newest first."""
+        spans = self.generations(request_id)
+        return [(span.attributes.get(POLICY_RULE), span.attributes.get(POLICY_DIGEST)) for span in spans]
+
+    def generations(self, request_id: str) -> list[StoredSpan]:
+        """Return the generation spans of a request, the newest first."""
         spans = [span for found in self.telemetry.store.find(request_id) for span in found.spans]
-        return [
-            (span.attributes.get(POLICY_RULE), span.attributes.get(POLICY_DIGEST))
-            for span in spans
-            if REQUEST_MODEL in span.attributes
-        ]
+        return [span for span in spans if REQUEST_MODEL in span.attributes]
 
     def boot(self, name: str) -> None:
         """Have a model's sandboxes there."""
@@ -403,13 +405,9 @@ async def test_a_denial_before_the_prompt_is_counted_names_rule_and_policy(house
 
 
 CHANGES = {
-    "the alias is taken away": ('models: ["fast", "embedding', 'models: ["vectors', "PERMISSION_DENIED"),
-    "the model is taken out of the route": (
-        "fast: {to: [{model: mini}]",
-        "fast: {to: [{model: other}]",
-        "POLICY_CHANGED",
-    ),
-    "the route is gone": ("  fast: {", "  fast-2: {", "POLICY_CHANGED"),
+    "the alias is taken away": ('models: ["fast", "embedding', 'models: ["vectors', "tenants.by-alias.models"),
+    "the model is taken out of the route": ("fast: {to: [{model: mini}]", "fast: {to: [{model: other}]", "routes.fast"),
+    "the route is gone": ("  fast: {", "  fast-2: {", "routes.fast"),
     "another fallback": ("fallback: [next]", "fallback: [third]", ""),
     "another route": ("  hidden: {", "  more-hidden: {", ""),
 }
@@ -417,22 +415,32 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_running_answer_ends_when_its_name_leads_there_no_more(house: House, name: str) -> None:
-    """What was granted by the alias is withdrawn with it; other changes of routes leave it running."""
-    old, new, reason = CHANGES[name]
+    """What was granted by the alias is withdrawn with it; other changes of routes leave it running. Entry and span of
+    what was withdrawn name rules and digests of both policies, of one that runs on the first alone (control)."""
+    old, new, rule = CHANGES[name]
+    before = house.service.ledger.policy.digest
     running = asyncio.ensure_future(_all(house.service.generate(BY_ALIAS, request(), CALL)))
     await house.tokenised("mini")
     submit = await hear(house.engines["mini"], Submit)
     say(house.engines["mini"], submit.request, 5, started=True)
     house.reload(old, new)
     house.service.end_withdrawn(lambda _: True)
-    if reason:
+    if rule:
         with pytest.raises(ApplianceError) as caught:
             await running
-        assert caught.value.wire.reason == reason
+        assert caught.value.wire.reason == ("PERMISSION_DENIED" if rule.endswith("models") else "POLICY_CHANGED")
+        assert caught.value.details["rule"] == rule.removeprefix("tenants.by-alias.")
         assert "mini" not in caught.value.message
     else:
         say(house.engines["mini"], submit.request, 6, finish=Finish.LENGTH)
         await running
+    house.feed.flush()
+    (entry,) = house.supervisor.entries("request")
+    cut = house.service.ledger.policy.digest if rule else ""
+    assert (entry.fields["policy"], entry.fields["cut_rule"], entry.fields["cut_policy"]) == (before, rule, cut)
+    (span,) = house.generations("req_1")
+    told = [span.attributes.get(f"athanor.policy.{word}", "") for word in ("digest", "cut_rule", "cut_digest")]
+    assert told == [before, rule, cut] and span.attributes[POLICY_RULE] == entry.fields["rule"] != rule
 
 
 async def test_what_models_are_listed(house: House) -> None:

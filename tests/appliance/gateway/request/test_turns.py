@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from appliance.common.audit.entry import Entry
-from appliance.common.errors import ApplianceError, DeadlineExceededError, RateLimitedError, UnauthenticatedError
+from appliance.common.control_models import ModelRest
+from appliance.common.errors import (
+    ApplianceError,
+    DeadlineExceededError,
+    FeatureNotAllowedError,
+    RateLimitedError,
+    UnauthenticatedError,
+)
 from appliance.common.usage.open_charges import OpenCharge
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.audit_feed import NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.service import GatewayService
+from appliance.gateway.sandboxes.sleep_control import SleepControl
 from tests.appliance.gateway.request.test_embedding import QuietTelemetry
 from tests.appliance.gateway.request.test_lifecycle import REQUEST
 from tests.appliance.gateway.request.test_session import Quiet, Stage
@@ -31,10 +39,15 @@ class Feed(NoAuditFeed):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[dict[str, str | int]] = []
+        self.counted: list[dict[str, str | int]] = []
 
     def add(self, kind: str, **fields: str | int) -> None:
         """Keep it."""
         self.entries.append({"kind": kind, **fields})
+
+    def count(self, kind: str, **fields: str | int) -> None:
+        """Keep what is counted."""
+        self.counted.append({"kind": kind, **fields})
 
     def end(self, one: Entry, charge: OpenCharge) -> None:
         """Keep that of a request that ended."""
@@ -168,3 +181,25 @@ async def test_tokens_wait_for_a_refund(stage: Stage) -> None:
         ("queued_requests", "tokens_per_minute", "admitted"): 1,
         ("downgraded_requests", "concurrency"): 1,
     }
+
+
+async def test_a_model_that_falls_asleep_behind_the_decision_is_refused_by_its_rule(stage: Stage) -> None:
+    """A tenant that may not wake models is admitted while the model is awake, and refused when it sleeps then: error,
+    span and entry name the rule and the digest, as those of every denial; a model that stays awake serves it (control).
+    """
+    scene = Scene(stage, "features: {wake: false}")
+    models = {"m": stage.model}
+    control = SleepControl(models, lambda _: None, lambda: True, lambda _: 0, available=lambda: 8 << 30)
+    scene.dependencies.sleep = control
+    with scene.life() as served:
+        await served.place(await served.admit(5))
+    refused = scene.life()
+    with pytest.raises(FeatureNotAllowedError) as caught, refused:
+        reservation = await refused.admit(5)
+        control.take(ModelRest("m", "asleep", "", 1 << 30, 0, "while_used", 60_000))
+        await refused.place(reservation)
+    rule, digest = "tenants.alpha.features.wake", scene.dependencies.ledger.policy.digest
+    assert caught.value.details == {"rule": "features.wake", "policy": digest}
+    assert (caught.value.rule, caught.value.policy) == (rule, digest)
+    assert [one["kind"] for one in scene.feed.entries] == ["request"] and len(scene.feed.counted) == 1
+    assert {"rule": rule, "policy": digest}.items() <= scene.feed.counted[0].items()

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.common.errors import ApplianceError, PermissionDeniedError, PolicyChangedError, UnauthenticatedError
+from appliance.common.errors import (
+    ApplianceError,
+    FeatureNotAllowedError,
+    PermissionDeniedError,
+    PolicyChangedError,
+    UnauthenticatedError,
+)
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.withdrawal import Admitted, reason_to_end
 from policy.decision import Obligations
@@ -56,21 +62,26 @@ def test_what_holds_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "word"),
+    ("change", "kind", "word", "rule"),
     [
-        ("revoked", UnauthenticatedError, "credential"),
-        ("tenant", UnauthenticatedError, "credential"),
-        ("moved", UnauthenticatedError, "credential"),
-        ("model", PermissionDeniedError, "model m"),
-        ("class", PolicyChangedError, "isolation class"),
-        ("retention", PolicyChangedError, "retention"),
-        ("key", PolicyChangedError, "key"),
-        ("group", PolicyChangedError, "sharing group"),
+        ("revoked", UnauthenticatedError, "credential", ""),
+        ("tenant", UnauthenticatedError, "credential", "tenants"),
+        ("moved", UnauthenticatedError, "credential", "tenants.alpha.credentials"),
+        ("model", PermissionDeniedError, "model m", "tenants.alpha.models"),
+        ("class", PolicyChangedError, "isolation class", "tenants.alpha.class"),
+        ("retention", PolicyChangedError, "retention", "tenants.alpha.retention"),
+        ("key", PolicyChangedError, "key", ""),
+        ("group", PolicyChangedError, "sharing group", "sharing_groups"),
+        ("external", PermissionDeniedError, "outside", "tenants.alpha.external"),
+        ("batch", FeatureNotAllowedError, "files", "tenants.alpha.features.batches"),
+        ("route", PolicyChangedError, "route fast", "routes.fast"),
     ],
 )
-def test_what_does_not_hold_ends(change: str, kind: type[ApplianceError], word: str) -> None:
+def test_what_does_not_hold_ends(change: str, kind: type[ApplianceError], word: str, rule: str) -> None:
     """A revoked key, a removed tenant, a key that is another tenant's now, a model that was taken away, another class,
-    retention, namespace key or sharing group: each with its own error."""
+    retention, namespace key or sharing group, files and models outside that are allowed no more, a route that is gone:
+    each with its own error, which names rule and digest where the policy ends the request, and none where a key alone
+    does. It is no denial, which has a ``rule``; who has no credential any more is told neither."""
     now = policy()
     own = replace(ADMITTED.obligations, retention=now.tenants["alpha"].retention)
     admitted, namespaces = replace(ADMITTED, obligations=own), dict(NAMESPACES)
@@ -89,9 +100,18 @@ def test_what_does_not_hold_ends(change: str, kind: type[ApplianceError], word: 
         namespaces["alpha"] = b"z" * 32
     elif change == "group":
         admitted = replace(admitted, group=b"g" * 32)
+    elif change == "external":
+        now, admitted = policy(terms=", external: refuse"), replace(admitted, external=True)
+    elif change == "batch":
+        admitted = replace(admitted, batch=True)
+    elif change == "route":
+        now, admitted = policy(models='"m", "fast"'), replace(admitted, alias="fast")
     error = reason_to_end(admitted, now, namespaces, credential_holds=change != "revoked")
     assert type(error) is kind
     assert word in error.message
+    assert (error.cut_rule, error.cut_policy, error.rule) == (rule, now.digest if rule else "", "")
+    told = {"rule": rule.removeprefix("tenants.alpha."), "policy": now.digest}
+    assert error.details == ({} if kind is UnauthenticatedError or not rule else told)
 
 
 @pytest.mark.parametrize("terms", ["regions: [eu-central]", "model_regions: [{models: ['*'], regions: [eu-central]}]"])

@@ -436,9 +436,9 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     type; a wake that another has begun is waited for."""
     scene = Scene()
     until = scene.control.clock() + 60
-    with pytest.raises(FeatureNotAllowedError) as refused:
+    with pytest.raises(FeatureNotAllowedError):
         await scene.control.awaken(scene.models["a"], until, "t", wakes=False)
-    assert (scene.told, refused.value.rule) == ([], "tenants.t.features.wake")
+    assert scene.told == []
     other = scene.ask("a")
     await turns()
     joined = asyncio.create_task(scene.control.awaken(scene.models["a"], until, "t", wakes=False))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from appliance.common.shadow_status import ShadowRow, ShadowStatus
 from appliance.common.status import ReloadOutcome
+from appliance.operator.api.commands import commanding
 from appliance.operator.api.generated import policy_pb2 as pb
+from appliance.operator.cli.policy_init import init
+from appliance.operator.cli.terminal import Format
 from policy.changes import changes
 from policy.files import Source
 from policy.loader import load_policy
@@ -282,3 +287,64 @@ async def test_schema_is_that_of_the_command(place: Place) -> None:
         cases = await client(SERVICE, "Schema", pb.SchemaRequest(cases=True))
     assert found.json_schema == schema_text()
     assert json.loads(cases.json_schema) != json.loads(found.json_schema)
+
+
+async def test_init_gives_what_the_command_writes(place: Place, tmp_path: Path) -> None:
+    """Policy and schema are the files of ``athanor policy init``; Check takes the policy as it is, and the names of the
+    schema agree. What is no tenant's id and no path is refused, with a path whose line break would end a comment."""
+    asked = tmp_path / "drafts.yaml"
+    with commanding():
+        init(asked, "acme", Format.TABLE)
+    async with calling(place) as client:
+        found = await client(SERVICE, "Init", pb.InitRequest(tenant="acme", path=str(asked)))
+        plain = await client(SERVICE, "Init")
+        checked = await client(SERVICE, "Check", pb.CheckRequest(files=files(plain.policy)))
+        tenant = await refusal(client, "Init", pb.InitRequest(tenant="Acme Inc"))
+        schema = await refusal(client, "Init", pb.InitRequest(path="a/policy.schema.json"))
+        lines = await refusal(client, "Init", pb.InitRequest(path="a\ntenants: {}"))
+        folder = await refusal(client, "Init", pb.InitRequest(path="/"))
+    assert found.policy == asked.read_text() and found.json_schema == (tmp_path / found.schema_name).read_text()
+    assert checked.ok and list(checked.tenants) == ["alpha"] and f"$schema=./{plain.schema_name}" in plain.policy
+    assert (tenant.code(), "no tenant id" in str(tenant.details())) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+    assert schema.code() is lines.code() is folder.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert place.policy.read_text() == POLICY and not place.policy.with_name(found.schema_name).exists()
+
+
+async def test_a_policy_is_tried_and_no_longer(place: Place, appliance: FakeAppliance) -> None:
+    """SetShadow writes the policy beside the configured one and reloads; GetShadow has what the listener counts;
+    ClearShadow removes it and reloads. A policy with problems, and one with a drop-in beside it, write nothing and are
+    errors, as is a refused reload."""
+    shadow = place.folder / "policy.shadow.yaml"
+    row = ShadowRow("alpha", "refuses", "tenants.alpha.models", 7)
+    tried = {"digest": "ab" * 32, "since": 1_790_000_000.5, "verdicts": {"agrees": 3, "refuses": 7}, "rows": (row,)}
+    async with calling(place) as client:
+        none = (await client(SERVICE, "GetShadow")).shadow
+        empty = await refusal(client, "SetShadow", pb.SetShadowRequest())
+        bad = await refusal(client, "SetShadow", pb.SetShadowRequest(files=files("version: 1\ntenants: {a: 3}\n")))
+        both = [*files(NEW, "policy.yaml"), *files(NEW, "policy.d/more.yaml")]
+        more = await refusal(client, "SetShadow", pb.SetShadowRequest(files=both))
+        assert (shadow.exists(), appliance.reloads) == (False, 0)
+        appliance.shadow = ShadowStatus(file=str(shadow), **tried)
+        begun = (await client(SERVICE, "SetShadow", pb.SetShadowRequest(files=files(NEW)))).shadow
+        assert (shadow.read_text(), place.policy.read_text(), appliance.reloads) == (NEW, POLICY, 1)
+        got = (await client(SERVICE, "GetShadow")).shadow
+        appliance.outcome = ReloadOutcome(ok=False, digest="", message="no", problems=("keys.json: gone",))
+        refused = await refusal(client, "SetShadow", pb.SetShadowRequest(files=files(NEW)))
+        appliance.reset()
+        await client(SERVICE, "ClearShadow")
+        assert (shadow.exists(), appliance.reloads) == (False, 1)
+        await client(SERVICE, "ClearShadow")
+    assert (none.digest, none.HasField("since")) == ("", False)
+    assert empty.code() is bad.code() is more.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "policy.yaml:2" in str(bad.details())
+    assert begun == got and got.differences[0].rule == "tenants.alpha.models" and got.verdicts["refuses"] == 7
+    assert got.since.seconds == 1_790_000_000
+    assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION and "keys.json: gone" in str(refused.details())
+
+
+async def test_a_shadow_that_does_not_hold_beside_the_drop_ins_is_told(place: Place, appliance: FakeAppliance) -> None:
+    """The problems of a policy that the appliance did not take are an answer, without a digest."""
+    appliance.shadow = ShadowStatus(file="f", problems=("policy.d/a.yaml:1:1: a tenant twice",))
+    async with calling(place) as client:
+        found = (await client(SERVICE, "SetShadow", pb.SetShadowRequest(files=files(NEW)))).shadow
+    assert (list(found.problems), found.digest) == (["policy.d/a.yaml:1:1: a tenant twice"], "")

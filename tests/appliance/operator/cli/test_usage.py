@@ -251,6 +251,8 @@ def test_a_plot_takes_the_shortest_step_that_has_room(run: Run, book: Path) -> N
     told = run("usage", "--from", str(book), "-o", "plot", "--cost", *ALL)
     assert (told.exit_code, "has no plot" in told.stderr) == (2, True)
     assert plotted(run, book, "--since", "2025-01", "--until", "2025-02")[0] == "nothing was used"
+    last = ("--since", "9999-12", "--until", "9999-12-31T23", "--by")
+    assert {plotted(run, book, *last, step)[0] for step in ("month", "day")} == {"nothing was used"}
 
 
 def test_a_plot_folds_what_is_beyond_its_lines_and_loses_none_of_it(run: Run, tmp_path: Path) -> None:

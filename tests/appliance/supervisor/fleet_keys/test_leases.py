@@ -307,6 +307,32 @@ def test_an_order_for_a_withdrawn_tenant_is_not_called_complete() -> None:
     assert not pair.client.settled("alpha") and pair.client.key("alpha", 1_002.0) is None
 
 
+def test_a_shred_is_followed_where_the_member_shares_no_more() -> None:
+    """A member that wants an account no more learns all the same that its shred is complete, whether it shared when it
+    ordered that or not, and has no key; then it asks for the account no more. While another member may hold the old key
+    the shred is not called complete (control)."""
+    pair, other = Pair(), KeyClient(b"o" * 32, lambda: b"c" * 32)
+    other.want(["alpha"])
+    question = other.question(1_000.0)
+    assert question is not None
+    given = pair.server.answer("c", question, ("alpha",), 1_000.0)
+    assert given is not None and other.take(given, 1_000.0)
+    pair.turn(1_000.0)
+    assert pair.client.shred("alpha")
+    pair.client.want([FLEET])
+    for now in (1_001.0, 1_002.0, 1_003.0 + RENEW_S):
+        assert pair.turn(now) and pair.client.key("alpha", now) is None and not pair.client.settled("alpha")
+    late = 1_001.0 + LEASE_S + DRIFT_S
+    assert pair.turn(late) and pair.client.settled("alpha"), "the other's lease has ended"
+    question = pair.client.question(late + RENEW_S)
+    assert question is not None and question.accounts.keys() == {FLEET}
+    pair = Pair()
+    pair.client.want([FLEET])
+    assert pair.turn(1_000.0)
+    assert pair.client.shred("alpha") and pair.turn(1_001.0) and pair.client.settled("alpha")
+    assert pair.client.shred("alpha") and not pair.client.settled("alpha")
+
+
 def test_what_is_shown_has_no_key() -> None:
     """Neither an answer nor a server shows a key where it is printed. Control: the number is there."""
     pair = Pair()
