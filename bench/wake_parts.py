@@ -57,6 +57,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (boots._Booting, "configure", "greet"),
     (boots._Booting, "await_ready", "load"),
     (boots._Booting, "probe", "probe"),
+    (boots.SavedStart, "lock_weights", "lock"),
 )
 """Methods and functions that are timed, with the names that their times have."""
 

@@ -43,7 +43,7 @@ from engine.sandbox.rank_link import EXIT_RANK_GONE, RankLink
 from engine.sandbox.rank_place import RankPlace
 from engine.sandbox.weights_mapping import move_weights
 from engine.serve import serve
-from engine.startup.load import load_engine
+from engine.startup.load import load_engine, release_free_memory
 from engine.startup.ranks import check_ranks, lead_parallel
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
@@ -130,6 +130,7 @@ class _Ahead:
         engine = load_engine(config, say=said.append)
         if isinstance(engine.runner, HostRunner) and isinstance(engine.runner.forward, NativeModel):
             move_weights(engine.runner.forward.constant, socket)
+        release_free_memory()  # What warm-up has left there would be in each checkpoint.
         return cls(config, engine, said)
 
     def engine_for(self, config: EngineConfig) -> Engine:

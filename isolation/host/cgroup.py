@@ -20,6 +20,7 @@ from pathlib import Path
 
 from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
+from isolation.host.kernel_file import read_kernel_file
 
 CONTROLLERS = ("memory", "cpu", "pids")
 FREEZER = "freezer"
@@ -187,7 +188,7 @@ def limit_files(limits: Limits, version: int) -> list[tuple[str, str, bool]]:
 def words(path: Path) -> list[str]:
     """Return the words in a cgroup file; none when it cannot be read."""
     try:
-        return path.read_text().split()
+        return read_kernel_file(path).decode().split()
     except OSError:
         return []
 

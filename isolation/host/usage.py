@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from isolation.host.kernel_file import read_kernel_file
 from isolation.host.reaper import descendants
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -41,7 +42,7 @@ def _proportion(pid: int) -> int:
 
 def _spent(pid: int) -> float:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = read_kernel_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S

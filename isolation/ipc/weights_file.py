@@ -21,11 +21,10 @@ from types import TracebackType
 from typing import Self
 
 from isolation.ipc.listener import is_admissible
-from isolation.ipc.weights_names import WRITTEN
+from isolation.ipc.weights_names import HUGE_BYTES, WRITTEN
 
 _log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 1 << 20
 _FILE_MODE = 0o444
 _SOCKET_MODE = 0o666
 """The guest's uid is none of the host's; the kernel's word on the peer decides."""
@@ -92,30 +91,37 @@ class WeightsFile:
                     return
 
     def _take(self, connection: socket.socket) -> None:
-        """Write what comes; without the answer the guest keeps its memory.
+        """Write what comes, in pieces of a huge page; without the answer the guest keeps its memory.
 
         Raises:
             OSError: the guest has left, sends more than the file may have, or the disk does not take it.
         """
         connection.settimeout(_LOOK_S)
-        room, at = bytearray(_PIECE_BYTES), 0
+        room, have, at = memoryview(bytearray(HUGE_BYTES)), 0, 0
         while not self._stop.is_set():
             try:
-                count = connection.recv_into(room)
+                count = connection.recv_into(room[have:])
             except TimeoutError:
                 continue
+            have += count
+            if at + have > self._most:
+                raise OSError(errno.EFBIG, f"they have more than {self._most} bytes")
+            if have < HUGE_BYTES and count:
+                continue
+            self._write(room[:have], at)
+            at, have = at + have, 0
             if count == 0:
                 # A restore maps what was mapped, and no byte behind it.
                 os.ftruncate(self._fd, at)
                 self.filled = at > 0
                 connection.sendall(WRITTEN)
                 return
-            if at + count > self._most:
-                raise OSError(errno.EFBIG, f"they have more than {self._most} bytes")
-            piece = memoryview(room)[:count]
-            while piece:  # A disk that is nearly full takes a part, and says so with the next call alone.
-                written = os.pwrite(self._fd, piece, at)
-                piece, at = piece[written:], at + written
+
+    def _write(self, piece: memoryview, at: int) -> None:
+        """Write all of a piece. Raises: OSError: the disk does not take it."""
+        while piece:  # A disk that is nearly full takes a part, and says so with the next call alone.
+            written = os.pwrite(self._fd, piece, at)
+            piece, at = piece[written:], at + written
 
     def __enter__(self) -> Self:
         return self

@@ -11,3 +11,7 @@ FILE_NAME = "weights"
 
 WRITTEN = b"\1"
 """The host's answer: all bytes are in the file."""
+
+HUGE_BYTES = 2 << 20
+"""Bytes of a huge page. Written in pieces of this size, a file has huge pages in the page cache of file systems that
+keep such (ext4 since Linux 6.16, XFS); 512 MiB are then mapped with 256 page faults in place of 8,192."""

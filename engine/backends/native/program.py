@@ -61,6 +61,8 @@ class Builder:
         self._kept: list[Tensor] = []
         self.weights: list[Tensor] = []
         """Packed weights, which no step writes."""
+        self.rooms: list[Tensor] = []
+        """What each step writes before it reads it; zero at first."""
         self._tables: list[object] = []
 
     def keep(self, tensor: Tensor) -> int:
@@ -72,12 +74,17 @@ class Builder:
 
     def floats(self, width: int) -> int:
         """Room for float32 rows."""
-        return self.keep(torch.zeros(self._rows, width))
+        return self._room(torch.zeros(self._rows, width))
 
     def operand(self, width: int) -> tuple[int, int]:
         """Room for rows that a product is fed, and for their scales."""
         rows = torch.zeros(self._rows, padded_inputs(width, self.dtype), dtype=self.fed)
-        return self.keep(rows), self.floats(1)
+        return self._room(rows), self.floats(1)
+
+    def _room(self, tensor: Tensor) -> int:
+        """Keep a room and give its address."""
+        self.rooms.append(tensor)
+        return self.keep(tensor)
 
     def add(self, kind: Kind, **fields: object) -> None:
         """Append an operation."""
@@ -272,8 +279,9 @@ class NativeModel:
         return self._builder.weights
 
     def touch(self) -> None:
-        """Write every page of the logits once more."""
-        self._logits.zero_()
+        """Write zeros into every page of the logits and rooms: a checkpoint holds no page of zeros."""
+        for tensor in (self._logits, *self._builder.rooms):
+            tensor.zero_()
 
     def _build(self, model: Decoder, layers: list[PlainLayer]) -> None:
         config, build = model.config, self._builder

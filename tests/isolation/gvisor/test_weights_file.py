@@ -1,4 +1,4 @@
-"""Weights that leave a template for a file: who may write it, how much, and what a copy reads."""
+"""Weights that leave a template for a file: who may write it, how much, where, and what a copy reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from engine.sandbox.attach import send_weights
-from engine.sandbox.weights_mapping import whole_pages
+from engine.sandbox.weights_mapping import file_places, whole_pages
 from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import Mount
 from isolation.host.locked_file import LockedFile
 from isolation.ipc.weights_file import WeightsFile
-from isolation.ipc.weights_names import FILE_NAME, SOCKET_NAME, TARGET
+from isolation.ipc.weights_names import FILE_NAME, HUGE_BYTES, SOCKET_NAME, TARGET
 
 MIB = 1 << 20
 
@@ -125,6 +125,43 @@ def test_whole_pages_are_inside_of_large_tensors_and_named_once() -> None:
     )
     assert large.data_ptr() <= found[0][0] and found[-1][1] <= large.data_ptr() + large.nbytes
     assert sum(end - begin for begin, end in found) > 3 * MIB - 2 * 4096
+
+
+def test_the_host_writes_whole_huge_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the pieces are that come, each write has a whole huge page at its place, and the last one the rest:
+    so file systems that can keep huge pages in the page cache."""
+    data, writes, write = os.urandom(2 * HUGE_BYTES + 5_000), list[tuple[int, int]](), os.pwrite
+
+    def noted(file: int, piece: memoryview, at: int) -> int:
+        writes.append((at, len(piece)))
+        return write(file, piece, at)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    with WeightsFile(folder / "w", folder / SOCKET_NAME, 3 * HUGE_BYTES) as file:
+        file.serve({os.getpid()})
+        pieces = [memoryview(data)[at : at + 70_001] for at in range(0, len(data), 70_001)]
+        assert send_weights(str(folder / SOCKET_NAME), pieces)
+    assert writes == [(0, HUGE_BYTES), (HUGE_BYTES, HUGE_BYTES), (2 * HUGE_BYTES, 5_000)]
+    assert (folder / "w").read_bytes() == data
+
+
+def test_pages_stand_in_the_file_where_their_addresses_say() -> None:
+    """A span with a whole huge page stands at its address within huge pages, one without follows what is before it, and
+    none overlap; nothing is wasted between spans that are neighbours in memory but for the page between them."""
+    page, base = 4_096, 7 * HUGE_BYTES + 5 * 4_096
+    spans = [
+        (base, base + 3 * HUGE_BYTES),
+        (base + 3 * HUGE_BYTES + page, base + 6 * HUGE_BYTES),
+        (base + 8 * HUGE_BYTES, base + 8 * HUGE_BYTES + MIB),
+        (base + 9 * HUGE_BYTES + page, base + 11 * HUGE_BYTES),
+    ]
+    places = file_places(spans)
+    assert [(start, end) for start, end, _at in places] == spans
+    assert all((start - at) % HUGE_BYTES == 0 for start, end, at in places if end - start > MIB)
+    ends = [0, *(at + end - start for start, end, at in places)]
+    gaps = [at - end for end, (_start, _end, at) in zip(ends, places, strict=False)]
+    assert gaps[:3] == [5 * page, page, 0] and 0 <= gaps[3] < HUGE_BYTES
+    assert file_places([(base, base + MIB)]) == [(base, base + MIB, 0)]
 
 
 def test_a_locked_file_is_in_memory_until_it_is_closed(folder: Path) -> None:
