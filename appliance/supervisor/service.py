@@ -40,6 +40,7 @@ from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
 from appliance.supervisor.answering import Answering, Lanes
+from appliance.supervisor.attested_models import served_models
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
@@ -106,7 +107,8 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
-    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
+    facts = ServedFacts(lambda: served_models(models.staying, residents.plans), image, config.region)
+    answering = _answering(config, server, recorder, runtime, facts)
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     residents, planner = _residents(config, models, runtime, publish, forms, placement)
