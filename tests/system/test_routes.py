@@ -431,9 +431,8 @@ def test_an_adapter_with_other_files_is_left_out(many: Served) -> None:
 
 
 def test_an_attestation_names_what_its_tenant_may_use_and_nothing_of_others(many: Served) -> None:
-    """Models by pattern and by alias with its fallback; served adapters that the tenant has, with the digest
-    of their files. The statement of a tenant has no name and no digest of what is others' (control: theirs
-    has)."""
+    """Models by pattern and by alias with its fallback; served adapters that the tenant has, with the digest of their
+    files. The statement of a tenant has no name and no digest of what is others' (control: theirs has)."""
     verifier = read_verifier(many.state / "audit" / "public.key")
     support = read_adapter("athanor-mini:support", many.state / "adapters" / "support").digest
     every = ["athanor-mini", "athanor-next", "classes", "converted", "moods", "templated", "vectors"]
