@@ -190,7 +190,7 @@ async def test_a_downgraded_request_yields_to_another_tenants_normal_one(served:
 
 
 LIMITED = {
-    "input_tokens_per_minute": (("input",), 2, 16 * "Count: "),
+    "input_tokens_per_minute": (("input",), 2, 32 * "Count: "),
     "output_tokens_per_minute": (("output",), 20, "Count:"),
     "tokens_per_minute": (("input", "output"), 20, "Count:"),
 }
