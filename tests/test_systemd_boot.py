@@ -11,11 +11,14 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from appliance.common.audit.cosignature import Witness, cosign
 from appliance.common.version import VERSION
+from isolation.keys.signing import key_of
 from tests.booted_debian import NEXT_VERSION, ROOT, booted, build_package, next_version
 
 pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
@@ -23,7 +26,13 @@ pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 DOCUMENT, UPGRADE = ROOT / "docs/install.md", ROOT / "docs/upgrade.md"
 ADMIN = "unix:/run/athanor/admin.sock"
 POLICY = "/etc/athanor/policy.yaml"
-EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5, "athanor-fetch": 1.2, "athanor-statements": 1.0}
+EXPOSURE = {
+    "athanor-gateway": 1.2,
+    "athanor-supervisor": 2.5,
+    "athanor-fetch": 1.2,
+    "athanor-statements": 1.0,
+    "athanor-witness": 1.2,
+}
 """The most that systemd's own analysis may say of each unit, of 10."""
 
 RESTARTS = 4
@@ -93,6 +102,8 @@ def test_systemd_finds_the_units_sound(container):
             "-fetch.service",
             "-statements.service",
             "-statements.timer",
+            "-witness.service",
+            "-witness.timer",
             ".target",
             "-sandboxes.slice",
         )
@@ -141,6 +152,39 @@ def test_statements_are_made_by_a_timer(container):
     )
     assert re.search(r"-01 00:1\d", next_run), next_run
     container.run("systemctl", "disable", "--now", "athanor-statements.timer")
+
+
+def test_the_witnesses_are_asked_by_a_timer(container):
+    """Without a witness the service fails and says so (control). With one that is a folder it exports tiles and writes
+    its request, within its walls: the log's public key can be read there and what signs it cannot; the witness's
+    answer is taken at the next run. The timer waits for the next hour."""
+    unit, folder = "athanor-witness", "/var/lib/athanor-supervisor/witness"
+    result = ("systemctl", "show", "--property=Result", "--value", unit)
+    container.run("systemctl", "start", unit)
+    assert container.run(*result) == "exit-code"
+    assert "no witness is configured" in container.journal("-u", unit)
+    key = key_of(bytes(range(32)))
+    witness = Witness("notary.example.org", key.public)
+    audit = "/var/lib/athanor-supervisor/audit"
+    lines = f"  tiles: {folder}/tiles\\n  witnesses: [{{key: {witness.line()}, folder: {folder}/notary}}]"
+    config = "/etc/athanor/athanor.yaml"
+    container.run("cp", "-p", config, "/root/athanor.yaml")
+    container.run("sed", "-i", f"s|^  directory: {audit}$|&\\n{lines}|", config)
+    walls = f'ExecStartPre=/bin/sh -c "test -r {audit}/public.key && ! cat {audit}/signing.key"'
+    dropped = container.drop_in(unit, walls)
+    container.run("systemctl", "enable", "--now", f"{unit}.timer")
+    container.run("systemctl", "start", unit)
+    assert container.run(*result) == "success", container.journal("-u", unit)
+    notary = container.root / folder.lstrip("/") / "notary"
+    note = (notary / "request").read_text().partition("\n\n")[2]
+    (notary / "response").write_text(cosign(note, witness, key, int(time.time())))
+    container.run("systemctl", "start", unit)
+    assert container.run(*result) == "success", container.journal("-u", unit)
+    assert re.search(r"notary\.example\.org has cosigned [1-9]\d* entr", container.journal("-u", unit))
+    next_run = container.run("systemctl", "show", "--property=NextElapseUSecRealtime", "--value", f"{unit}.timer")
+    assert re.search(r" \d\d:(0\d|10):\d\d", next_run), next_run
+    container.run("systemctl", "disable", "--now", f"{unit}.timer")
+    container.run("sh", "-c", f"rm -r {dropped}; mv /root/athanor.yaml {config}; systemctl daemon-reload")
 
 
 def test_reload_waits_for_its_outcome(container):

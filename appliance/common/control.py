@@ -276,8 +276,8 @@ class SpendReserved:
 
 @dataclass(frozen=True, slots=True)
 class Attest:
-    """Gateway: asks for an attestation of what serves this tenant's requests to this model
-    (``appliance.common.audit.attestation``). ``nonce`` is the tenant's."""
+    """Gateway: asks for an attestation of what serves this tenant's requests (``appliance.common.audit.attestation``).
+    ``model`` is the one that the tenant asked about, ``nonce`` the tenant's."""
 
     request: str
     tenant: str

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 ANSWER_S = 15.0
 """Patience for an answer in seconds; the appliance's own is five."""
 
-MAX_ANSWER_BYTES = 64 << 10
-"""Most bytes of an answer that are read; one has some two thousand."""
+MAX_ANSWER_BYTES = 128 << 10
+"""Most bytes of an answer that are read: a whole attestation with every character escaped. Most have some two
+thousand."""
 
 
 class AttestRefusedError(Exception):

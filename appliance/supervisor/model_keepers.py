@@ -104,6 +104,15 @@ class ModelKeepers:
         return frozenset(name for name, one in self._models.items() if one.state == LEAVING)
 
     @property
+    def staying(self) -> list[PlannedModel]:
+        """Models that are not being ended, each with the boots that its keepers have now; also for other threads."""
+        return [
+            replace(one.planned, plans=tuple(keeper.plan for keeper in one.keepers))
+            for one in tuple(self._models.values())
+            if one.state == SERVED
+        ]
+
+    @property
     def keepers(self) -> list[Keeper]:
         """Keepers of all models; also for other threads."""
         return [keeper for one in tuple(self._models.values()) for keeper in one.keepers]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -40,6 +40,7 @@ from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
 from appliance.supervisor.answering import Answering, Lanes
+from appliance.supervisor.attested_models import ServedModel, served_models
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
@@ -106,7 +107,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
     models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
-    answering = _answering(config, server, recorder, runtime, ServedFacts(models.digests, models.signers, image))
+    answering = _answering(config, server, recorder, runtime, lambda: served_models(models.staying, residents.plans))
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
     residents, planner = _residents(config, models, runtime, publish, forms, placement)
@@ -327,11 +328,16 @@ async def _keep_account(
 
 
 def _answering(
-    config: ApplianceConfig, server: ControlServer, recorder: Recorder, runtime: Runtime, facts: ServedFacts
+    config: ApplianceConfig,
+    server: ControlServer,
+    recorder: Recorder,
+    runtime: Runtime,
+    served: Callable[[], Sequence[ServedModel]],
 ) -> Lanes:
     """Answer what the gateway asks for its tenants, and what it asks for the operator's page."""
     declared = DeclaredTenants(config.policy, config.policy_keys)
     folder = config.audit.directory if config.audit is not None else None
+    facts = ServedFacts(served, config.sandbox.image_digest, config.region)
     attesting = Attesting(recorder.audit, declared, runtime, facts)
     of_tenants = Answering(server.publish, {Attest: attesting, UsageQuery: UsageAnswers(folder)})
     # A reader of the policy of its own: each lane has a thread.

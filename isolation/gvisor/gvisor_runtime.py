@@ -102,7 +102,8 @@ class GvisorRuntime:
         with self.runsc.path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         flags = tuple(flag for flag in self._command.flags()[1:] if not flag.startswith("--root="))
-        return Program(f"runsc {self.runsc.version}", digest, flags)
+        with_gpu = tuple(flag for flag in self._command.flags(gpu=True) if flag not in self._command.flags())
+        return Program(f"runsc {self.runsc.version}", digest, flags, with_gpu)
 
     def identity(self, spec: SandboxSpec) -> str:
         """Identify runsc, its flags, the processor, the kernel and the bundle; see ``Runtime.identity``."""

@@ -29,6 +29,8 @@ class Program:
     """SHA-256 of the program's file, in hex."""
     flags: tuple[str, ...]
     """Flags that it is started with, without paths of this machine."""
+    gpu_flags: tuple[str, ...] = ()
+    """Flags beyond these for a sandbox with a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

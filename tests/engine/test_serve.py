@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 import time
 from array import array
@@ -21,17 +19,15 @@ from engine.core.engine import Engine
 from engine.core.kv.spill import LOOK_S
 from engine.errors import EngineError
 from engine.serve import IDLE_WAIT_S, RECEIVE_LIMIT, HostStuckError, UnexpectedMessageError, serve
-from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.engine import Abort, Drain, StepOutput
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.grammar import Masks, MaskState
 from isolation.ipc.kv import KvQuotas, KvUsage
-from isolation.ipc.listener import Listener
 from isolation.ipc.memory_order import LOOK_AGAIN_S
-from isolation.ipc.messages import Configure, EngineReady, FailureCode, Finish, Hello, Role
+from isolation.ipc.messages import Configure, EngineReady, FailureCode, Finish
 from isolation.ipc.ping import Ping, Pong
-from isolation.ipc.segment import standard_layout
+from tests.engine.engine_process import Host
 from tests.engine.support import make_engine, model_config, random_model, save_model, submit
 
 MODEL = random_model(model_config())
@@ -42,6 +38,10 @@ SAID = re.compile(
     r"engine holds \d+ MiB of weights, \d+ MiB of KV, \d+ MiB of buffers\n"
 )
 """All that a healthy engine says."""
+
+
+MAX_LOOKS = 100_000
+"""Most times that a serving loop looks for messages in a test; none here needs a thousand."""
 
 
 class ScriptedChannel:
@@ -60,6 +60,7 @@ class ScriptedChannel:
         self.refused = False
         self.silent = 0
         """Waits that end because their time is over."""
+        self.looks = 0
 
     def send(self, message: Message, *, urgent: bool) -> None:
         """Take a frame, or refuse it while the ring is full."""
@@ -79,7 +80,9 @@ class ScriptedChannel:
         self.urgent.append(urgent)
 
     def receive(self, limit: int) -> list[Message]:
-        """The next entry of the script, never more than asked for."""
+        """The next entry of the script, never more than asked for; a loop that looks for ever fails."""
+        self.looks += 1
+        assert self.looks <= MAX_LOOKS, f"the serving loop neither sleeps nor ends; it has sent {len(self.sent)} frames"
         if not self.script or not limit:
             return []
         entry = self.script.popleft()
@@ -351,50 +354,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Host:
-    """The host's end of a real engine process."""
-
-    def __init__(self, folder: Path, config: bytes) -> None:
-        root = Path(__file__).resolve().parents[2]
-        path = folder / "host.sock"
-        command = [sys.executable, "-m", "engine", str(path)]
-        with Listener(str(path)) as listener:
-            self.process = subprocess.Popen(
-                command, cwd=root, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            self.channel: Channel = listener.accept(None, 60.0, standard_layout(), Role.ENGINE)
-        assert isinstance(self.next(), Hello)
-        self.channel.send(Configure(config))
-
-    def next(self) -> Message:
-        """The next message, waited for."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if found := self.channel.receive(1):
-                return found[0]
-            self.channel.wait(1.0)
-        raise AssertionError("the engine said nothing for a minute")
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and what was said on stderr."""
-        _, errors = self.process.communicate(timeout=60)
-        return self.process.returncode, errors
-
-    def close(self) -> None:
-        """End the process if it is still there."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
-        self.channel.close()
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[object]:
     """Starts engines and ends them."""
     hosts: list[Host] = []
 
-    def make(config: bytes) -> Host:
-        hosts.append(Host(tmp_path, config))
+    def make(config: bytes | None) -> Host:
+        hosts.append(Host(tmp_path))
+        hosts[-1].begin(config)
         return hosts[-1]
 
     yield make
@@ -465,6 +432,15 @@ def test_a_load_error_is_one_line_and_status_3(
     assert errors.startswith(f"engine cannot start: {said}")
     assert len(errors.splitlines()) == 1
     assert "/nowhere" not in errors
+
+
+def test_an_engine_that_hangs_is_told_with_its_place(start: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for its configuration and gets none: the wait ends, and says what was waited for and the line at
+    which the engine stands. Control: all other tests here, whose engines answer in time."""
+    host = start(None)
+    monkeypatch.setattr(host, "_until", time.monotonic() + 0.2)
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)the engine sent no message.*it runs.*in _configuration"):
+        host.next()
 
 
 def test_wrong_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:

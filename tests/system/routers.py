@@ -189,24 +189,27 @@ class Seen:
     host: str
     tag: str = ""
     why: str = ""
+    request: str = ""
+    """Id of the request on the host that answered; empty where nothing came."""
 
 
 async def ask(client: httpx.AsyncClient, session: str, *, stream: bool) -> Seen:
     """One request of a session, by a name or a tag."""
     body = {"model": "athanor-mini", "prompt": "Count", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
-    got, host, tag = 0, "", ""
+    got, host, tag, request = 0, "", "", ""
     try:
         async with client.stream("POST", "/v1/completions", json=body, headers={HEADER: session}) as answer:
             host, tag = answer.headers.get("x-host", ""), answer.headers.get(HEADER, "")
+            request = answer.headers.get("x-request-id", "")
             if answer.status_code != 200:
                 return Seen(session, "failed", host, tag, f"{answer.status_code} {await answer.aread()!r}")
             text = b""
             async for piece in answer.aiter_raw():
                 got, text = got + len(piece), text + piece
         whole = not stream or text.endswith(b"data: [DONE]\n\n")
-        return Seen(session, "whole" if whole else "cut", host, tag)
+        return Seen(session, "whole" if whole else "cut", host, tag, request=request)
     except httpx.HTTPError as error:
-        return Seen(session, "cut" if got else "failed", host, tag, repr(error))
+        return Seen(session, "cut" if got else "failed", host, tag, repr(error), request)
 
 
 def load(

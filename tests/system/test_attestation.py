@@ -38,9 +38,10 @@ def ask(appliance: Appliance, tenant: str = "alpha", **body: Any) -> httpx.Respo
 
 
 def test_a_tenant_verifies_what_serves_it(governed: Appliance, tmp_path: Path) -> None:
-    """The command asks over HTTP and verifies offline: the digest of the model's files, the policy that status shows,
-    gVisor without a network. gRPC gives the same facts. Another nonce, and another expectation, are told; the request
-    is in the audit log, and costs nothing. With the feature withheld both APIs refuse it."""
+    """The command asks over HTTP and verifies offline: the one model that is served with the digest of its files, the
+    policy that status shows, gVisor without a network. gRPC gives the same facts. Another nonce, and another
+    expectation, are told; the request is in the audit log, and costs nothing. With the feature withheld both APIs
+    refuse it."""
     appliance, text = governed, tmp_path / "text"
     known = sum(one["kind"] == "request" for one in entries(appliance.state / "audit"))
     (tmp_path / "key").write_text(appliance.key("alpha") + "\n")
@@ -57,11 +58,13 @@ def test_a_tenant_verifies_what_serves_it(governed: Appliance, tmp_path: Path) -
     assert (found["ok"], found["fresh"], found["model_digest"]) == (True, True, files.digest)
     assert found["policy"] == status["policy"]["digest"]
     assert "--network=none" in found["flags"]
+    stated = {"name": MODEL, "digest": files.digest, "signer": "", "sandbox": "gvisor/systrap", "flags": []}
+    assert (found["form"], found["models"], found["adapters"]) == (3, [stated], [])
     assert athanor(*verify, "--nonce", NONCE[::-1]).returncode == 1
     assert athanor(*verify, "--expect", "runtime=unsafe/none").returncode == 1
     by_grpc = attest_by_grpc(appliance)
     one = read_attestation(by_grpc.attestation.encode(), read_verifier(public))
-    assert (one.tenant, one.model_digest, one.policy) == ("alpha", files.digest, found["policy"])
+    assert (one.tenant, one.asked.digest, one.policy) == ("alpha", files.digest, found["policy"])
     entry, _ = wait_for(appliance.state / "audit", "request", known + 2)[known:]
     assert (entry["operation"], entry["outcome"], entry["input_tokens"], entry["cost"]) == ("attest", "OK", 0, 0)
     policy = appliance.state / "policy.yaml"

@@ -57,9 +57,9 @@ def client(served: Served, tenant: int, **options: Any) -> httpx.AsyncClient:
     )
 
 
-async def ask(one: httpx.AsyncClient, tokens: int = 1) -> httpx.Response:
+async def ask(one: httpx.AsyncClient, tokens: int = 1, prompt: str = "Count:") -> httpx.Response:
     """One completion, whole."""
-    body = {"model": "athanor-mini", "prompt": "Count:", "max_tokens": tokens, "ignore_eos": True}
+    body = {"model": "athanor-mini", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     return await one.post("/v1/completions", json=body)
 
 
@@ -189,8 +189,16 @@ async def test_a_downgraded_request_yields_to_another_tenants_normal_one(served:
                     await asyncio.sleep(0.02)
 
 
+LIMITED = {
+    "input_tokens_per_minute": (("input",), 2, 32 * "Count: "),
+    "output_tokens_per_minute": (("output",), 20, "Count:"),
+    "tokens_per_minute": (("input", "output"), 20, "Count:"),
+}
+"""Kinds of tokens that a limit counts; output tokens and prompt of each request, which has mostly such tokens."""
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("key", ["output_tokens_per_minute", "tokens_per_minute"])
+@pytest.mark.parametrize("key", LIMITED)
 async def test_a_limit_of_tokens_holds_over_a_minute(runsc_path: Path, key: str) -> None:
     """64 clients of a tenant with 30,000 tokens a minute and a line: in the minute after the burst has gone, the tokens
     that are charged are at most 1 % above the limit and at least 97 % of it. Control: another tenant's 64 clients
@@ -200,7 +208,7 @@ async def test_a_limit_of_tokens_holds_over_a_minute(runsc_path: Path, key: str)
     limits += f"{{rate: {rate}, burst: 1500, exceeded: queue}}"
     limits += "" if key == "tokens_per_minute" else ", tokens_per_minute: 1000000000"
     free = "requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 256"
-    kinds = ("output",) if key.startswith("output") else ("input", "output")
+    kinds, tokens, prompt = LIMITED[key]
 
     def charged(served: Served, tenant: str) -> float:
         text, name = metrics(served), "athanor_tokens_total"
@@ -209,7 +217,7 @@ async def test_a_limit_of_tokens_holds_over_a_minute(runsc_path: Path, key: str)
     async def measured(served: Served, tenant: int, seconds: float, warm: float) -> float:
         async def keep() -> None:
             while True:
-                assert (await ask(one, 20)).status_code == 200
+                assert (await ask(one, tokens, prompt)).status_code == 200
 
         async with client(served, tenant) as one:
             clients = [asyncio.ensure_future(keep()) for _ in range(STREAMS)]

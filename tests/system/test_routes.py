@@ -17,6 +17,8 @@ import openai
 import pytest
 
 from appliance.common.adapter_files import read_adapter
+from appliance.common.audit.attestation import read_attestation
+from appliance.common.audit.verify import read_verifier
 from appliance.common.scopes import Scope
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.grpc.batch_calls import BATCH_SERVICE
@@ -426,3 +428,24 @@ def test_an_adapter_with_other_files_is_left_out(many: Served) -> None:
     assert answer.status_code == 503
     assert text_of(many, "delta", ADAPTED)
     assert "an adapter is left out" in (many.state / "log").read_text()
+
+
+def test_an_attestation_names_what_its_tenant_may_use_and_nothing_of_others(many: Served) -> None:
+    """Models by pattern and by alias with its fallback; served adapters that the tenant has, with the digest of their
+    files. The statement of a tenant has no name and no digest of what is others' (control: theirs has)."""
+    verifier = read_verifier(many.state / "audit" / "public.key")
+    support = read_adapter("athanor-mini:support", many.state / "adapters" / "support").digest
+    every = ["athanor-mini", "athanor-next", "classes", "converted", "moods", "templated", "vectors"]
+    wanted = {
+        "alpha": ("athanor-next", every, []),
+        "beta": ("half", ["athanor-mini", "athanor-next", "classes", "vectors"], []),
+        "delta": ("help", ["athanor-mini"], [("athanor-mini:support", support)]),
+    }
+    for tenant, (asked, models, adapters) in wanted.items():
+        text = many.post(tenant, "/v1/attestations", model=asked, nonce="9f86d081884c7d65").json()["attestation"]
+        found = read_attestation(text.encode(), verifier)
+        assert [one.name for one in found.models] == models
+        assert [(one.name, one.digest) for one in found.adapters] == adapters
+        assert (support in text, "support" in text) == (bool(adapters), bool(adapters))
+        assert [name for name in every if f'"{name}"' in text] == models
+        assert all(one.sandbox == found.runtime == "gvisor/systrap" and one.flags == () for one in found.models)

@@ -1,4 +1,4 @@
-"""A request for an attestation: what serves this tenant's requests to a model, signed by the supervisor.
+"""A request for an attestation: what serves this tenant's requests, signed by the supervisor.
 
 It costs a request of the tenant's rate and a slot while it waits, and no tokens. No sandbox is asked: what runs in one
 has no say in what is stated of it.

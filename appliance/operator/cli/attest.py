@@ -26,6 +26,7 @@ athanor attest ask --url http://127.0.0.1:8080 --model athanor-mini --key-file a
 VERIFY_EXAMPLES = """
 athanor attest verify a.attestation --key public.key --nonce 9f86d081884c7d65 | it was made after the nonce was drawn
 athanor attest verify a.attestation --key public.key --expect runtime=gvisor/systrap | and says what is expected
+athanor attest verify a.attestation --key public.key --expect models.athanor-mini=DIGEST | of a model among all
 """
 
 NONCE_BYTES = 16
@@ -34,7 +35,7 @@ NONCE_BYTES = 16
 
 def ask(
     url: Annotated[str, typer.Option("--url", metavar="URL", help="Address of the HTTP API, without /v1.")],
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="The model that it is about.")],
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="A model that you may use.")],
     key_file: Annotated[Path, typer.Option("--key-file", metavar="FILE", help="File with the tenant's API key.")],
     nonce: Annotated[
         str | None, typer.Option("--nonce", metavar="HEX", help="16 to 128 digits of 0-9 and a-f. [drawn at random]")
@@ -46,9 +47,10 @@ def ask(
         Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; without it to standard output.")
     ] = None,
 ) -> None:
-    """Ask an appliance, as a tenant, what serves this tenant's requests to a model.
+    """Ask an appliance, as a tenant, what serves this tenant's requests.
 
-    The answer is a text that the appliance's supervisor signs. Its nonce is printed to standard
+    The answer is a text that the appliance's supervisor signs. It names every model that the tenant
+    may use, the one of --model among them, and the tenant's own adapters. Its nonce is printed to standard
     error: verify with it, or an old attestation could be played back.
     """
     from appliance.operator.attest_client import AttestRefusedError, fetch_attestation
@@ -78,14 +80,19 @@ def verify(
     nonce: Annotated[str | None, typer.Option("--nonce", metavar="HEX", help="The nonce that was asked with.")] = None,
     expect: Annotated[
         list[str] | None,
-        typer.Option("--expect", metavar="FIELD=VALUE", help="A field must have this value; may be repeated."),
+        typer.Option(
+            "--expect",
+            metavar="FIELD=VALUE",
+            help="A field must have this value, or models.NAME or adapters.NAME this digest; may be repeated.",
+        ),
     ] = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Verify that an attestation was signed by the appliance, and says what is expected.
 
     Offline: reads the files and nothing else. Without --nonce it may be an old one. It is the word
-    of the host's operating system and its administrator; no hardware vouches for them.
+    of the host's operating system and its administrator; no hardware vouches for them. Attestations
+    of earlier releases, which name one model, are verified as well.
     """
     from appliance.common.audit.attestation import mismatches
 
@@ -114,22 +121,23 @@ def _read(path: Path, key: Path) -> Attestation:
 
 
 def _expected(pairs: list[str], one: Attestation) -> dict[str, str]:
-    from dataclasses import asdict
+    from appliance.common.audit.attestation import ADAPTERS, MODELS, expectable
 
-    known = [name for name, value in asdict(one).items() if not isinstance(value, list | tuple)]
+    known = [name for name in expectable(one) if not name.startswith((MODELS, ADAPTERS))]
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or name not in known:
-            fail(exits.USAGE, f"--expect {pair!r} is not FIELD=VALUE with one of the fields {', '.join(known)}")
+        if not equals or not (name in known or name.startswith((MODELS, ADAPTERS))):
+            told = ", ".join((*known, f"{MODELS}NAME", f"{ADAPTERS}NAME"))
+            fail(exits.USAGE, f"--expect {pair!r} is not FIELD=VALUE with one of the fields {told}")
         found[name] = value
     return found
 
 
 def _show(one: Attestation, found: list[str], output_format: Format, *, fresh: bool) -> None:
-    from dataclasses import asdict
+    from appliance.common.audit.attestation import facts
 
-    if print_data({"ok": not found, "fresh": fresh and not found, **asdict(one), "mismatches": found}, output_format):
+    if print_data({"ok": not found, "fresh": fresh and not found, **facts(one), "mismatches": found}, output_format):
         return
     from appliance.operator.cli.attest_view import attest_view
 

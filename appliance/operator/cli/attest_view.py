@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from appliance.common.audit.attestation import Attestation
+from appliance.common.audit.attestation import EARLIER_FORM, OUTSIDE, Attestation, AttestedModel
 from appliance.common.figures import counted, printable
 
 SHOWN_CLOCK_S = 86_400
@@ -21,11 +22,15 @@ def attest_view(one: Attestation, now_s: float) -> RenderableType:
     shown = Table.grid(padding=(0, 3))
     shown.add_column(no_wrap=True, style="dim")
     shown.add_column(overflow="fold")
+    shown.add_row("tenant", Text(printable(one.tenant), "bold"))
+    for model in sorted(one.models, key=lambda model: model.name != one.model):
+        shown.add_row("model", Text(printable(model.name), "bold" if model is one.asked else ""))
+        for line in _of_model(model, one):
+            shown.add_row("", line)
+    for adapter in one.adapters:
+        shown.add_row("adapter", Text(printable(adapter.name)))
+        shown.add_row("", Text(adapter.digest))
     rows = {
-        "tenant": Text(printable(one.tenant), "bold"),
-        "model": Text(printable(one.model), "bold"),
-        "": Text(one.model_digest),
-        "signed by": Text(one.model_signer or "no signature is asked for"),
         "class": Text(one.isolation_class),
         "sandbox": Text(one.runtime if isolated else f"{one.runtime}: NOT ISOLATED", "" if isolated else "bold red"),
         "program": Text(f"{one.program}   {one.program_digest}" if one.program else "none"),
@@ -38,10 +43,25 @@ def attest_view(one: Attestation, now_s: float) -> RenderableType:
         "log": Text(one.log),
         "nonce": Text(one.nonce),
         "made": Text(_made(one.time, now_s)),
+        "form": Text(
+            f"{one.form}" if one.form != EARLIER_FORM else f"{one.form}: it names one model, and tells of no adapters"
+        ),
     }
     for name, value in rows.items():
         shown.add_row(name, value)
     return shown
+
+
+def _of_model(model: AttestedModel, one: Attestation) -> Iterator[Text]:
+    """Return the lines below a model's name; where it runs only where that is not where all do."""
+    yield Text(model.digest)
+    yield Text(f"signed by {model.signer}" if model.signer else "no signature is asked for", "dim")
+    if model.sandbox == OUTSIDE:
+        yield Text("computed by a cluster OUTSIDE of the appliance", "bold red")
+    elif model.sandbox not in ("", one.runtime):
+        yield Text(f"sandbox {printable(model.sandbox)}", "bold red")
+    if model.flags:
+        yield Text(f"further flags {' '.join(model.flags)}")
 
 
 def _made(time_ms: int, now_s: float) -> str:

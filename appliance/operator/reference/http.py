@@ -59,7 +59,7 @@ ROUTE_MEANINGS = {
     "/v1/classify": "Probability of each label of a text, from a model with `runner: classify` (rerank.md).",
     "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
-    "/v1/attestations": "What serves the caller's requests to a model, signed (attestation.md).",
+    "/v1/attestations": "What serves the caller's requests: all of its models and adapters, signed (attestation.md).",
     "/v1/files": "Files of the caller's tenant: a new one, as multipart/form-data, or their list (batches.md).",
     "/v1/files/{file_id}": "One of these files, or its deletion.",
     "/v1/files/{file_id}/content": "Its bytes.",
@@ -276,7 +276,12 @@ DETOKENIZE: tuple[Field, ...] = (
 )
 
 ATTESTATIONS: tuple[Field, ...] = (
-    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
+    (
+        "model",
+        f"text, 1 to {limits.MAX_MODEL_CHARS} characters",
+        "required",
+        "Name of a model of the caller's; the attestation names it and all others that the caller may use.",
+    ),
     (
         "nonce",
         f"{MIN_NONCE} to {MAX_NONCE} digits of 0-9 and a-f",

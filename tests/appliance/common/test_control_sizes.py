@@ -85,7 +85,7 @@ GROWING: dict[type, Callable[[], Control]] = {
         {name: {"r" * MAX_ID_CHARS: MOST} for name in tenants(control.MAX_RESERVATIONS)}
     ),
     control.SpendReserved: lambda: control.SpendReserved(["r" * MAX_ID_CHARS] * MAX_CONFIRMED),
-    control.Attested: lambda: control.Attested("r" * SHORT, '"' * MAX_ATTESTATION_BYTES, WIDE * TEXT),
+    control.Attested: lambda: control.Attested("r" * SHORT, '"' * MAX_ATTESTATION_BYTES, ""),
     control.SandboxUp: lambda: control.SandboxUp(
         models(1)[0], "engine", MOST, MOST, MOST, "f" * TEXT, {"n" * 16: MOST}, tenants(1)[0], computes=WIDE * 600
     ),

@@ -1319,7 +1319,9 @@ class AttestRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model, as ListModels gives it. Required; 1 to 256 printable ASCII characters."""
+    """Name of a model that the caller may use, as ListModels gives it; the attestation says which it was. Required; 1 to 256
+    printable ASCII characters.
+    """
     nonce: _builtins.str
     """Drawn by the caller for this call: 16 to 128 digits of 0-9 and a-f. Required; the attestation has it."""
     def __init__(

@@ -110,8 +110,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attest(self, request, context):
-        """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
-        the audit log. The response's initial metadata carries `x-request-id`.
+        """Attests what serves the caller's requests: every model that it may use, its adapters, and what they run in, in a
+        text that the appliance's supervisor signs with the key of the audit log. The response's initial metadata carries `x-request-id`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

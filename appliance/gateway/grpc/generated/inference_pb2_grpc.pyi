@@ -58,8 +58,8 @@ class InferenceServiceStub:
     initial metadata carries `x-request-id`.
     """
     Attest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AttestRequest, _inference_pb2.AttestResponse]
-    """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
-    the audit log. The response's initial metadata carries `x-request-id`.
+    """Attests what serves the caller's requests: every model that it may use, its adapters, and what they run in, in a
+    text that the appliance's supervisor signs with the key of the audit log. The response's initial metadata carries `x-request-id`.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """Lists the models that the caller's tenant may use, by name. The list is short and comes whole."""
@@ -89,8 +89,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     initial metadata carries `x-request-id`.
     """
     Attest: _aio.UnaryUnaryMultiCallable[_inference_pb2.AttestRequest, _inference_pb2.AttestResponse]  # type: ignore[assignment]
-    """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
-    the audit log. The response's initial metadata carries `x-request-id`.
+    """Attests what serves the caller's requests: every model that it may use, its adapters, and what they run in, in a
+    text that the appliance's supervisor signs with the key of the audit log. The response's initial metadata carries `x-request-id`.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that the caller's tenant may use, by name. The list is short and comes whole."""
@@ -147,8 +147,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.AttestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.AttestResponse, _abc.Awaitable[_inference_pb2.AttestResponse]]:
-        """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
-        the audit log. The response's initial metadata carries `x-request-id`.
+        """Attests what serves the caller's requests: every model that it may use, its adapters, and what they run in, in a
+        text that the appliance's supervisor signs with the key of the audit log. The response's initial metadata carries `x-request-id`.
         """
 
     @_abc_1.abstractmethod

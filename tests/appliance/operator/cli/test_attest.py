@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit.attestation import sign_attestation
-from tests.appliance.common.audit.test_attestation import KEY, ONE, VERIFIER
+from tests.appliance.common.audit.test_attestation import EARLIER, KEY, ONE, VERIFIER
 from tests.appliance.operator.cli.conftest import Run
 
 
@@ -36,7 +36,32 @@ def test_what_is_as_expected_is_said(run: Run, folder: Path) -> None:
     assert (told.exit_code, "the nonce is yours" in told.stdout) == (0, True), told.stderr
     assert "it may be an old one" in verify(run, folder).stdout
     found = json.loads(verify(run, folder, "-o", "json").stdout)
-    assert (found["ok"], found["fresh"], found["model_digest"]) == (True, False, ONE.model_digest)
+    assert (found["ok"], found["fresh"], found["model_digest"]) == (True, False, ONE.asked.digest)
+    assert (found["form"], [one["name"] for one in found["models"]]) == (3, ["athanor-large", "athanor-mini", "far"])
+    assert found["adapters"] == [{"name": "athanor-mini:support", "digest": "45" * 32}]
+
+
+def test_all_models_and_adapters_are_shown(run: Run, folder: Path) -> None:
+    """The one that was asked about first; what is outside of the appliance, further flags and adapters stand out; each
+    digest can be expected."""
+    shown = verify(run, folder).stdout
+    names = ("athanor-mini ", "athanor-large ", "far ", "athanor-mini:support ")
+    assert sorted(names, key=shown.index) == list(names)
+    assert "OUTSIDE of the appliance" in shown and "further flags --nvproxy" in shown
+    right = ("--expect", f"models.far={'fa' * 32}", "--expect", f"adapters.athanor-mini:support={'45' * 32}")
+    assert verify(run, folder, *right).exit_code == 0
+    told = verify(run, folder, "--expect", "adapters.athanor-mini:other=00")
+    assert (told.exit_code, "adapters.athanor-mini:other is not stated" in told.stdout) == (1, True)
+
+
+def test_one_of_an_earlier_release_is_verified(run: Run, folder: Path) -> None:
+    """The text that an earlier release signed: its one model, its nonce, and that it tells of nothing else. Changed, it
+    is refused (control)."""
+    (folder / "text").write_bytes(EARLIER)
+    told = verify(run, folder, "--nonce", ONE.nonce, "--expect", f"model_digest={'ab' * 32}")
+    assert (told.exit_code, "the nonce is yours" in told.stdout, "it names one model" in told.stdout) == (0, True, True)
+    (folder / "text").write_bytes(EARLIER.replace(b"alpha", b"omega"))
+    assert verify(run, folder).exit_code == 1
 
 
 def test_what_is_not_as_expected_is_told(run: Run, folder: Path) -> None:
