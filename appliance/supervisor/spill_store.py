@@ -171,6 +171,11 @@ class SpillStore:
         written there; ``release_some`` releases them."""
         return 0 if self._store is None else self._withdraw(tenant, (self._store.tier,))
 
+    def drop_block(self, binding: Binding) -> None:
+        """Forget one block, which is wrong."""
+        with self._lock:
+            self._discard(binding.tenant, (binding.epoch, binding.block))
+
     def release_some(self) -> bool:
         """Make what was withdrawn unreadable, and have file system and store forget it, for ``STEP_S``. Returns whether
         there is more."""
