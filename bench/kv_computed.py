@@ -31,6 +31,7 @@ from appliance.supervisor.kv_carrier import KvCarrier
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
+from engine.backends.native.manifest import FORMS
 from engine.config import EngineConfig
 from engine.core.engine import Engine
 from engine.core.kv.backlog import BYTES_PER_S
@@ -44,7 +45,7 @@ from tests.appliance.carrier.carrying import carrier
 from tests.isolation.ipc.wire import Wire, connect
 from tests.stores import store
 
-PROMPT, OUTPUT, OTHERS = 2_000, 32, 4
+PROMPT, OUTPUT, OTHERS = 1_600, 32, 4
 GENERATION = Generation("alpha", 1, bytes(range(32)))
 SPACE, OTHER = GENERATION.namespace(), b"o" * 32
 PRODUCER = b"p" * 32
@@ -108,8 +109,8 @@ def supervise(wire: Wire, folder: Path, name: str, *, computed: bool) -> None:
 
 
 @contextlib.contextmanager
-def side(folder: Path, name: str, *, computed: bool) -> Iterator[Side]:
-    """Start one engine and its supervisor's end."""
+def side(folder: Path, name: str, form: str, *, computed: bool) -> Iterator[Side]:
+    """Start one engine, which computes in this form, and its supervisor's end."""
     wire = connect(Role.SPILL)
     serving = multiprocessing.get_context("fork").Process(
         target=supervise, args=(wire, folder, name), kwargs={"computed": computed}
@@ -121,6 +122,7 @@ def side(folder: Path, name: str, *, computed: bool) -> Iterator[Side]:
         kernels=str(kernels.installed() or ""),
         kv_bytes=512 << 20,
         max_context=2 * PROMPT,
+        form=form,
         spill=True,
     )
     try:
@@ -190,10 +192,9 @@ def main(argv: list[str]) -> int:
         running = stack.enter_context(store(folder))
         stack.enter_context(carrier(folder / "c", running.address))
         print(running.version)
-        sides = [
-            stack.enter_context(side(folder, "computed", computed=True)),
-            stack.enter_context(side(folder, "evicted", computed=False)),
-        ]
+        sides = [stack.enter_context(side(folder, "computed", "", computed=True))]
+        form = FORMS[sides[0].engine.form]
+        sides.append(stack.enter_context(side(folder, "evicted", form, computed=False)))
         time.sleep(LEARN_S)
         for one in sides:
             one.engine.look()
@@ -203,6 +204,7 @@ def main(argv: list[str]) -> int:
                 got = measured(one, number)
                 if number:  # The first round warms up.
                     found[one.name].append(got)
+                    print(one.name, got, flush=True)
         time.sleep(1.0)
         for one in sides:
             path, tier = folder / one.name, one.engine.spill

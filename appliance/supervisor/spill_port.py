@@ -203,13 +203,16 @@ class SpillPort:
             return
         assert isinstance(message, Keep | Withdraw | Fetch), "the channel has refused everything else"
         tenant = self._owner(message.namespace)
-        if isinstance(message, Keep | Withdraw):
-            if isinstance(message, Keep) and self._fleet is not None:
+        if isinstance(message, Keep):
+            if self._fleet is not None:
                 self._fleet[0].left_out(message.left_out)
-            if tenant is not None and isinstance(message, Keep):
+            if tenant is not None:
                 self._store.put(self._binding(tenant, message.block), message.content)
                 self._share(message)
-            elif tenant is not None:
+            yield
+            return
+        if isinstance(message, Withdraw):
+            if tenant is not None:
                 self._drop(tenant, message)
             yield
             return
