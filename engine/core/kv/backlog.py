@@ -21,9 +21,10 @@ from isolation.ipc.spill import MAX_FETCH_BLOCKS, MAX_LEFT_OUT, mark_of
 TURN_BYTES = 4 << 20
 """Bytes copied between two steps at the most, and one block more: some milliseconds."""
 
-BYTES_PER_S = 256 << 20
-"""Bytes copied in a second at the most, beside what one turn may have saved up: about a tenth of a core's time for the
-three copies that each byte takes, so that short steps are not delayed by more than that."""
+BYTES_PER_S = 64 << 20
+"""Bytes copied in a second at the most, beside what a turn may have saved up: a sixth of a core's time where blocks are
+as small as 20 KiB, of which the loop copies 0.43 GB in a second (``bench.kv_computed``, a busy core), and less where
+they are larger. So much KV is computed by 500 tokens a second of a model with 128 KiB a token."""
 
 MAX_OF_ONE = MAX_FETCH_BLOCKS
 """Ids of one namespace that wait: those of a prompt of 128 Ki tokens in blocks of 16."""
