@@ -22,8 +22,9 @@ from engine.core.backend import Backend
 from engine.core.engine import Engine
 from engine.core.fairness.tenancy import Fairness
 from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.leaving import SpillChannel
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.spill import MAX_BLOCK_BYTES, SpillChannel, SpillTier
+from engine.core.kv.spill import MAX_BLOCK_BYTES, SpillTier
 from engine.core.public_prefixes import Publisher
 from engine.core.scheduler.scheduler import Scheduler
 from engine.errors import ConfigurationError

@@ -172,7 +172,7 @@ def test_a_fetch_that_nobody_answers_ends_in_computing(tmp_path: Path) -> None:
         assert (engine.spill.num_waiting, one.cached[request]) == (0, 0)
         one.run(*(submit(number, prompt(number)) for number in range(10 * request - 490, 10 * request - 484)))
         wire.host.receive(4_096)
-        engine.spill._index.update(dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), namespace(1)))
+        engine.spill._out.index.update(dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), namespace(1)))
     engine.add(submit(53, prompt(1)))
     (fetch,) = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
     for index in range(9):
