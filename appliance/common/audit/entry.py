@@ -164,8 +164,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   it (suspected), is held by no host any more (shredded, with the seconds that it took), or nobody said so in time (not
   shredded);
 * ``prefill``: another host was asked to compute the prompt of a request (asked, with its name), or one was computed
-  for another host (served, with the SPIFFE id of its certificate), with the outcome and the prompt's tokens; ``request``
-  is the id of the request on the asking host, where its entry has what it is charged for;
+  for another host (served, with the SPIFFE id of its certificate), with the outcome and the prompt's tokens;
+  ``request`` is the id of the request on the asking host, where its entry has what it is charged for;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

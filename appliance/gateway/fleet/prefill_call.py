@@ -37,6 +37,9 @@ SILENCE_S = 0.25
 MAX_MESSAGE_BYTES = 1 << 10
 """Bytes of a message of the other host: it has two numbers."""
 
+MAX_RECEIVED_BYTES = 256 << 10
+"""Bytes that the other host may send in a call: ten messages a second for as long as it may take have a tenth of it."""
+
 READ_BYTES = 16 << 10
 """Bytes read at once: answers are small."""
 
@@ -118,6 +121,7 @@ class _Exchange:
         self._computed: pb.Computed | None = None
         self._status: str | None = None
         self._over = False
+        self._received = 0
 
     async def run(self, request: pb.ComputeRequest, traceparent: str, until: float) -> pb.Computed:
         left_ms = max(1, int((until - time.monotonic()) * 1_000))
@@ -165,6 +169,9 @@ class _Exchange:
 
     def _take(self, data: bytes) -> bool:
         """Take what came; returns whether it says that the host works on the prompt, or reads it."""
+        self._received += len(data)
+        if self._received > MAX_RECEIVED_BYTES:
+            raise PrefillCallError("broken", "the host sends too much")
         news = bool(self._body)
         for event in self._h2.receive_data(data) if data else ():
             if (handle := _HANDLERS.get(type(event))) is not None:

@@ -153,8 +153,8 @@ def _cached(stream: TokenStream) -> int:
 
 
 def _decided(ledger: Ledger, asked: AskedPrompt) -> Obligations:
-    """Return what the policy's rules grant, whatever is left of the tenant's limits: these are settled where the request
-    was admitted.
+    """Return what the policy's rules grant, whatever is left of the tenant's limits: the host that admitted the request
+    settles these.
 
     Raises:
         ApplianceError: a rule denies.

@@ -1,4 +1,4 @@
-"""A listener over TLS for operators on other machines, and for other hosts of a fleet: bound, bounded, its certificates followed.
+"""A listener over TLS for operators on other machines, or for other hosts: bound, bounded, its certificates followed.
 
 It accepts as the listeners of tenants do (``listener.py``), with places and turns of its own: no tenant and no stranger
 at a tenant's port takes any of these. Changed files are used by the connections that come from then on; when the

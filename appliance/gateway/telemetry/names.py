@@ -95,7 +95,7 @@ def own_attribute(word: str) -> str:
     """Return the attribute that a keyword of ``annotate``, ``end`` or ``count`` stands for.
 
     The first underscore becomes a dot: ``policy_rule`` is ``athanor.policy.rule``, ``queue_wait_us`` is
-    ``athanor.queue.wait_us``, ``sandbox`` is ``athanor.sandbox``; ``tenant`` and ``model`` are shared by spans and metrics.
+    ``athanor.queue.wait_us``, ``sandbox`` is ``athanor.sandbox``; ``tenant`` and ``model`` are those of all.
     """
     return _ALIASES.get(word) or OWN_PREFIX + word.replace("_", ".", 1)
 
