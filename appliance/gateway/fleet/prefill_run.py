@@ -133,7 +133,7 @@ class PrefillRuns:
     async def _follow(self, visit: EngineVisit, submit: Submit, mark: bytes) -> int:
         """Wait for the first token; returns the tokens that were cached."""
         try:
-            stream = visit.engine.submit(submit, mark)
+            stream = visit.engine.submit(submit, mark, every_step=True)  # another request waits for its one token
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         try:
