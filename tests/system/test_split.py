@@ -118,17 +118,28 @@ def test_one_host_computes_and_the_other_answers(pair: Pair) -> None:
     nothing, and gave it to the store. The tokens are those of local computing, by a tenant that does not share. One
     host alone charges the request, and its client sees the cached tokens that the local engine took. Control: a short
     prompt, and the tenant that does not share, ask nobody."""
-    answer, cached = pair.decode.ask("a", text(1))
-    assert pair.outcomes() == {"computed": 1}
+    number, answer, cached = computed_elsewhere(pair)
+    before = pair.outcomes()
     assert cached >= 256
     assert counted(pair.decode, "fleet_restored") >= cached // 16
-    assert pair.decode.ask("s", text(1)) == (answer, 0)
+    assert pair.decode.ask("s", text(number)) == (answer, 0)
     pair.decode.ask("a", "short")
-    assert pair.outcomes() == {"computed": 1}
-    wait_until(lambda: len(requests_of(pair.decode)) == 3)
+    wait_until(lambda: len(requests_of(pair.decode)) == number + 2)
     assert requests_of(pair.prefill) == []
-    again, _ = pair.decode.ask("a", text(1))
-    assert (again, pair.outcomes()) == (answer, {"computed": 1})
+    again, _ = pair.decode.ask("a", text(number))
+    assert (again, pair.outcomes()) == (answer, before)
+
+
+def computed_elsewhere(pair: Pair) -> tuple[int, str, int]:
+    """The first of some prompts that the prefill host computed, with its answer and cached tokens: on a busy machine a
+    host may be silent for 250 ms, and is then not asked for two seconds. Until then each is computed here."""
+    for number in range(1, 12):
+        answer, cached = pair.decode.ask("a", text(number))
+        if pair.outcomes().get("computed"):
+            return number, answer, cached
+        assert cached == 0
+        time.sleep(2.1)
+    raise AssertionError(pair.outcomes())
 
 
 def gateway_of(host: Spilling) -> int:
@@ -156,11 +167,13 @@ def stopped(pid: int) -> Iterator[None]:
 def test_a_silent_prefill_host_is_not_waited_for(pair: Pair) -> None:
     """With the prefill host's gateway stopped, a long prompt is answered from here within two seconds beyond what it
     takes, and the outcome says why."""
+    time.sleep(2.1)  # The host may rest.
+    before = pair.outcomes().get("silent", 0)
     with stopped(gateway_of(pair.prefill)):
         began = time.monotonic()
-        _, cached = pair.decode.ask("a", text(2))
+        _, cached = pair.decode.ask("a", text(30))
         assert (cached, time.monotonic() - began < 10) == (0, True)
-    assert pair.outcomes()["silent"] == 1
+    assert pair.outcomes()["silent"] == before + 1
 
 
 def test_a_killed_prefill_host_costs_no_answer(pair: Pair) -> None:
@@ -169,7 +182,7 @@ def test_a_killed_prefill_host_costs_no_answer(pair: Pair) -> None:
     answers: list[tuple[str, int]] = []
     threads = [
         threading.Thread(target=lambda number=number: answers.append(pair.decode.ask("a", text(number))))
-        for number in range(10, 18)
+        for number in range(40, 48)
     ]
     for number, thread in enumerate(threads):
         thread.start()

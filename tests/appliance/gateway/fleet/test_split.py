@@ -242,7 +242,7 @@ async def test_both_sides_prove_who_they_are(prefilling: Prefilling, case: str) 
 
 
 async def test_progress_keeps_a_call_alive(prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that takes longer than the silence that is borne is computed, since the host says that it works on it."""
+    """A prompt that takes longer than a silence may be is computed, since the host says that it works on it."""
     monkeypatch.setattr(prefill_call, "SILENCE_S", 2.0)
     pair, asking = prefilling.stage.boot(), prefilling.asking()
     task = asyncio.ensure_future(asking.compute(prefilling.prompt()))
