@@ -14,7 +14,7 @@ _ENDS = (
 
 SPLIT_COUNTERS: dict[str, tuple[str, str, frozenset[str]]] = {
     SPLIT_ASKED: ("{prompt}", f"Prompts to be computed by another host, by outcome: {_ENDS}.", _OUTCOME),
-    SPLIT_WAITED: ("ms", "Time for which requests waited for other hosts, by the outcome.", _OUTCOME),
+    SPLIT_WAITED: ("{millisecond}", "Time for which requests waited for other hosts, by the outcome.", _OUTCOME),
     SPLIT_TAKEN: (
         "{prompt}",
         "Prompts computed by another host, by what the local engine had of them from the store: taken, nothing.",
