@@ -181,8 +181,7 @@ class Gateway:
         """Serve until SIGTERM or SIGINT, then drain.
 
         Raises:
-            StartError: nothing was served yet, and the supervisor is not coming; or what the gateway is no use without
-                has failed, which is a defect: one started afresh serves better.
+            StartError: no supervisor comes before anything is served, or a part has failed that the gateway needs.
         """
         await self._run()
         if self._hopeless:
