@@ -214,8 +214,8 @@ class Gateway:
             watching = watch_engines(self._state, gauges, self._step_timeout_s, idle)
             gauges.store_problem = self._sharing.store_problem
             self._audit_policy("ok", policy.digest, "start")
-            works = (watching, "watch over engines"), (self._batches.run(), "batches"), (self._split.run(), "split")
-            works += _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
+            works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
+            works += (watching, "watch over engines"), (self._batches.run(), "batches"), (self._split.run(), "split")
             background += [self._keep(*work) for work in (*works, (self._spend.run(self._audit.flush), "spend"))]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
