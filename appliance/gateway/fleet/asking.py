@@ -21,7 +21,7 @@ from appliance.gateway.fleet.known_prompts import KnownPrompts
 from appliance.gateway.fleet.prefill_call import PrefillCallError, call, client_context
 from appliance.gateway.front.key_file import Stamp, stamp_of
 from appliance.gateway.request.audit_feed import AuditFeed
-from appliance.gateway.request.splitting import COMPUTED, SplitPrompt
+from appliance.gateway.request.splitting import COMPUTED, LATE, SplitPrompt
 from appliance.gateway.telemetry import split_names as names
 from isolation.ipc.messages import Priority
 
@@ -34,12 +34,12 @@ is what a handshake, two ways and the store take."""
 
 ASK_S = 60.0
 """Seconds after which a prompt is computed here, though the other host says that it works on it: a queue that long is
-no help, and the engine's own may be shorter."""
+no help, and the engine's own may be shorter. At most half of the time that the request has left."""
 
 PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORMAL, Priority.LOW: pb.PRIORITY_LOW}
 """Priorities of the engine as other hosts are told them."""
 
-OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", "late", "left", "no_keys")
+OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys")
 """What becomes of a long prompt: ``busy`` all hosts have enough calls or rest, or this one has; ``away`` it cannot be
 reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files; ``stranger`` another's
 certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left`` the client has gone;
@@ -82,8 +82,8 @@ class Asking:
         self.count(names.SPLIT_TAKEN, outcome="taken" if store_tokens else "nothing")
         self.count(names.SPLIT_TOKENS, store_tokens)
 
-    async def compute(self, prompt: SplitPrompt) -> str:
-        """Have a prompt computed; returns a word of ``OUTCOMES``."""
+    async def compute(self, prompt: SplitPrompt, begun: Callable[[], None] = lambda: None) -> str:
+        """Have a prompt computed; returns a word of ``OUTCOMES``. ``begun``: see ``splitting.Prefiller``."""
         began, host, outcome = time.monotonic(), None, "left"
         if prompt.chosen and self._hosts.named(prompt.chosen) is None:
             self.count(names.SPLIT_IGNORED)
@@ -94,16 +94,17 @@ class Asking:
                 outcome = "busy"
             else:
                 with self._hosts.asking(host, len(prompt.token_ids)):
-                    outcome = await self._ask(host, prompt, began)
+                    outcome = await self._ask(host, prompt, began, begun)
         finally:
             self._told(prompt, host, outcome, began)
         return outcome
 
-    async def _ask(self, host: PrefillHost, prompt: SplitPrompt, now: float) -> str:
+    async def _ask(self, host: PrefillHost, prompt: SplitPrompt, now: float, begun: Callable[[], None]) -> str:
         try:
             context = await self._tls()
-            until = min(prompt.until, now + ASK_S)
-            await call(host, context, _request(prompt), prompt.traceparent, until)
+            # The other half is the local engine's: a host that says that it works, and does not, ends no request.
+            until = now + min(ASK_S, (prompt.until - now) / 2)
+            await call(host, context, _request(prompt), prompt.traceparent, until, begun)
         except PrefillCallError as error:
             if error.outcome in _RESTS:
                 self._hosts.rest(host, time.monotonic())

@@ -69,7 +69,12 @@ def client_context(tls: SplitTlsConfig) -> ssl.SSLContext:
 
 
 async def call(
-    host: PrefillHost, context: ssl.SSLContext, request: pb.ComputeRequest, traceparent: str, until: float
+    host: PrefillHost,
+    context: ssl.SSLContext,
+    request: pb.ComputeRequest,
+    traceparent: str,
+    until: float,
+    begun: Callable[[], None],
 ) -> pb.Computed:
     """Have a prompt computed; cancelled, it ends the work on the other host.
 
@@ -79,6 +84,7 @@ async def call(
         request: the prompt.
         traceparent: the request's span.
         until: deadline in monotonic seconds; the other host is told it too.
+        begun: called with each message that says that the other host works on the prompt.
 
     Raises:
         PrefillCallError: the host cannot be reached, is another, refuses, is silent, breaks the protocol, or is late.
@@ -96,7 +102,7 @@ async def call(
         if certificate_credential(names) != host.identity:
             raise PrefillCallError("stranger", f"the certificate at {host.address} is not that of {host.identity}")
         async with asyncio.timeout(until - time.monotonic()):
-            return await _Exchange(reader, writer).run(request, traceparent, until)
+            return await _Exchange(reader, writer, begun).run(request, traceparent, until)
     except TimeoutError:
         raise PrefillCallError("late", "the prompt was not computed in time") from None
     except (OSError, ssl.SSLError, asyncio.IncompleteReadError) as error:
@@ -111,8 +117,8 @@ async def call(
 class _Exchange:
     """The frames of one call."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begun: Callable[[], None]) -> None:
+        self._reader, self._writer, self._begun = reader, writer, begun
         config = h2.config.H2Configuration(client_side=True, header_encoding="latin-1")
         self._h2 = h2.connection.H2Connection(config)
         self._messages = MessageReader("identity", MAX_MESSAGE_BYTES)
@@ -180,6 +186,7 @@ class _Exchange:
             found = pb.ComputeResponse.FromString(message)
             if found.WhichOneof("event") == "computed":
                 self._computed = found.computed
+            self._begun()
             news = True
         return news
 

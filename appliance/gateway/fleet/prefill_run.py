@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from appliance.common.errors import PermissionDeniedError, QuarantinedError, UnavailableError
+from appliance.common.external_config import EXTERNAL
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.gateway.request.accounts import Account
 from appliance.gateway.request.denials import denial
@@ -80,7 +81,8 @@ class PrefillRuns:
         self._keys = keys
 
     def permit(self, asked: AskedPrompt) -> Obligations:
-        """Return what the policy in force here asks for.
+        """Return what the policy in force here asks for, and count it as a use of the model: one that computes for
+        other hosts is not idle.
 
         Raises:
             ApplianceError: it does not let the tenant have the prompt computed here, or nothing is computed now.
@@ -97,9 +99,12 @@ class PrefillRuns:
         model = self._dependencies.models.get(asked.model)
         if model is None or model.digest != asked.model_digest or model.sleep_state.asleep:
             raise PermissionDeniedError("this host does not serve these files under the model's name, or they sleep")
+        if model.runner == EXTERNAL:
+            raise PermissionDeniedError("the model is computed outside of this host, which has no KV of it")
         obligations = _decided(ledger, asked)
         if obligations.isolation_class.pads:
             raise PermissionDeniedError("the tenant's class is computed on its own host")
+        model.sleep_state.used_at = time.monotonic()
         return obligations
 
     async def run(self, asked: AskedPrompt) -> ComputedPrompt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.telemetry import split_names as names
-from isolation.ipc.messages import Priority
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Priority
 
 PROGRESS_S = 0.1
 """Seconds between two messages while a prompt is computed: two may be late before the caller counts this host as
@@ -42,6 +43,10 @@ MESSAGE_S = 5.0
 
 MAX_RUNS = 64
 """Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from."""
+
+MAX_RUNS_OF_ONE = 16
+"""Prompts of one host among them: twice what a host asks for (``choice.MAX_CALLS``), so that ends on their way count.
+A host that was taken over leaves places to the others."""
 
 NO_DEADLINE_S = 60.0
 """Seconds for a call without a deadline; hosts of this release send one."""
@@ -69,6 +74,8 @@ class PrefillService:
     told: Told
     running: int = field(default=0, init=False)
     """Prompts that are computed now."""
+    _of_hosts: Counter[str] = field(default_factory=Counter, init=False)
+    """Those of each host; bounded by the list of hosts."""
 
     async def serve(self, wire: GrpcCall) -> Status:
         """Answer one call; returns its end."""
@@ -82,14 +89,16 @@ class PrefillService:
             return Status(8, "this host has too many connections")
         if wire.method != METHOD:
             return Status(12, "there is no such method")
-        if self.running >= MAX_RUNS:
+        if self.running >= MAX_RUNS or self._of_hosts[host] >= MAX_RUNS_OF_ONE:
             self._count("busy")
             return Status(8, "enough prompts are computed here")
         self.running += 1
+        self._of_hosts[host] += 1
         try:
             return await self._serve(host, wire)
         finally:
             self.running -= 1
+            self._of_hosts[host] -= 1
 
     async def _serve(self, host: str, wire: GrpcCall) -> Status:
         wire.bound(MAX_MESSAGE_BYTES)
@@ -160,10 +169,11 @@ def _asked(request: pb.ComputeRequest, left_s: float | None) -> AskedPrompt:
     """Return the prompt.
 
     Raises:
-        ValueError: it has no tokens.
+        ValueError: it has no tokens, or more than any engine takes.
     """
-    if not request.token_ids:
-        raise ValueError("a prompt has at least one token")
+    # Ids have a byte each at least: eight million of them would hold up the loop for half a second.
+    if not 0 < len(request.token_ids) <= MAX_TOKENS_PER_REQUEST:
+        raise ValueError(f"a prompt has 1 to {MAX_TOKENS_PER_REQUEST} tokens")
     return AskedPrompt(
         request_id=request.request_id,
         tenant=request.tenant,

@@ -50,6 +50,9 @@ class Outcome:
     finish: FinishReason | None = None
     started: bool = False
     """Whether an engine took the request up."""
+    elsewhere: bool = False
+    """Whether another host has computed the prompt, or worked on it until the caller left or the time was over: it is
+    charged whatever comes then."""
     text_tokens: int = 0
     """Tokens that the text sandbox made of the prompt, or gave it up at."""
     emitted: bool = False

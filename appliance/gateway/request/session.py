@@ -26,7 +26,7 @@ from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.output import LocalText, OutputText, RemoteText
 from appliance.gateway.request.prompt_report import MAX_NUMBERS, PromptReport
 from appliance.gateway.request.read_text import ReadText
-from appliance.gateway.request.splitting import COMPUTED, SplitPrompt, may_split
+from appliance.gateway.request.splitting import COMPUTED, LATE, SplitPrompt, may_split
 from appliance.gateway.request.suspects import fingerprint
 from appliance.gateway.request.thinking_text import ThinkingMarks, ThinkingText
 from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
@@ -60,8 +60,10 @@ class Session:
         """Whether the output may hold calls or reasoning."""
         self._prompt: SplitPrompt | None = None
         """The prompt, where another host may compute it."""
+        self._begun = False
+        """Whether one has begun."""
         self._split = False
-        """Whether one has."""
+        """Whether one has computed it."""
 
     async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
         """Yield the request's events; deltas go into the sink instead, where there is one and the text can be decoded
@@ -124,18 +126,25 @@ class Session:
         engine = life.pair.engine.engine
         if prefiller is None or engine is None:
             return
-        if not may_split(life.dependencies.ledger, life.principal.tenant, submit):
+        if not may_split(life.dependencies.ledger, life.principal.tenant, submit, external=life.call.external):
             return
         if self._public(engine, reservation, submit):
             return
         prompt = self._prompt = self._split_prompt(reservation, submit, engine)
         if not prefiller.wants(prompt):
             return
-        began = time.monotonic()
-        with life.waiting():
-            outcome = await prefiller.compute(prompt)
+        began, outcome = time.monotonic(), LATE
+        try:
+            with life.waiting():
+                outcome = await prefiller.compute(prompt, self._note_begun)
+        finally:
+            # Of a caller that leaves too: else whoever leaves in time has prompts computed for nothing.
+            life.outcome.elsewhere = self._begun and outcome in (COMPUTED, LATE)
         life.trace.annotate(split_outcome=outcome, split_ms=round((time.monotonic() - began) * 1_000))
         self._split = outcome == COMPUTED
+
+    def _note_begun(self) -> None:
+        self._begun = True
 
     def _split_prompt(self, reservation: Reservation, submit: Submit, engine: EngineLink) -> SplitPrompt:
         life = self.life

@@ -7,6 +7,7 @@ from the store what it has not. Whatever goes wrong costs time at most: the loca
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from policy.kept import splits
 
 COMPUTED = "computed"
 """Outcome of a prompt that another host has computed; all others say why it has not."""
+
+LATE = "late"
+"""Outcome of a prompt that another host was still computing at the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +58,10 @@ class Prefiller(Protocol):
         """Whether a prompt is long enough, as far as this host knows what its engine has of it."""
         ...
 
-    async def compute(self, prompt: SplitPrompt) -> str:
+    async def compute(self, prompt: SplitPrompt, begun: Callable[[], None]) -> str:
         """Have a prompt computed; returns the outcome's word once that is done or given up. Raises nothing but
-        ``asyncio.CancelledError``, which ends the work on the other host."""
+        ``asyncio.CancelledError``, which ends the work on the other host. ``begun`` is called when the other host says
+        that it works on the prompt, perhaps more than once."""
         ...
 
     def taken(self, store_tokens: int) -> None:
@@ -68,9 +73,10 @@ class Prefiller(Protocol):
         ...
 
 
-def may_split(ledger: Ledger, tenant: str, submit: Submit) -> bool:
+def may_split(ledger: Ledger, tenant: str, submit: Submit, *, external: bool) -> bool:
     """Return whether a request's prompt may be computed by another host, by policy and by what engines look for in the
-    store: no deterministic request, none with a public prefix, an adapter or log-probabilities of its prompt."""
+    store: no deterministic request, none with a public prefix, an adapter or log-probabilities of its prompt. A model
+    that is computed outside of the appliance (``external``) leaves no KV."""
     known = ledger.policy.tenants.get(tenant)
-    plain = not (submit.deterministic or submit.public or submit.adapter or submit.user or submit.group)
+    plain = not (submit.deterministic or submit.public or submit.adapter or submit.user or submit.group or external)
     return known is not None and splits(known) and plain and submit.retain and submit.prompt_logprobs < 0

@@ -17,23 +17,27 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from appliance.common.errors import DeadlineExceededError
+from appliance.common.external_config import EXTERNAL
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import PrefillHost, SplitConfig, SplitTlsConfig
 from appliance.gateway.fleet import asking as asking_module
-from appliance.gateway.fleet import prefill_call
+from appliance.gateway.fleet import prefill_call, prefill_service
 from appliance.gateway.fleet.asking import OUTCOMES, Asking
+from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.prefill_run import PrefillRuns
-from appliance.gateway.fleet.prefill_service import STRANGER_MESSAGE_BYTES, PrefillService
+from appliance.gateway.fleet.prefill_service import MAX_MESSAGE_BYTES, STRANGER_MESSAGE_BYTES, PrefillService
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.operator_door import OperatorDoor, bind_port
 from appliance.gateway.generate_request import Finished, TokenPrompt
 from appliance.gateway.grpc.connection import STRANGER, GrpcConnection, GrpcShared
 from appliance.gateway.request.audit_feed import NoAuditFeed
 from appliance.gateway.request.operator_drain import OperatorDrain
-from appliance.gateway.request.splitting import SplitPrompt
+from appliance.gateway.request.splitting import SplitPrompt, may_split
 from appliance.gateway.telemetry import split_names as names
 from isolation.ipc.engine import Abort, Submit
-from isolation.ipc.messages import Finish, Priority
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Finish, Priority
+from isolation.ipc.sampling import Sampling
 from tests.appliance.gateway.front.pki import Authority
 from tests.appliance.gateway.pairs import Pair
 from tests.appliance.gateway.request.test_session import Stage, hear, say, stage
@@ -241,6 +245,57 @@ async def test_both_sides_prove_who_they_are(prefilling: Prefilling, case: str) 
     assert prefilling.audit.entries == []
 
 
+@pytest.mark.parametrize(("runner", "wanted"), [("model", "computed"), (EXTERNAL, "refused")])
+async def test_no_prompt_of_an_external_model_is_computed_elsewhere(
+    prefilling: Prefilling, stage: Stage, runner: str, wanted: str
+) -> None:
+    """A model that a cluster outside computes leaves no KV, so neither side splits its prompts: the prefill host would
+    have the prompt computed there a second time, uncharged. A model of the appliance is the control."""
+    prefilling.stage.model.runner = runner
+    pair, asking = prefilling.stage.boot(), prefilling.asking()
+    task = asyncio.ensure_future(asking.compute(prefilling.prompt()))
+    if wanted == "computed":
+        submit = await hear(pair, Submit)
+        say(pair, submit.request, 7, finish=Finish.LENGTH, started=True)
+    assert await task == wanted
+    plain = Submit(1, b"k" * 32, IDS, 1, Sampling(temperature=0.0))
+    assert may_split(stage.dependencies.ledger, "alpha", plain, external=runner == EXTERNAL) is (wanted == "computed")
+
+
+async def test_a_host_leaves_places_to_others(prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has as many prompts here as it may is told so, though there is room for prompts of others; when one
+    of its own has ended, the next is computed."""
+    monkeypatch.setattr(prefill_service, "MAX_RUNS_OF_ONE", 1)
+    pair, asking = prefilling.stage.boot(), prefilling.asking()
+    first = asyncio.ensure_future(asking.compute(prefilling.prompt()))
+    submit = await hear(pair, Submit)
+    assert await asking.compute(prefilling.prompt()) == "busy"
+    say(pair, submit.request, 7, finish=Finish.LENGTH, started=True)
+    assert await first == "computed"
+    assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
+
+
+def test_a_prompt_of_more_tokens_than_any_engine_takes_is_not_read() -> None:
+    """Ids of one byte: a message that is small enough has eight million of them, and a loop over these would stop the
+    gateway for half a second. The most tokens that there may be are taken (control)."""
+    most = MAX_TOKENS_PER_REQUEST
+    few, many = (pb.ComputeRequest(token_ids=array("I", [1]) * count) for count in (most, most + 1))
+    assert many.ByteSize() < MAX_MESSAGE_BYTES
+    assert len(prefill_service._asked(few, 1.0).token_ids) == most
+    with pytest.raises(ValueError, match="tokens"):
+        prefill_service._asked(many, 1.0)
+
+
+async def test_a_model_that_computes_for_others_is_not_idle(prefilling: Prefilling) -> None:
+    """A prompt that is computed begins the model's rest anew; one that is refused does not (control)."""
+    pair, asking, sleep = prefilling.stage.boot(), prefilling.asking(), prefilling.stage.model.sleep_state
+    sleep.used_at = 0.0
+    assert await asking.compute(prefilling.prompt(policy_digest="0" * 64)) == "refused"
+    assert sleep.used_at == 0.0
+    assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
+    assert time.monotonic() - sleep.used_at < 10
+
+
 async def test_progress_keeps_a_call_alive(prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that takes longer than a silence may be is computed, since the host says that it works on it."""
     monkeypatch.setattr(prefill_call, "SILENCE_S", 2.0)
@@ -373,3 +428,49 @@ async def test_a_request_is_served_whatever_becomes_of_its_prompt(prefilling: Pr
     assert (await served(long)).input_tokens == 190
     await served(IDS[:40])
     assert sum(prefilling.asked[f"{names.SPLIT_ASKED}:{one}"] for one in OUTCOMES) == 1
+
+
+@pytest.mark.parametrize("how", ["leaves", "deadline", "refused"])
+async def test_a_prompt_that_was_computed_elsewhere_is_charged(prefilling: Prefilling, stage: Stage, how: str) -> None:
+    """A client that leaves, or whose deadline passes, while another host works on its prompt is charged for it, as
+    where its own host's engine does: else other hosts computed long prompts for nothing. Where the other host has
+    refused, and no engine took the request up, nothing is charged (control)."""
+    stage.dependencies.prefiller = prefilling.asking()
+    pair, deadline = stage.boot(), time.monotonic() + (1.0 if how == "deadline" else 60.0)
+    session = stage.session(prompt=TokenPrompt(array("I", [3] * 190)), max_tokens=1, deadline=deadline)
+    if how == "refused":
+        prefilling.service.config = SplitConfig(tls=prefilling.hosts.tls("prefill"))
+
+    async def run() -> None:
+        async for _ in session.run():
+            pass
+
+    task = asyncio.ensure_future(run())
+    await hear(pair, Submit)
+    assert session.life.tokens.input == 0
+    if how == "deadline":
+        with pytest.raises(DeadlineExceededError):
+            await task
+    else:
+        task.cancel()
+        await asyncio.wait((task,))
+    assert session.life.tokens.input == (0 if how == "refused" else 190)
+    assert session.life.outcome.started is False
+
+
+async def test_a_host_that_only_says_that_it_works_ends_no_request(prefilling: Prefilling, stage: Stage) -> None:
+    """The other host says that it works on the prompt, and never ends. With half of its time left the request enters
+    the local engine, which answers it before its deadline."""
+    stage.dependencies.prefiller = prefilling.asking()
+    pair, ids = stage.boot(), array("I", [3] * 190)
+    session = stage.session(prompt=TokenPrompt(ids), max_tokens=1, deadline=time.monotonic() + 4)
+
+    async def events() -> list[Any]:
+        return [one async for one in session.run()]
+
+    task = asyncio.ensure_future(events())
+    await hear(pair, Submit)
+    local = await hear(pair, Submit)
+    say(pair, local.request, 7, finish=Finish.LENGTH, started=True)
+    assert (await task)[-1].input_tokens == 190
+    assert prefilling.asked[f"{names.SPLIT_ASKED}:late"] == 1
