@@ -107,6 +107,12 @@ class PrefillRuns:
         model.sleep_state.used_at = time.monotonic()
         return obligations
 
+    def known(self, asked: AskedPrompt) -> tuple[str, str]:
+        """Return tenant and model for the audit log, each empty where this host has none of that name: the log keeps a
+        key for each tenant that it names, and another host may send any name."""
+        tenant = asked.tenant if asked.tenant in self._dependencies.ledger.policy.tenants else ""
+        return tenant, asked.model if asked.model in self._dependencies.models else ""
+
     async def run(self, asked: AskedPrompt) -> ComputedPrompt:
         """Compute the prompt. Cancelling the task ends it within one step.
 

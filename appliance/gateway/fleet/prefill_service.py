@@ -153,13 +153,14 @@ class PrefillService:
         self.count(names.SPLIT_SERVED, outcome=outcome)
 
     def _tell(self, host: str, asked: AskedPrompt, outcome: str) -> None:
+        tenant, model = self.runs.known(asked)
         self.audit.add(
             "prefill",
             what="served",
             request=asked.request_id,
-            tenant=asked.tenant,
+            tenant=tenant,
             host=host,
-            model=asked.model,
+            model=model,
             outcome=outcome,
             tokens=len(asked.token_ids),
         )

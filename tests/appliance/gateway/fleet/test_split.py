@@ -296,6 +296,16 @@ async def test_a_model_that_computes_for_others_is_not_idle(prefilling: Prefilli
     assert time.monotonic() - sleep.used_at < 10
 
 
+async def test_the_audit_log_names_no_tenant_that_there_is_not(prefilling: Prefilling) -> None:
+    """Another host may send any name, and the log keeps a key for each tenant that it names: names of no tenant and no
+    model here are left out. A refused prompt of a tenant is told with its name (control)."""
+    prefilling.stage.boot()
+    asking = prefilling.asking()
+    for changes in ({"tenant": "made-up-1", "model": "none"}, {"policy_digest": "0" * 64}):
+        assert await asking.compute(prefilling.prompt(**changes)) == "refused"
+    assert [(one["tenant"], one["model"]) for one in prefilling.audit.entries] == [("", ""), ("alpha", "m")]
+
+
 async def test_progress_keeps_a_call_alive(prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that takes longer than a silence may be is computed, since the host says that it works on it."""
     monkeypatch.setattr(prefill_call, "SILENCE_S", 2.0)
