@@ -241,11 +241,9 @@ class Lifecycle:
 
     @property
     def tokens(self) -> Tokens:
-        """Tokens to charge up to now: input once an engine, here or on another host, took the request up, output as it
-        is delivered."""
+        """Tokens to charge up to now: input once an engine of any host took it up, output as it is delivered."""
         outcome = self.outcome
-        taken = outcome.started or outcome.elsewhere or outcome.output_tokens
-        charged = outcome.input_tokens if taken else 0
+        charged = outcome.input_tokens if outcome.started or outcome.elsewhere or outcome.output_tokens else 0
         cached = outcome.cached_tokens if charged else 0
         return Tokens(self.principal.tenant, self.model.name, charged, cached, outcome.output_tokens)
 

@@ -138,7 +138,7 @@ class Session:
             with life.waiting():
                 outcome = await prefiller.compute(prompt, self._note_begun)
         finally:
-            # Of a caller that leaves too: else whoever leaves in time has prompts computed for nothing.
+            # A caller that leaves pays too: otherwise other hosts would compute its prompts uncharged.
             life.outcome.elsewhere = self._begun and outcome in (COMPUTED, LATE)
         life.trace.annotate(split_outcome=outcome, split_ms=round((time.monotonic() - began) * 1_000))
         self._split = outcome == COMPUTED
