@@ -11,7 +11,7 @@ Payloads that are no record (``frame``):
 
 * Keep: namespace 32 bytes, number left out u32, name length u8, name, content to the end of the frame;
 * Withdraw: namespace 32 bytes, name to the end of the frame;
-* Fetch: namespace 32 bytes, size u32, name length u8, names n x that length.
+* Fetch: namespace 32 bytes, size u32, name length u8, coming u8, names n x that length.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Fetch:
     blocks: tuple[bytes, ...]
     size: int = 0
     """Bytes of a block, where what another host computed will do as well; 0: only what this engine has sent."""
+    coming: bool = False
+    """Whether another host has just computed them: one that the store does not have yet is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def mark_of(namespace: bytes) -> bytes:
 
 
 _NAMED = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIB")
-_FETCH = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIB")
+_FETCH = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIBB")
 
 
 def _check_namespace(message: Keep | Withdraw | Fetch) -> None:
@@ -178,15 +180,18 @@ def _check_fetch(message: Fetch) -> None:
 
 
 def _pack_fetch(message: Fetch) -> bytes:
-    return b"".join((_FETCH.pack(message.namespace, message.size, len(message.blocks[0])), *message.blocks))
+    head = _FETCH.pack(message.namespace, message.size, len(message.blocks[0]), message.coming)
+    return b"".join((head, *message.blocks))
 
 
 def _unpack_fetch(request: int, frame: Frame) -> Fetch:
-    namespace, size, width = _FETCH.unpack_from(frame, HEADER_BYTES)
+    namespace, size, width, coming = _FETCH.unpack_from(frame, HEADER_BYTES)
     names = take_bytes(frame, HEADER_BYTES + _FETCH.size)
+    require(coming < 2, "a flag that is neither 0 nor 1")
     require(width > 0 and len(names) % width == 0, "the frame holds no whole names")
     require_range("blocks", len(names) // width, 1, MAX_FETCH_BLOCKS)
-    return Fetch(request, namespace, tuple(names[at : at + width] for at in range(0, len(names), width)), size)
+    blocks = tuple(names[at : at + width] for at in range(0, len(names), width))
+    return Fetch(request, namespace, blocks, size, bool(coming))
 
 
 ARMS = (

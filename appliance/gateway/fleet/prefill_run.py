@@ -7,7 +7,6 @@ counted against limits. Its blocks go to the fleet's store as those of each requ
 
 from __future__ import annotations
 
-import asyncio
 import time
 from array import array
 from collections.abc import Callable
@@ -33,13 +32,6 @@ from policy.decision import Obligations
 from policy.evaluate import evaluate
 from policy.kept import splits
 from policy.request import Usage
-
-SETTLE_S = 0.1
-"""Seconds between a prompt's first token and the answer: engine, supervisor and carrier bring its last blocks to the
-store meanwhile, and none of them tells this process when they are there. An engine that asks sooner finds nothing."""
-
-SETTLE_BLOCK_S = 0.001
-"""Seconds more for each block: an engine copies at most 256 MiB a second, which are blocks of 256 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +127,7 @@ class PrefillRuns:
         async with model.enter_engine(asked.until, suspect=suspect, alone_only=alone) as visit:
             cached = await self._follow(visit, replace(submit, deadline_us=left_us(asked.until)), mark)
         dependencies.suspects[asked.model].cleared(mark)
-        blocks = len(asked.token_ids) // ready.block_size
-        await asyncio.sleep(SETTLE_S + SETTLE_BLOCK_S * blocks)
-        return ComputedPrompt(blocks, min(cached, len(asked.token_ids)))
+        return ComputedPrompt(len(asked.token_ids) // ready.block_size, min(cached, len(asked.token_ids)))
 
     def _submit(self, asked: AskedPrompt, obligations: Obligations) -> Submit:
         return Submit(

@@ -89,7 +89,7 @@ class Session:
         await life.secure(reservation)
         submit = self._submit(reservation, token_ids)
         mark = fingerprint(life.principal.tenant, life.model.name, submit)
-        await self._compute_elsewhere(reservation, submit)
+        submit = replace(submit, coming=await self._compute_elsewhere(reservation, submit))
         for attempt in life.attempts(mark):
             async with (
                 self._grammar(reservation) as grammar,
@@ -120,19 +120,20 @@ class Session:
             )
         await self.life.reserve(reservation, len(token_ids), asked, left)
 
-    async def _compute_elsewhere(self, reservation: Reservation, submit: Submit) -> None:
-        """Have the prompt computed by another host, where it is long, the policy lets it and one answers in time."""
+    async def _compute_elsewhere(self, reservation: Reservation, submit: Submit) -> bool:
+        """Have the prompt computed by another host, where it is long, the policy lets it and one answers in time;
+        returns whether one has."""
         life, prefiller = self.life, self.life.dependencies.prefiller
         engine = life.pair.engine.engine
         if prefiller is None or engine is None:
-            return
+            return False
         if not may_split(life.dependencies.ledger, life.principal.tenant, submit, external=life.call.external):
-            return
+            return False
         if self._public(engine, reservation, submit):
-            return
+            return False
         prompt = self._prompt = self._split_prompt(reservation, submit, engine)
         if not prefiller.wants(prompt):
-            return
+            return False
         began, outcome = time.monotonic(), LATE
         try:
             with life.waiting():
@@ -142,6 +143,7 @@ class Session:
             life.outcome.elsewhere = self._begun and outcome in (COMPUTED, LATE)
         life.trace.annotate(split_outcome=outcome, split_ms=round((time.monotonic() - began) * 1_000))
         self._split = outcome == COMPUTED
+        return self._split
 
     def _note_begun(self) -> None:
         self._begun = True

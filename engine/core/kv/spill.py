@@ -70,7 +70,8 @@ MAX_WORDS = 256
 
 MAX_SOUGHT = 256
 """Blocks of one request that are asked for without having been sent from here: 4,096 tokens in blocks of 16. A prompt
-that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most."""
+that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most. Of
+one that another host has just computed (``Submit.coming``) all blocks are asked for."""
 
 LOOK_S = 0.002
 """Seconds between two looks while requests wait for their prefixes and nothing else is to be done."""
@@ -149,11 +150,12 @@ class SpillTier:
             return False
         # What begins with a public prefix has another chain on each host; deterministic bits are this engine's own.
         seeks = shared and not (submit.public or submit.deterministic) and self._num_seeking < MAX_SEEKING
-        wanted = self._missing(submit, MAX_SOUGHT if seeks else 0)
+        sought = MAX_FETCH_BLOCKS if submit.coming else MAX_SOUGHT
+        wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
         number = self._next
-        if not self._out.send(Fetch(number, key, wanted, self.contents.size if seeks else 0)):
+        if not self._out.send(Fetch(number, key, wanted, self.contents.size if seeks else 0, seeks and submit.coming)):
             return False
         self._next += 1
         copied = replace(submit, token_ids=submit.token_ids[:])

@@ -77,6 +77,7 @@ submit = st.builds(
     public=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     user=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     logit_bias=st.none() | biases,
+    coming=st.booleans(),
 )
 
 
@@ -262,6 +263,8 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
         st.integers(1, 32).flatmap(
             lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1, max_size=5).map(tuple)
         ),
+        st.integers(0, m.MAX_FRAME_BYTES),
+        st.booleans(),
     ),
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
@@ -312,6 +315,7 @@ SAMPLES: tuple[Message, ...] = (
         group=bytes(range(32, 64)),
         public=bytes(range(64, 96)),
         user=bytes(range(96, 128)),
+        coming=True,
     ),
     Abort(7),
     k.KvQuotas((k.KvQuota(bytes(32), 2_000, 5_000), k.KvQuota(bytes(range(32)), 8_000, 8_000, False))),
@@ -358,7 +362,7 @@ SAMPLES: tuple[Message, ...] = (
     g.Masks(),
     sp.Keep(bytes(range(32)), b"0123456789abcdef", b"keys and values", 7),
     sp.Withdraw(bytes(range(32)), b"0123456789abcdef"),
-    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210"), 15),
+    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210"), 15, True),
     sp.Fetched(9, 1, b"keys and values", sp.KvTier.STORE),
     sp.Forget(bytes(range(32))),
     sp.Share(bytes(range(32)), computed=True),
