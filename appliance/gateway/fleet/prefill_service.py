@@ -35,6 +35,9 @@ silent (``prefill_call.SILENCE_S``)."""
 MAX_MESSAGE_BYTES = 8 << 20
 """Bytes of a prompt: a million tokens of at most five bytes, and names."""
 
+MAX_NAME_CHARS = 512
+"""Characters of each name, id or digest in a message: longer than any that there is, and short enough for errors."""
+
 STRANGER_MESSAGE_BYTES = 1 << 10
 """Bytes of a message of who is no host of the list; it is not read."""
 
@@ -170,11 +173,14 @@ def _asked(request: pb.ComputeRequest, left_s: float | None) -> AskedPrompt:
     """Return the prompt.
 
     Raises:
-        ValueError: it has no tokens, or more than any engine takes.
+        ValueError: it has no tokens, or more than any engine takes, or a name that cannot be one.
     """
     # Ids have a byte each at least: eight million of them would hold up the loop for half a second.
     if not 0 < len(request.token_ids) <= MAX_TOKENS_PER_REQUEST:
         raise ValueError(f"a prompt has 1 to {MAX_TOKENS_PER_REQUEST} tokens")
+    names = request.request_id, request.tenant, request.model, request.alias
+    if max(map(len, (*names, request.model_digest, request.policy_digest))) > MAX_NAME_CHARS:
+        raise ValueError(f"a name has at most {MAX_NAME_CHARS} characters")
     return AskedPrompt(
         request_id=request.request_id,
         tenant=request.tenant,

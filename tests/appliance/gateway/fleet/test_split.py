@@ -286,6 +286,17 @@ def test_a_prompt_of_more_tokens_than_any_engine_takes_is_not_read() -> None:
         prefill_service._asked(many, 1.0)
 
 
+@pytest.mark.parametrize("field", ["request_id", "tenant", "model", "alias", "model_digest", "policy_digest"])
+def test_a_name_that_cannot_be_one_is_not_read(field: str) -> None:
+    """A name of megabytes would stand in errors, spans and audit entries. One of the most characters is taken, and
+    decided on later (control)."""
+    most = prefill_service.MAX_NAME_CHARS
+    few, many = (pb.ComputeRequest(token_ids=[1], **{field: "x" * count}) for count in (most, most + 1))
+    assert len(getattr(prefill_service._asked(few, 1.0), field)) == most
+    with pytest.raises(ValueError, match="name"):
+        prefill_service._asked(many, 1.0)
+
+
 async def test_a_model_that_computes_for_others_is_not_idle(prefilling: Prefilling) -> None:
     """A prompt that is computed begins the model's rest anew; one that is refused does not (control)."""
     pair, asking, sleep = prefilling.stage.boot(), prefilling.asking(), prefilling.stage.model.sleep_state
