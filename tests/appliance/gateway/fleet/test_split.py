@@ -291,7 +291,9 @@ def test_a_name_that_cannot_be_one_is_not_read(field: str) -> None:
     """A name of megabytes would stand in errors, spans and audit entries. One of the most characters is taken, and
     decided on later (control)."""
     most = prefill_service.MAX_NAME_CHARS
-    few, many = (pb.ComputeRequest(token_ids=[1], **{field: "x" * count}) for count in (most, most + 1))
+    few, many = pb.ComputeRequest(token_ids=[1]), pb.ComputeRequest(token_ids=[1])
+    setattr(few, field, "x" * most)
+    setattr(many, field, "x" * (most + 1))
     assert len(getattr(prefill_service._asked(few, 1.0), field)) == most
     with pytest.raises(ValueError, match="name"):
         prefill_service._asked(many, 1.0)
