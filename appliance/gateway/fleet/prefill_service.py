@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from appliance.common.errors import ApplianceError
+from appliance.common.errors import ApplianceError, DeadlineExceededError
 from appliance.common.split_config import SplitConfig
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.prefill_call import METHOD
@@ -128,6 +128,8 @@ class PrefillService:
             found = await self._compute(asked, wire)
             answer = pb.Computed(blocks=found.blocks, cached_tokens=found.cached_tokens)
             await wire.write(pb.ComputeResponse(computed=answer))
+        except DeadlineExceededError as error:  # The prompt's, not this host's, which is to be asked again.
+            return "left", Status(4, error.message)
         except ApplianceError as error:
             refused = error.wire.grpc in ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT")
             return ("refused", Status(7, error.message)) if refused else ("failed", Status(14, error.message))

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from appliance.common.errors import DeadlineExceededError
 from appliance.common.external_config import EXTERNAL
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import PrefillHost, SplitConfig, SplitTlsConfig
@@ -35,8 +34,8 @@ from appliance.gateway.request.audit_feed import NoAuditFeed
 from appliance.gateway.request.operator_drain import OperatorDrain
 from appliance.gateway.request.splitting import SplitPrompt, may_split
 from appliance.gateway.telemetry import split_names as names
-from isolation.ipc.engine import Abort, Submit
-from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Finish, Priority
+from isolation.ipc.engine import Abort, RequestFailure, StepOutput, Submit
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, FailureCode, Finish, Priority
 from isolation.ipc.sampling import Sampling
 from tests.appliance.gateway.front.pki import Authority
 from tests.appliance.gateway.pairs import Pair
@@ -350,6 +349,25 @@ async def test_an_engine_that_ends_is_no_answer(prefilling: Prefilling) -> None:
     assert await task == "away"
 
 
+@pytest.mark.parametrize(
+    ("code", "wanted", "next_one"),
+    [(FailureCode.DEADLINE, "late", "late"), (FailureCode.OVERLOADED, "away", "busy")],
+    ids=["deadline", "full"],
+)
+async def test_a_prompt_s_deadline_rests_no_host(
+    prefilling: Prefilling, code: FailureCode, wanted: str, next_one: str
+) -> None:
+    """An engine that ends a prompt at its deadline, before the asker's clock says so, says nothing of the host, which
+    is asked again at once. One whose queue is full is left alone for a while (control)."""
+    pair, asking = prefilling.stage.boot(), prefilling.asking()
+    for outcome in (wanted, next_one):
+        task = asyncio.ensure_future(asking.compute(prefilling.prompt()))
+        if outcome != "busy":
+            submit = await hear(pair, Submit)
+            pair.guest.send(StepOutput(failures=(RequestFailure(submit.request, code),)))
+        assert await task == outcome
+
+
 async def test_a_policy_that_comes_meanwhile_ends_the_prompt(prefilling: Prefilling) -> None:
     """A tenant that may share no more has nothing computed from the next progress on."""
     pair, asking = prefilling.stage.boot(), prefilling.asking()
@@ -451,49 +469,3 @@ async def test_a_request_is_served_whatever_becomes_of_its_prompt(prefilling: Pr
     assert (await served(long)).input_tokens == 190
     await served(IDS[:40])
     assert sum(prefilling.asked[f"{names.SPLIT_ASKED}:{one}"] for one in OUTCOMES) == 1
-
-
-@pytest.mark.parametrize("how", ["leaves", "deadline", "refused"])
-async def test_a_prompt_that_was_computed_elsewhere_is_charged(prefilling: Prefilling, stage: Stage, how: str) -> None:
-    """A client that leaves, or whose deadline passes, while another host works on its prompt is charged for it, as
-    where its own host's engine does: else other hosts computed long prompts for nothing. Where the other host has
-    refused, and no engine took the request up, nothing is charged (control)."""
-    stage.dependencies.prefiller = prefilling.asking()
-    pair, deadline = stage.boot(), time.monotonic() + (1.0 if how == "deadline" else 60.0)
-    session = stage.session(prompt=TokenPrompt(array("I", [3] * 190)), max_tokens=1, deadline=deadline)
-    if how == "refused":
-        prefilling.service.config = SplitConfig(tls=prefilling.hosts.tls("prefill"))
-
-    async def run() -> None:
-        async for _ in session.run():
-            pass
-
-    task = asyncio.ensure_future(run())
-    await hear(pair, Submit)
-    assert session.life.tokens.input == 0
-    if how == "deadline":
-        with pytest.raises(DeadlineExceededError):
-            await task
-    else:
-        task.cancel()
-        await asyncio.wait((task,))
-    assert session.life.tokens.input == (0 if how == "refused" else 190)
-    assert session.life.outcome.started is False
-
-
-async def test_a_host_that_only_says_that_it_works_ends_no_request(prefilling: Prefilling, stage: Stage) -> None:
-    """The other host says that it works on the prompt, and never ends. With half of its time left the request enters
-    the local engine, which answers it before its deadline."""
-    stage.dependencies.prefiller = prefilling.asking()
-    pair, ids = stage.boot(), array("I", [3] * 190)
-    session = stage.session(prompt=TokenPrompt(ids), max_tokens=1, deadline=time.monotonic() + 4)
-
-    async def events() -> list[Any]:
-        return [one async for one in session.run()]
-
-    task = asyncio.ensure_future(events())
-    await hear(pair, Submit)
-    local = await hear(pair, Submit)
-    say(pair, local.request, 7, finish=Finish.LENGTH, started=True)
-    assert (await task)[-1].input_tokens == 190
-    assert prefilling.asked[f"{names.SPLIT_ASKED}:late"] == 1
