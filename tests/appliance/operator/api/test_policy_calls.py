@@ -291,7 +291,8 @@ async def test_schema_is_that_of_the_command(place: Place) -> None:
 
 async def test_init_gives_what_the_command_writes(place: Place, tmp_path: Path) -> None:
     """Policy and schema are the files of ``athanor policy init``; Check takes the policy as it is, and the names of the
-    schema agree. What is no tenant's id and no path is refused, with a path whose line break would end a comment."""
+    schema agree. What is no tenant's id and no path is refused, with a path whose line break would end a comment, and
+    an id that would not fit the headers that errors are in."""
     asked = tmp_path / "drafts.yaml"
     with commanding():
         init(asked, "acme", Format.TABLE)
@@ -300,13 +301,14 @@ async def test_init_gives_what_the_command_writes(place: Place, tmp_path: Path) 
         plain = await client(SERVICE, "Init")
         checked = await client(SERVICE, "Check", pb.CheckRequest(files=files(plain.policy)))
         tenant = await refusal(client, "Init", pb.InitRequest(tenant="Acme Inc"))
+        long = await refusal(client, "Init", pb.InitRequest(tenant="a" * 100_000))
         schema = await refusal(client, "Init", pb.InitRequest(path="a/policy.schema.json"))
         lines = await refusal(client, "Init", pb.InitRequest(path="a\ntenants: {}"))
         folder = await refusal(client, "Init", pb.InitRequest(path="/"))
     assert found.policy == asked.read_text() and found.json_schema == (tmp_path / found.schema_name).read_text()
     assert checked.ok and list(checked.tenants) == ["alpha"] and f"$schema=./{plain.schema_name}" in plain.policy
     assert (tenant.code(), "no tenant id" in str(tenant.details())) == (grpc.StatusCode.FAILED_PRECONDITION, True)
-    assert schema.code() is lines.code() is folder.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert schema.code() is lines.code() is folder.code() is long.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert place.policy.read_text() == POLICY and not place.policy.with_name(found.schema_name).exists()
 
 
