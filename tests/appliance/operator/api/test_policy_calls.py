@@ -350,3 +350,13 @@ async def test_a_shadow_that_does_not_hold_beside_the_drop_ins_is_told(place: Pl
     async with calling(place) as client:
         found = (await client(SERVICE, "SetShadow", pb.SetShadowRequest(files=files(NEW)))).shadow
     assert (list(found.problems), found.digest) == (["policy.d/a.yaml:1:1: a tenant twice"], "")
+
+
+async def test_an_error_of_many_problems_reaches_its_caller(place: Place) -> None:
+    """A policy with so many problems that all of them do not fit the headers of an answer: the first ones are told,
+    with the number of characters that are not."""
+    tenants = "".join(f"  tenant-{number}: {{modles: []}}\n" for number in range(400))
+    async with calling(place) as client:
+        many = await refusal(client, "SetShadow", pb.SetShadowRequest(files=files(f"version: 1\ntenants:\n{tenants}")))
+    assert many.code() is grpc.StatusCode.INVALID_ARGUMENT, many.details()
+    assert "policy.yaml:3:" in str(many.details()) and "more characters" in str(many.details())
