@@ -229,7 +229,7 @@ def new_id(kind: str) -> str:
 
 
 def _entry(text: str) -> Entry:
-    """Return an entry that was left here, maybe by an earlier release: what came since is 0 or empty, as in its lines."""
+    """Return an entry that was left here; fields that an earlier release did not write are 0 or empty."""
     values: dict[str, Any] = json.loads(text)
     kind = values.pop("kind")
     return Entry(kind, {name: of() for name, of in KINDS[kind].items()} | values)
