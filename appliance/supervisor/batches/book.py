@@ -232,7 +232,7 @@ def _entry(text: str) -> Entry:
     """Return an entry that was left here; fields that an earlier release did not write are 0 or empty."""
     values: dict[str, Any] = json.loads(text)
     kind = values.pop("kind")
-    return Entry(kind, {name: of() for name, of in KINDS[kind].items()} | values)
+    return Entry(kind, {name: of() for name, of in KINDS.get(kind, {}).items()} | values)
 
 
 def open_book(folder: Path, keyring: Keyring, clock: Callable[[], float] = time.time) -> StoreBook:
