@@ -67,6 +67,6 @@ def _made(time_ms: int, now_s: float) -> str:
     try:
         moment = f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
-        return f"at no time: {time_ms:.3g} ms"
+        return "at a time that no calendar has"
     age = now_s - time_ms / 1_000
     return f"{moment}   {counted(round(age), 'second')} ago" if 0 <= age < SHOWN_CLOCK_S else moment
