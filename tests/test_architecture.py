@@ -20,6 +20,7 @@ BROAD_HANDLERS = {
     "appliance/gateway/http/app.py",
     "appliance/gateway/http/background.py",
     "appliance/gateway/grpc/servicer.py",
+    "appliance/gateway/fleet/prefill_service.py",
     "appliance/operator/api/front.py",
     "appliance/gateway/request/follower.py",
     "engine/__main__.py",

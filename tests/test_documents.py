@@ -154,6 +154,11 @@ def test_pieces_of_configuration_in_the_documents_are_valid(root: Path) -> None:
         "run_dir": "r",
         "keys": {"root_key": "r", "keyring": "k"},
     }
+    members = {"host": "a", "file": "f", "authority": "0" * 64, "key": "k", "accepted": "a"}
+    shares = {
+        "sandbox": {"spill": {"memory": 1 << 30}},
+        "kv_store": {"store": "s:1", "size": 1 << 30, "members": members},
+    }
     found = [(path.name, one) for path in (root / "docs").glob("*.md") for one in yaml_blocks(path.read_text())]
     assert len(found) >= 12
     for name, piece in found:
@@ -161,7 +166,7 @@ def test_pieces_of_configuration_in_the_documents_are_valid(root: Path) -> None:
             if piece.keys() & PolicySchema.model_fields.keys():
                 PolicySchema.model_validate({"version": 1, "tenants": {}} | piece)
             else:
-                ApplianceConfig.model_validate(machine | piece)
+                ApplianceConfig.model_validate(machine | (shares if "split" in piece else {}) | piece)
         except ValidationError as error:
             wrong = [one for one in error.errors() if one["type"] != "missing"]
             assert wrong == [], (name, piece)

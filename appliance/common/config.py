@@ -31,6 +31,7 @@ from appliance.common.model_keys import MAX_MODEL_KEYS, ModelKey
 from appliance.common.model_rules import check_entry, rank_words
 from appliance.common.operator_config import OperatorApiConfig, RemoteOperatorsConfig
 from appliance.common.residency import ResidentLimits
+from appliance.common.split_config import SplitConfig
 from appliance.common.token_config import TokenIssuerConfig, check_issuers
 
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -320,6 +321,8 @@ class ApplianceConfig(Section):
     """Operators on other machines. Without this section there are none."""
     fleet: FleetConfig | None = None
     """Hosts that share the policy's limits. Without this section they are this host's alone."""
+    split: SplitConfig | None = None
+    """Hosts that compute prompts for others. Without this section each host computes its own."""
     host: HostConfig | None = None
     """What this machine costs. Without this section nothing has a cost but what the policy prices."""
     digest_cache: Path | None = Field(default=None, strict=False)
@@ -340,6 +343,12 @@ class ApplianceConfig(Section):
             raise ValueError("kv_store needs sandbox.spill: what finds no place in memory or on disk goes there")
         if self.fleet is not None and self.fleet.store and self.listen.fleet_key is None:
             raise ValueError("fleet.store needs listen.fleet_key: what hosts say to each other is proved under it")
+        if (
+            self.split is not None
+            and self.split.role != "mixed"
+            and (self.kv_store is None or not self.kv_store.members)
+        ):
+            raise ValueError("split needs kv_store.members: a prompt's KV goes from host to host through that store")
         if self.batches is not None and (self.keys is None or self.audit is None):
             raise ValueError("batches need keys and audit: files are sealed, and what is charged is in the audit log")
         return self
@@ -353,6 +362,10 @@ class ApplianceConfig(Section):
                 for other, its in self.listen.addresses():
                     if collide(address, its):
                         raise ValueError(f"remote_operators.{name} and listen.{other} name one address, {address}")
+        if self.split is not None and self.split.listen is not None:
+            for other, its in self.listen.addresses():
+                if collide(self.split.listen, its):
+                    raise ValueError(f"split.listen and listen.{other} name one address, {self.split.listen}")
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ away counts at once: roles, a whole section of them, issuers of tokens."""
 MODELS = "models["
 """Beginning of the keys of models, which come and go without a restart (``appliance.common.served_models``)."""
 
-GATEWAY_ONLY = ("listen.", "fleet.")
+GATEWAY_ONLY = ("listen.", "fleet.", "split.")
 """Beginnings of keys for which a restart of the gateway is enough."""
 
 

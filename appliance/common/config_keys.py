@@ -26,6 +26,7 @@ from appliance.common import (
     kv_store_config,
     listen_config,
     operator_config,
+    split_config,
     token_config,
 )
 from appliance.common.config import ApplianceConfig
@@ -162,7 +163,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 def _docstrings() -> Mapping[tuple[str, str], str]:
     """Section and attribute to the docstring below it, as one line."""
     found = {}
-    extra = external_config, fleet_config, kv_store_config, listen_config, operator_config, token_config
+    extra = external_config, fleet_config, kv_store_config, listen_config, operator_config, split_config, token_config
     modules = config, adapter_config, config_places, *extra
     for section in (part for module in modules for part in ast.parse(inspect.getsource(module)).body):
         if not isinstance(section, ast.ClassDef):

@@ -17,6 +17,8 @@ class FleetStatus:
     """Names of the hosts that share its limits; empty where these are its own."""
     store: str = ""
     """Why nothing is lent now by the fleet's store; empty while it answers, and where there is none."""
+    role: str = "mixed"
+    """Role in the split of prompts from answers: mixed, prefill or decode."""
     kv_keys: str = ""
     """Whether it has the keys under which hosts share sealed KV: ``held``, ``none``; empty where it is no member."""
     shreds: int = 0

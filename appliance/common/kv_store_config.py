@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,9 @@ class MembersConfig(Section):
     accepted: Path = Field(strict=False)
     """File in which the supervisor records the newest list that it has accepted; it refuses an older one. Keep it out
     of backups that are put back."""
+    write: Literal["when_evicted", "when_computed"] = "when_evicted"
+    """When this host writes a block that the fleet shares: when it leaves its engine because memory is short, or, of
+    prompts, as soon as it is computed, so that another host can take over a prompt while it is computed here."""
 
 
 class KvStoreConfig(Section):

@@ -476,6 +476,8 @@ class CallContext:
     """Set for a line of a batch."""
     listener: str = ""
     """The one tenant by whose own listener the call came; empty where it takes all tenants."""
+    prefiller: str = ""
+    """HOST:PORT of the host that a router chose to compute the prompt; empty where it named none."""
 
 
 class Sink(Protocol):

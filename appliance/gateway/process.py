@@ -45,6 +45,7 @@ from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.external.attach import ExternalModels
 from appliance.gateway.fleet.sharing import Sharing, open_sharing
+from appliance.gateway.fleet.split import Split
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.credentials import Credentials
@@ -141,6 +142,7 @@ class Gateway:
         self._spill, self._disks, wanted = SpillGauges(), Disks(), config.batches is not None
         self._batches = Batches(self._service, supervisor.tell, lambda: self._file.keys, wanted=wanted)
         self._stored = StoreGauges(self._batches.queue)
+        self._split = Split(config.split, self._service, self._telemetry, lambda: self._spill.fleet_state).open()
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, partial(_count_thaw, self._telemetry))
         self._freezer.apply(policy, self._models)
         self._table = ModelTable(
@@ -179,8 +181,7 @@ class Gateway:
         """Serve until SIGTERM or SIGINT, then drain.
 
         Raises:
-            StartError: nothing was served yet, and the supervisor is not coming; or what the gateway is no use without
-                has failed, which is a defect: one started afresh serves better.
+            StartError: no supervisor comes before anything is served, or a part has failed that the gateway needs.
         """
         await self._run()
         if self._hopeless:
@@ -214,7 +215,7 @@ class Gateway:
             gauges.store_problem = self._sharing.store_problem
             self._audit_policy("ok", policy.digest, "start")
             works = _works(self._service, self._credentials, self._telemetry, self._config_file, self._sharing)
-            works += (watching, "watch over engines"), (self._batches.run(), "batches")
+            works += (watching, "watch over engines"), (self._batches.run(), "batches"), (self._split.run(), "split")
             background += [self._keep(*work) for work in (*works, (self._spend.run(self._audit.flush), "spend"))]
             # A prefix that cannot be published is no reason not to serve.
             publishing = asyncio.create_task(self._service.publications.run(), name="publishing")

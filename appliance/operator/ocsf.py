@@ -240,6 +240,11 @@ def _kv_export(values: Values) -> _Event:
     return _Event(3004, UPDATE, f"sealed KV may leave the machine: {values['what']}", attributes=attributes)
 
 
+def _prefill(values: Values) -> _Event:
+    title = f"a prompt was {values['what']} between hosts of the fleet: {values['outcome']}"
+    return _Event(0, OTHER, title, SUCCESS, INFORMATIONAL)
+
+
 def _gap(values: Values) -> _Event:
     lost = {"count": max(1, int(values["dropped"]))}
     return _Event(0, OTHER, "entries of the audit log were lost", FAILURE, MEDIUM, lost)
@@ -269,6 +274,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Values], _Event]]] = {
     "response": _response,
     "lease": _lease,
     "kv_export": _kv_export,
+    "prefill": _prefill,
     "gap": _gap,
     "log": _log,
 }

@@ -19,7 +19,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.engine import Engine
-from engine.core.kv.spill import SpillChannel
+from engine.core.kv.leaving import SpillChannel
 from engine.core.offline import Answer, collect
 from engine.core.scheduler.forecast import Forecast
 from engine.model.checkpoint.checklist import targets

@@ -37,8 +37,9 @@ from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_store import SpillStore
 from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.leaving import ENOUGH, ReadContent
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.spill import ENOUGH, ReadContent, SpillTier
+from engine.core.kv.spill import SpillTier
 from engine.core.request import Request
 from isolation.ipc.codec import Message, decode, encode
 from isolation.ipc.engine import Submit

@@ -1,8 +1,9 @@
 """Sealed KV that the hosts of a fleet have in common: what this host writes there, and what it finds.
 
 A block of a tenant that shares is sealed once more under the tenant's generation (``isolation.keys.fleet_seal``) when
-it leaves its engine, and offered to the store under a name that each member can compute. The books have what this host
-wrote: they bound its bytes there, and a block that is there is not written twice.
+its engine sends it: when it is evicted, or, of a prompt, when it is computed (``writes_computed``). It is offered to
+the store under a name that each member can compute. The books have what this host wrote: they bound its bytes there,
+and a block that is there is not written twice.
 
 Nothing is used unless this host holds the generation at the beginning and at the end of what it does.
 """
@@ -51,8 +52,12 @@ class FleetKv:
         producers: frozenset[bytes],
         limits: SpillLimits,
         figures: SpillFigures,
+        *,
+        writes_computed: bool = False,
     ) -> None:
-        """``producer``: digest of this host's entry in the list of members; ``producers``: those of all."""
+        """``producer``: digest of this host's entry in the list of members; ``producers``: those of all.
+        ``writes_computed``: whether engines are to send blocks of prompts when they are computed."""
+        self.writes_computed = writes_computed
         self._keys = keys
         self._carrier = carrier
         self._producer, self._producers = producer, producers
@@ -89,6 +94,21 @@ class FleetKv:
             self._figures.store_away += 1
         self._shrink()
         return of.account
+
+    def left_out(self, count: int) -> None:
+        """Count blocks that an engine was to send when it computed them, and did not."""
+        self._figures.fleet_left_out += count
+
+    def withdraw(self, namespace: bytes, block: bytes, life: EngineLife) -> None:
+        """Have the store forget a block that an engine calls wrong, whichever host wrote it."""
+        of, fleet = self._keys.current(namespace), self._keys.fleet_key
+        if of is None or fleet is None:
+            return  # What was written under another generation is found by nobody.
+        name = fleet_name(fleet, of, FleetBinding(block, life.model, life.backend))
+        with self._lock:
+            self._books.pop(of.account, (name, b""))
+        self._carrier.drop(name)
+        self._figures.fleet_withdrawn += 1
 
     def find(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife, size: int) -> list[bytes]:
         """Return the content of the first of these blocks of ``size`` bytes each that one question to the store brings,

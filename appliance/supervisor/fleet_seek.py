@@ -3,6 +3,9 @@
 The thread of the channel serves all tenants of the engine and must not wait for a store: what it hands on here is
 asked by a thread of its own, one question after the other, and comes back to it by its bell. So a tenant that does not
 share never waits for one that does. What has come and was not sent yet is one answer of the store at most.
+
+Blocks that another host has just computed may still be on their way to the store. A fetch that says so (``coming``) is
+asked again after others, until for ``WAIT_S`` nothing of it has come.
 """
 
 from __future__ import annotations
@@ -29,6 +32,13 @@ LINE_S = 0.25
 (``engine.core.kv.spill.PATIENCE_NS``), and behind fetches that nobody waits for all others would come too late as well.
 """
 
+WAIT_S = 0.2
+"""Seconds without a new block after which one that is coming counts as absent: less than ``LINE_S``, so that the engine
+is told before it waits no longer."""
+
+AGAIN_S = 0.02
+"""Seconds between two questions for a block that is coming."""
+
 SEEK_SHARE = 0.4
 """Part of one processor that the thread may use on and on: half of what the thread of the channel may. Opening what a
 store has costs some milliseconds for each 8 MiB."""
@@ -43,7 +53,9 @@ class _Asked:
     first: int
     """Place of the first block that is still wanted."""
     at: float
-    """Monotonic time of the question."""
+    """Monotonic time of the engine's question, or of the last block that came for it."""
+    due: float
+    """Monotonic time before which the store is not asked."""
 
 
 class FleetSeeker:
@@ -74,7 +86,8 @@ class FleetSeeker:
         with self._changed:
             if len(self._asked) >= MAX_ASKED:
                 return False
-            self._asked.append(_Asked(fetch, first, time.monotonic()))
+            now = time.monotonic()
+            self._asked.append(_Asked(fetch, first, now, now))
             self._changed.notify_all()
         return True
 
@@ -95,14 +108,22 @@ class FleetSeeker:
 
     def _run(self) -> None:
         self._share, self._used = TimeShare(time.monotonic(), SEEK_SHARE, SEEK_BURST_S), time.thread_time()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._closing)
-                if self._closing:
-                    return
-                asked = self._asked.popleft()
+        while (asked := self._next()) is not None:
             if time.monotonic() - asked.at < LINE_S:
-                self._seek(asked.fetch, asked.first)
+                self._seek(asked)
+
+    def _next(self) -> _Asked | None:
+        """Wait for the first fetch that is due; None: the thread is to end."""
+        with self._changed:
+            while not self._closing:
+                now = time.monotonic()
+                for place, asked in enumerate(self._asked):
+                    if asked.due <= now:
+                        del self._asked[place]
+                        return asked
+                soonest = min((asked.due for asked in self._asked), default=None)
+                self._changed.wait(None if soonest is None else soonest - now)
+        return None
 
     def _pace(self) -> None:
         """Rest where the thread has used more than its share."""
@@ -111,16 +132,22 @@ class FleetSeeker:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, pause_s)
 
-    def _seek(self, fetch: Fetch, at: int) -> None:
+    def _seek(self, asked: _Asked) -> None:
+        fetch, at, since = asked.fetch, asked.first, asked.at
         while at < len(fetch.blocks):
             self._pace()
             contents = self._kv.find(fetch.namespace, fetch.blocks[at:], self._life, fetch.size)
             found = [
                 Fetched(fetch.request, at + place, content, KvTier.STORE) for place, content in enumerate(contents)
             ]
+            now = time.monotonic()
+            if not found and fetch.coming and now + AGAIN_S < since + WAIT_S:
+                with self._changed:
+                    self._asked.append(_Asked(fetch, at, since, now + AGAIN_S))
+                return
             if not self._give(found or [Fetched(fetch.request, at, b"")]) or not found:
                 return
-            at += len(found)
+            at, since = at + len(found), now
 
     def _give(self, found: list[Fetched]) -> bool:
         """Leave what is to be sent for the thread of the channel; False where it did not take what was left before."""

@@ -29,12 +29,22 @@ log = structlog.get_logger()
 class FleetShare:
     """Keys and objects in common. ``start`` is called in the event loop, in which what is told of changes is called."""
 
-    def __init__(self, membership: Membership, carrier: KvCarrier, limits: SpillLimits, figures: SpillFigures) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        carrier: KvCarrier,
+        limits: SpillLimits,
+        figures: SpillFigures,
+        *,
+        writes_computed: bool = False,
+    ) -> None:
+        """``writes_computed``: whether blocks of prompts are written when they are computed, and not when evicted."""
         tags = {one.host: hashlib.sha256(one.line.encode()).digest() for one in membership.members.members}
         self._carrier = carrier
         self._keys = FleetKeys(KeyExchange(membership, carrier), self._carry_out, self._ended)
         producers = frozenset(tags.values())
-        self.kv = FleetKv(self._keys, carrier, tags[membership.host], producers, limits, figures)
+        own = tags[membership.host]
+        self.kv = FleetKv(self._keys, carrier, own, producers, limits, figures, writes_computed=writes_computed)
         self.on_changes: Callable[[Changes], None] = lambda _changes: None
         """Carries out that accounts have other generations. Set by the owner, called in the event loop."""
         self.on_entry: Callable[[Entry], None] = lambda _entry: None

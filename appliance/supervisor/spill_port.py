@@ -31,7 +31,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.doorbell import ThreadBell
 from isolation.ipc.errors import PeerGoneError, ProtocolError, RingFull
 from isolation.ipc.messages import Hello
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, mark_of
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw, mark_of
 from isolation.keys.seal import Binding
 
 log = structlog.get_logger()
@@ -124,7 +124,7 @@ class SpillPort:
     def share(self, namespace: bytes) -> None:
         """Tell the engine that other hosts may have blocks of a namespace, where it shares; sent by the thread."""
         if self._fleet is not None:
-            self._words.append(Share(mark_of(namespace)))
+            self._words.append(Share(mark_of(namespace), self._fleet[0].writes_computed))
             self._ring()
 
     def _ring(self) -> None:
@@ -201,12 +201,19 @@ class SpillPort:
         """Serve one message in steps of at most ``BATCH_OBJECTS`` blocks; yields after each."""
         if isinstance(message, Hello):
             return
-        assert isinstance(message, Keep | Fetch), "the channel has refused everything else"
+        assert isinstance(message, Keep | Withdraw | Fetch), "the channel has refused everything else"
         tenant = self._owner(message.namespace)
         if isinstance(message, Keep):
+            if self._fleet is not None:
+                self._fleet[0].left_out(message.left_out)
             if tenant is not None:
                 self._store.put(self._binding(tenant, message.block), message.content)
                 self._share(message)
+            yield
+            return
+        if isinstance(message, Withdraw):
+            if tenant is not None:
+                self._drop(tenant, message)
             yield
             return
         count = 0
@@ -231,6 +238,13 @@ class SpillPort:
             account = kv.keep(message.namespace, message.block, life, message.content)
             if account is not None:
                 self.shared.add(account)
+
+    def _drop(self, tenant: str, message: Withdraw) -> None:
+        """Drop a block that the engine calls wrong, here and in the fleet."""
+        self._store.drop_block(self._binding(tenant, message.block))
+        if self._fleet is not None:
+            kv, life = self._fleet
+            kv.withdraw(message.namespace, message.block, life)
 
     def _seek(self, message: Fetch, first: int) -> bool:
         """Have the rest of a fetch asked for in the fleet; False where it is not."""

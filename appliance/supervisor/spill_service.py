@@ -320,7 +320,8 @@ def _fleet_share(
     config: ApplianceConfig, membership: Membership | None, limits: SpillLimits, store: SpillStore
 ) -> FleetShare | None:
     """Return this host's part in its fleet, which has half of the store's bytes and a way of its own to the carrier."""
-    if membership is None or config.kv_store is None:
+    if membership is None or config.kv_store is None or config.kv_store.members is None:
         return None
+    computed = config.kv_store.members.write == "when_computed"
     way = KvCarrier(carrier_socket(config.kv_store, config.run_dir), config.kv_store.ttl)
-    return FleetShare(membership, way, limits, store.figures)
+    return FleetShare(membership, way, limits, store.figures, writes_computed=computed)

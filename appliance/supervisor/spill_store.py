@@ -24,6 +24,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from appliance.supervisor.spill_tiers import Key, SpilledObject, SpillFigures, SpillLimits, TierBooks
 from appliance.supervisor.store_tier import MAX_STORE_OBJECTS, FoundObject, ObjectCarrier, StoreTier
@@ -171,6 +172,11 @@ class SpillStore:
         written there; ``release_some`` releases them."""
         return 0 if self._store is None else self._withdraw(tenant, (self._store.tier,))
 
+    def drop_block(self, binding: Binding) -> None:
+        """Forget one block, which is wrong."""
+        with self._lock:
+            self._discard(binding.tenant, (binding.epoch, binding.block))
+
     def release_some(self) -> bool:
         """Make what was withdrawn unreadable, and have file system and store forget it, for ``STEP_S``. Returns whether
         there is more."""
@@ -314,17 +320,11 @@ class SpillStore:
     def _write(self, item: SpilledObject) -> bool:
         assert self._folder is not None, "a tier without a folder holds nothing"
         assert item.sealed is not None, "an object in memory has no bytes"
-        path = self._folder / (secrets.token_hex(16) + _SUFFIX)
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            # Buffered: a disk that fills in the middle of a block is an error then, not a file that is short.
-            with os.fdopen(fd, "wb") as file:
-                file.write(item.sealed)
+            item.path, item.sealed = _file_with(item.sealed, self._folder), None
         except OSError:
             self.figures.failed += 1
-            path.unlink(missing_ok=True)
             return False
-        item.path, item.sealed = path, None
         return True
 
     def _remove(self, item: SpilledObject, *, thoroughly: bool = False) -> None:
@@ -347,3 +347,21 @@ class SpillStore:
         figures.memory_objects, figures.disk_objects = self._memory.count, self._disk.count
         if self._store is not None:
             figures.store_bytes, figures.store_objects = self._store.tier.used, self._store.tier.count
+
+
+def _file_with(sealed: bytes, folder: Path) -> Path:
+    """Make a file of an object; gives its path.
+
+    Raises:
+        OSError: it cannot be written; no file is left.
+    """
+    path = folder / (secrets.token_hex(16) + _SUFFIX)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Buffered: a disk that fills in the middle of a block is an error then, not a file that is short.
+        with os.fdopen(fd, "wb") as file:
+            file.write(sealed)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return path

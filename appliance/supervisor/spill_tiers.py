@@ -55,6 +55,10 @@ class SpillFigures:
     """Questions for such blocks that ended at one that nobody has written, or that did not come in time."""
     fleet_rejected: int = 0
     """Such blocks that did not open: changed, swapped, or by no member."""
+    fleet_left_out: int = 0
+    """Blocks that engines were to send when they computed them, and did not: the supervisor lagged behind."""
+    fleet_withdrawn: int = 0
+    """Blocks in common that an engine called wrong, and which the store was told to forget."""
     memory_bytes: int = 0
     disk_bytes: int = 0
     memory_objects: int = 0

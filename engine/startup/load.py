@@ -22,8 +22,9 @@ from engine.core.backend import Backend
 from engine.core.engine import Engine
 from engine.core.fairness.tenancy import Fairness
 from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.leaving import SpillChannel
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.spill import MAX_BLOCK_BYTES, SpillChannel, SpillTier
+from engine.core.kv.spill import MAX_BLOCK_BYTES, SpillTier
 from engine.core.public_prefixes import Publisher
 from engine.core.scheduler.scheduler import Scheduler
 from engine.errors import ConfigurationError
@@ -84,6 +85,8 @@ def load_engine(
     engine = assemble(config, description, loaded, spill)
     engine.form, engine.weights = FORMS.index(source.form), loaded.weights
     del source, codec
+    # What read the weights refers to itself, and has a buffer of up to 64 MiB.
+    gc.collect()
     release_free_memory()
     if warm:
         warm_up(engine)

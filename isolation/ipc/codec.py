@@ -24,7 +24,7 @@ from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Configure,
 from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 EngineRequest = Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes
@@ -32,7 +32,7 @@ TextRequest = Encode | Decode | ReadVocabulary | ReadOutput | CloseOutput | Open
 HostMessage = Configure | Drain | Ping | EngineRequest | TextRequest | Fetched | Forget | Share
 TextAnswer = Encoded | Decoded | Vocabulary | OutputRead | Failed
 EngineAnswer = StepOutput | Embedding | KvUsage | PublicUsage
-GuestMessage = Hello | EngineReady | TextReady | Pong | EngineAnswer | TextAnswer | Masks | Keep | Fetch
+GuestMessage = Hello | EngineReady | TextReady | Pong | EngineAnswer | TextAnswer | Masks | Keep | Withdraw | Fetch
 Message = HostMessage | GuestMessage
 
 _ARMS = (

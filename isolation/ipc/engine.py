@@ -71,7 +71,7 @@ from isolation.ipc.sampling import WIRE_CODES, Sampling, out_of_bounds, values_o
 MAX_WEIGHT = 1_000
 
 _SUBMIT = struct.Struct(
-    f"<IIHBBbBBbHQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{DIGEST_BYTES}s"
+    f"<IIHBHbBBbHQ{WIRE_CODES}{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{DIGEST_BYTES}s"
     f"{NAMESPACE_KEY_BYTES}s"
 )
 _STEP = struct.Struct("<12I")
@@ -135,6 +135,9 @@ class Submit:
     user: bytes = b""
     """Key of the end user's namespace within the tenant's, or nothing: it keys the block hashes in place of the
     namespace's, which still names their account."""
+    coming: bool = False
+    """Whether another host has just computed the prompt: blocks of it that the store does not have yet are waited
+    for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,8 @@ def _pack_submit(message: Submit) -> bytes:
         | bool(message.group) << 4
         | bool(message.public) << 5
         | bool(message.adapter) << 6
-        | bool(message.user) << 7,
+        | bool(message.user) << 7
+        | message.coming << 8,
         message.logprobs,
         message.priority,
         message.choices,
@@ -271,6 +275,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         adapter,
         user,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)
+    require(flags < 512, "a flag that does not exist")
     require(bool(flags & 16) or group == _NO_KEY, "a group's key where there is no group")
     require(bool(flags & 32) or public == _NO_KEY, "a public prefix's key where there is none")
     require(bool(flags & 64) or adapter == _NO_DIGEST, "an adapter's digest where there is none")
@@ -301,6 +306,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         public=public if flags & 32 else b"",
         adapter=adapter if flags & 64 else b"",
         user=user if flags & 128 else b"",
+        coming=bool(flags & 256),
         logit_bias=unpack_logit_bias(frame, biases, num_biases) if num_biases else None,
     )
 

@@ -71,6 +71,7 @@ class Kind(IntEnum):
     FETCHED = 82
     FORGET = 83
     SHARE = 84
+    WITHDRAW = 85
 
 
 class OutOfBoundsError(ValueError):

@@ -5,12 +5,13 @@ supervisor seals it, for no key enters a sandbox. A block is named by its id, a 
 namespace key beside it is the one the host gave the engine with requests, and tells the supervisor the tenant. The
 supervisor tells no key: its words about namespaces have marks (``mark_of``).
 
-Order: guest ``Hello``; then guest ``Keep | Fetch``, host ``Fetched | Forget | Share``, each at any time.
+Order: guest ``Hello``; then guest ``Keep | Withdraw | Fetch``, host ``Fetched | Forget | Share``, each at any time.
 
 Payloads that are no record (``frame``):
 
-* Keep: namespace 32 bytes, name length u8, name, content to the end of the frame;
-* Fetch: namespace 32 bytes, size u32, name length u8, names n x that length.
+* Keep: namespace 32 bytes, number left out u32, name length u8, name, content to the end of the frame;
+* Withdraw: namespace 32 bytes, name to the end of the frame;
+* Fetch: namespace 32 bytes, size u32, name length u8, coming u8, names n x that length.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ MAX_BLOCK_NAME_BYTES = 32
 
 MARK_BYTES = 32
 
+MAX_LEFT_OUT = 1 << 20
+"""Blocks that one ``Keep`` says were left out."""
+
 MAX_FETCH_BLOCKS = 8_192
 """Blocks of one fetch: a context of 128 Ki tokens in blocks of 16."""
 
@@ -62,6 +66,17 @@ class Keep:
     block: bytes
     content: bytes
     """At least one byte."""
+    left_out: int = 0
+    """Blocks, of any namespace, that were to be sent when they were computed and were not, since the last ``Keep``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Guest: the block of this name that I sent, or that you gave me from another host, is wrong; let nobody have it.
+    Not answered."""
+
+    namespace: bytes
+    block: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,8 @@ class Fetch:
     blocks: tuple[bytes, ...]
     size: int = 0
     """Bytes of a block, where what another host computed will do as well; 0: only what this engine has sent."""
+    coming: bool = False
+    """Whether another host has just computed them: one that the store does not have yet is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +117,8 @@ class Share:
     ``Forget`` ends it."""
 
     mark: bytes
+    computed: bool = False
+    """Whether those hosts are to have the blocks of prompts when they are computed, and not only what is evicted."""
 
 
 def mark_of(namespace: bytes) -> bytes:
@@ -108,11 +127,11 @@ def mark_of(namespace: bytes) -> bytes:
     return hashlib.sha256(b"athanor namespace mark\x00" + namespace).digest()
 
 
-_NAMED = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sB")
-_FETCH = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIB")
+_NAMED = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIB")
+_FETCH = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sIBB")
 
 
-def _check_namespace(message: Keep | Fetch) -> None:
+def _check_namespace(message: Keep | Withdraw | Fetch) -> None:
     require(len(message.namespace) == NAMESPACE_KEY_BYTES, "the namespace key has another length")
 
 
@@ -120,18 +139,35 @@ def _check_keep(message: Keep) -> None:
     _check_namespace(message)
     require_range("name", len(message.block), 1, MAX_BLOCK_NAME_BYTES)
     require_range("content", len(message.content), 1, MAX_FRAME_BYTES)
+    require_range("left out", message.left_out, 0, MAX_LEFT_OUT)
 
 
 def _pack_keep(message: Keep) -> bytes:
-    return b"".join((_NAMED.pack(message.namespace, len(message.block)), message.block, message.content))
+    head = _NAMED.pack(message.namespace, message.left_out, len(message.block))
+    return b"".join((head, message.block, message.content))
 
 
 def _unpack_keep(_request: int, frame: Frame) -> Keep:
-    namespace, length = _NAMED.unpack_from(frame, HEADER_BYTES)
+    namespace, left_out, length = _NAMED.unpack_from(frame, HEADER_BYTES)
     name = HEADER_BYTES + _NAMED.size
     content = name + length
     require(content < len(frame), "the frame holds no content")
-    return Keep(namespace, take_bytes(frame, name, content), take_bytes(frame, content))
+    return Keep(namespace, take_bytes(frame, name, content), take_bytes(frame, content), left_out)
+
+
+def _check_withdraw(message: Withdraw) -> None:
+    _check_namespace(message)
+    require_range("name", len(message.block), 1, MAX_BLOCK_NAME_BYTES)
+
+
+def _pack_withdraw(message: Withdraw) -> bytes:
+    return message.namespace + message.block
+
+
+def _unpack_withdraw(_request: int, frame: Frame) -> Withdraw:
+    name = HEADER_BYTES + NAMESPACE_KEY_BYTES
+    require(name < len(frame), "the frame holds no name")
+    return Withdraw(take_bytes(frame, HEADER_BYTES, name), take_bytes(frame, name))
 
 
 def _check_fetch(message: Fetch) -> None:
@@ -144,21 +180,25 @@ def _check_fetch(message: Fetch) -> None:
 
 
 def _pack_fetch(message: Fetch) -> bytes:
-    return b"".join((_FETCH.pack(message.namespace, message.size, len(message.blocks[0])), *message.blocks))
+    head = _FETCH.pack(message.namespace, message.size, len(message.blocks[0]), message.coming)
+    return b"".join((head, *message.blocks))
 
 
 def _unpack_fetch(request: int, frame: Frame) -> Fetch:
-    namespace, size, width = _FETCH.unpack_from(frame, HEADER_BYTES)
+    namespace, size, width, coming = _FETCH.unpack_from(frame, HEADER_BYTES)
     names = take_bytes(frame, HEADER_BYTES + _FETCH.size)
+    require(coming < 2, "a flag that is neither 0 nor 1")
     require(width > 0 and len(names) % width == 0, "the frame holds no whole names")
     require_range("blocks", len(names) // width, 1, MAX_FETCH_BLOCKS)
-    return Fetch(request, namespace, tuple(names[at : at + width] for at in range(0, len(names), width)), size)
+    blocks = tuple(names[at : at + width] for at in range(0, len(names), width))
+    return Fetch(request, namespace, blocks, size, bool(coming))
 
 
 ARMS = (
     MessageCodec(Kind.KEEP, Keep, _check_keep, _pack_keep, _unpack_keep, names_request=False),
+    MessageCodec(Kind.WITHDRAW, Withdraw, _check_withdraw, _pack_withdraw, _unpack_withdraw, names_request=False),
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
     record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B", tier=KvTier), tail="content"),
     record_codec(Kind.FORGET, Forget, Record(f"mark:{MARK_BYTES}s"), names_request=False),
-    record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s"), names_request=False),
+    record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s computed:?"), names_request=False),
 )

@@ -26,7 +26,7 @@ from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Fai
 from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 
@@ -92,7 +92,7 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
         Role.SPILL: {
             (State.GREETING, Side.GUEST): {Hello: State.READY},
             (State.READY, Side.HOST): _staying(State.READY, Fetched, Forget, Share),
-            (State.READY, Side.GUEST): _staying(State.READY, Keep, Fetch),
+            (State.READY, Side.GUEST): _staying(State.READY, Keep, Withdraw, Fetch),
         },
     }
 )

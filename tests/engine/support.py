@@ -15,8 +15,8 @@ from engine.core.engine import Engine
 from engine.core.fairness.tenancy import Fairness
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.layout import KvGroup
+from engine.core.kv.leaving import SpillChannel
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.spill import SpillChannel
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.scheduler import Scheduler
 from engine.model.checkpoint.checklist import targets

@@ -117,6 +117,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     "card": {"event": _T, "card": _N, "model": _T, "tenant": _T, "to": _T, "cause": _T},
     "lease": {"what": _T, "tenant": _T, "host": _T, "lease": _T, "day": _N, "cost": _N},
     "kv_export": {"what": _T, "tenant": _T, "count": _N},
+    "prefill": {"what": _T, "request": _T, "tenant": _T, "host": _T, "model": _T, "outcome": _T, "tokens": _N},
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -165,6 +166,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   it (shared), or may no longer (unshared); the fleet's key for it ends because an engine died that had written under
   it (suspected), is held by no host any more (shredded, with the seconds that it took), or nobody said so in time (not
   shredded);
+* ``prefill``: another host was asked to compute the prompt of a request (asked, with its name), or one was computed
+  for another host (served, with the SPIFFE id of its certificate), with the outcome and the prompt's tokens;
+  ``request`` is the id of the request on the asking host, where its entry has what it is charged for;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
@@ -194,7 +198,7 @@ SELDOM = _CUT
 """Fields of a request's entry that its line leaves out where all of them are empty, as lines of an earlier version do:
 a log has one line for each request, and few requests are cut."""
 
-FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity", "admin", "lease"})
+FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity", "admin", "lease", "prefill"})
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
 
 

@@ -1,4 +1,4 @@
-"""A listener over TLS for operators on other machines: bound, bounded, its certificates followed.
+"""A listener over TLS for operators on other machines, or for other hosts: bound, bounded, its certificates followed.
 
 It accepts as the listeners of tenants do (``listener.py``), with places and turns of its own: no tenant and no stranger
 at a tenant's port takes any of these. Changed files are used by the connections that come from then on; when the
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from appliance.common.addresses import split_address
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.errors import StartError
-from appliance.common.operator_config import OperatorTlsConfig
+from appliance.common.listen_config import TlsConfig
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.listener import Listener, Opened
@@ -61,17 +61,17 @@ def bind_port(address: str, name: str) -> socket.socket:
     except OSError as error:
         why = (os.strerror(error.errno) if error.errno else str(error)).lower()
         raise StartError(
-            f"cannot listen for operators on {address}: {why}; `{name}` in athanor.yaml names another address"
+            f"cannot listen for {name} on {address}: {why}; `{name}` in athanor.yaml names another address"
         ) from error
 
 
 class OperatorDoor:
-    """One listener of operators. ``run`` keeps it, until cancelled; ``close`` ends it."""
+    """One listener of operators, or of hosts. ``run`` keeps it, until cancelled; ``close`` ends it."""
 
     def __init__(
         self,
         bound: socket.socket,
-        tls: OperatorTlsConfig,
+        tls: TlsConfig,
         pick: Callable[[TlsContexts], ssl.SSLContext],
         make: Callable[[Opened, Slot], asyncio.Protocol],
     ) -> None:
@@ -86,7 +86,7 @@ class OperatorDoor:
         Raises:
             StartError: a file of the certificates cannot be used.
         """
-        self._files, self._pick = TlsFiles(tls.files), pick
+        self._files, self._pick = TlsFiles(tls), pick
         self._contexts = self._files.load()
         handshakes, starts = Handshakes(time.monotonic), Starts(time.monotonic)
         places = Places(MAX_EACH, MAX_CONNECTIONS, MAX_STRANGERS, handshakes.credential)

@@ -61,7 +61,10 @@ TENANTS = Schemas(_APPLIANCE / "gateway" / "grpc", ("inference", "usage", "batch
 OPERATOR = Schemas(_APPLIANCE / "operator" / "api", ("admin", "policy"), "appliance.operator.api.generated")
 """What the operator calls; the gateway imports none of it."""
 
-SCHEMAS = (TENANTS, OPERATOR)
+HOSTS = Schemas(_APPLIANCE / "gateway" / "fleet", ("fleet",), "appliance.gateway.fleet.generated")
+"""What hosts of a fleet call of each other."""
+
+SCHEMAS = (TENANTS, OPERATOR, HOSTS)
 
 _IMPORT = re.compile(r"^from athanor\.\w+\.v1 import", re.MULTILINE)
 

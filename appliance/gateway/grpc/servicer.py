@@ -39,6 +39,7 @@ from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.own_listeners import OF_ALL, Entrance
 from appliance.gateway.front.padding import Padding, Ticks
+from appliance.gateway.front.prefiller import PREFILLER, named_prefiller
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Event, GenerateRequest, Principal, TokenPrompt
 from appliance.gateway.grpc import error_status, message_mapping
@@ -111,6 +112,7 @@ class _Call:
             traceparent=traceparent([value for name, value in wire.metadata if name == "traceparent"]),
             attributes={"client.address": self.address},
             listener=entrance.tenant,
+            prefiller=named_prefiller([value for name, value in wire.metadata if name == PREFILLER]),
         )
         self.principal: Principal | None = None
         self.request_id: str | None = None

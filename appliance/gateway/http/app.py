@@ -32,6 +32,7 @@ from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.end_user import end_user
 from appliance.gateway.front.own_listeners import OF_ALL, Entrance
+from appliance.gateway.front.prefiller import PREFILLER, named_prefiller
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Operation, Principal
 from appliance.gateway.http import (
@@ -217,6 +218,7 @@ class HttpFrontEnd:
             front_end="http",
             listener=entrance.tenant,
             traceparent=traceparent(head.values("traceparent")),
+            prefiller=named_prefiller(head.values(PREFILLER)),
             attributes=span_attributes(head, exchange.connection.scheme, client, known=route is not None),
         )
 

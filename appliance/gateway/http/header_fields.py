@@ -1,7 +1,7 @@
 """Headers of the HTTP front end, both ways; pure.
 
 Request: ``authorization``, ``traceparent`` (W3C Trace Context), ``x-request-timeout-ms`` (whole milliseconds, 1 to
-3,600,000, after which the request is ended with 504).
+3,600,000, after which the request is ended with 504), ``x-prefiller-host-port`` (``front.prefiller``).
 Response: ``x-request-id``, ``openai-processing-ms``, ``x-ratelimit-*`` in OpenAI's spelling, ``x-athanor-ignored``
 (fields without effect), and on errors ``retry-after``, ``retry-after-ms``, ``x-should-retry``, ``www-authenticate``,
 ``x-athanor-rule`` and ``x-athanor-policy`` (what of the policy denied, and the policy's digest).

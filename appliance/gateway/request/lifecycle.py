@@ -42,6 +42,7 @@ from appliance.gateway.request.content import content_of
 from appliance.gateway.request.follower import Outcome, note_restored
 from appliance.gateway.request.ledger import Ledger, Reservation, first_access
 from appliance.gateway.request.shadow import NO_SHADOW, NoShadow, ShadowRequest
+from appliance.gateway.request.splitting import Prefiller
 from appliance.gateway.request.suspects import Standing, Suspects
 from appliance.gateway.request.tenant_counts import TenantCounts, Tokens
 from appliance.gateway.request.turns import Turns
@@ -112,6 +113,8 @@ class SessionDependencies:
     """Adds to a counter of ``names``."""
     sleep: SleepControl | None = None
     """Wakes sleeping models; None where none sleeps."""
+    prefiller: Prefiller | None = None
+    """Has prompts computed by other hosts; None where this host computes its own."""
     batch: str = ""
     """Batch of which the request is a line."""
 

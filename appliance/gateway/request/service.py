@@ -148,7 +148,7 @@ class GatewayService:
     ) -> AsyncGenerator[Event]:
         """Run the request; see ``appliance.gateway.service.Service``."""
         with self._begin(principal, request, context) as life:
-            session = Session(life, request)
+            session = Session(life, request, context.prefiller)
             # The session drops the prompt's text once it has the ids; it must not be held here for an hour.
             del request
             async with aclosing(session.run(sink)) as events:

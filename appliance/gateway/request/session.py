@@ -26,6 +26,7 @@ from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.output import LocalText, OutputText, RemoteText
 from appliance.gateway.request.prompt_report import MAX_NUMBERS, PromptReport
 from appliance.gateway.request.read_text import ReadText
+from appliance.gateway.request.splitting import COMPUTED, SplitPrompt, may_split
 from appliance.gateway.request.suspects import fingerprint
 from appliance.gateway.request.thinking_text import ThinkingMarks, ThinkingText
 from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
@@ -37,8 +38,9 @@ from appliance.gateway.sandboxes.stream import TokenStream
 from appliance.gateway.sandboxes.text_client import TextClient
 from isolation.ipc.engine import Submit
 from isolation.ipc.grammar import GrammarKind
-from isolation.ipc.messages import NO_TOKEN, EngineReady
+from isolation.ipc.messages import NO_TOKEN, EngineReady, Priority
 from isolation.ipc.output import Thinking
+from isolation.ipc.spill import KvTier
 from policy.decision import Obligations
 from policy.feature import Feature
 from policy.model import Determinism, Tenant
@@ -47,13 +49,19 @@ from policy.model import Determinism, Tenant
 class Session:
     """Runs one request for text."""
 
-    def __init__(self, life: Lifecycle, request: GenerateRequest) -> None:
+    def __init__(self, life: Lifecycle, request: GenerateRequest, prefiller: str = "") -> None:
+        """``prefiller`` is the HOST:PORT that a router named to compute the prompt, or empty."""
         self.life = life
+        self._prefiller = prefiller
         self._request = request
         self._thinking = Thinking.NONE
         self._marks: ThinkingMarks | None = None
         self._reads = False
         """Whether the output may hold calls or reasoning."""
+        self._prompt: SplitPrompt | None = None
+        """The prompt, where another host may compute it."""
+        self._split = False
+        """Whether one has."""
 
     async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
         """Yield the request's events; deltas go into the sink instead, where there is one and the text can be decoded
@@ -79,6 +87,7 @@ class Session:
         await life.secure(reservation)
         submit = self._submit(reservation, token_ids)
         mark = fingerprint(life.principal.tenant, life.model.name, submit)
+        submit = replace(submit, coming=await self._compute_elsewhere(reservation, submit))
         for attempt in life.attempts(mark):
             async with (
                 self._grammar(reservation) as grammar,
@@ -108,6 +117,45 @@ class Session:
                 details={"max_context_tokens": str(ready.max_context), "input_tokens": str(len(token_ids))},
             )
         await self.life.reserve(reservation, len(token_ids), asked, left)
+
+    async def _compute_elsewhere(self, reservation: Reservation, submit: Submit) -> bool:
+        """Have the prompt computed by another host, where it is long, the policy lets it and one answers in time;
+        returns whether one has."""
+        life, prefiller = self.life, self.life.dependencies.prefiller
+        engine = life.pair.engine.engine
+        if prefiller is None or engine is None:
+            return False
+        if not may_split(life.dependencies.ledger, life.principal.tenant, submit):
+            return False
+        if self._public(engine, reservation, submit):
+            return False
+        prompt = self._prompt = self._split_prompt(reservation, submit, engine)
+        if not prefiller.wants(prompt):
+            return False
+        began = time.monotonic()
+        with life.waiting():
+            outcome = await prefiller.compute(prompt)
+        life.trace.annotate(split_outcome=outcome, split_ms=round((time.monotonic() - began) * 1_000))
+        self._split = outcome == COMPUTED
+        return self._split
+
+    def _split_prompt(self, reservation: Reservation, submit: Submit, engine: EngineLink) -> SplitPrompt:
+        life = self.life
+        return SplitPrompt(
+            request_id=life.call.request_id,
+            tenant=life.principal.tenant,
+            model=life.model.name,
+            alias=life.call.alias,
+            model_digest=life.model.digest,
+            policy_digest=reservation.decision.policy_digest,
+            namespace=submit.namespace,
+            token_ids=submit.token_ids,
+            block_size=engine.ready.block_size,
+            priority=Priority(submit.priority),
+            until=life.until,
+            traceparent=life.trace.traceparent,
+            chosen=self._prefiller,
+        )
 
     def _submit(self, reservation: Reservation, token_ids: array[int]) -> Submit:
         request, obligations = self._request, reservation.obligations
@@ -230,6 +278,16 @@ class Session:
                 text.close()
             visit.engine.abort_all(streams)
             follower.charge()
+            self._learn()
+
+    def _learn(self) -> None:
+        """Tell who asks other hosts what the local engine has of the prompt now."""
+        outcome, prefiller = self.life.outcome, self.life.dependencies.prefiller
+        if prefiller is not None and self._prompt is not None and outcome.started:
+            prefiller.learn(self._prompt)
+            if self._split:
+                prefiller.taken(outcome.restored_tokens[KvTier.STORE])
+                self._split = False
 
     def _public(self, engine: EngineLink, reservation: Reservation, submit: Submit) -> bytes:
         """Choose the public prefix that the request begins with in this engine; returns its key, empty for none."""

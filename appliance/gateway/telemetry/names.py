@@ -1,17 +1,17 @@
 """Names of everything that telemetry emits: spans, attributes and metrics.
 
-Pinned to OpenTelemetry semantic conventions v1.41.1, the last core release that held the GenAI
-group (it moved to a repository of its own without a tagged release). The package of constants
-marks that group deprecated, hence the literals. Own names begin with ``athanor.``; there is no
-name for a prompt, an answer, a stop string or a key, because content is never recorded.
-
-Sources: semantic-conventions v1.41.1, docs/gen-ai/gen-ai-spans.md and gen-ai-metrics.md,
+Pinned to OpenTelemetry semantic conventions v1.41.1, the last core release that held the GenAI group (it moved to a
+repository of its own without a tagged release). The package of constants marks that group deprecated, hence the
+literals. Own names begin with ``athanor.``; there is no name for a prompt, an answer, a stop string or a key, because
+content is never recorded. Sources: semantic-conventions v1.41.1, docs/gen-ai/gen-ai-spans.md and gen-ai-metrics.md,
 docs/http/http-spans.md, docs/rpc/grpc.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from appliance.gateway.telemetry.split_names import SPLIT_COUNTERS
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 """The pin, sent with every span and metric."""
@@ -94,9 +94,8 @@ _ALIASES = {"tenant": TENANT, "model": REQUEST_MODEL}
 def own_attribute(word: str) -> str:
     """Return the attribute that a keyword of ``annotate``, ``end`` or ``count`` stands for.
 
-    The first underscore becomes a dot: ``policy_rule`` is ``athanor.policy.rule``,
-    ``queue_wait_us`` is ``athanor.queue.wait_us``, ``sandbox`` is ``athanor.sandbox``; ``tenant``
-    and ``model`` are the attributes that spans and metrics share.
+    The first underscore becomes a dot: ``policy_rule`` is ``athanor.policy.rule``, ``queue_wait_us`` is
+    ``athanor.queue.wait_us``, ``sandbox`` is ``athanor.sandbox``; ``tenant`` and ``model`` are those of all.
     """
     return _ALIASES.get(word) or OWN_PREFIX + word.replace("_", ".", 1)
 
@@ -287,6 +286,7 @@ COUNTERS = {
     FLEET_LENT: Instrument("{unit}", "Units of limits lent to other hosts, by kind.", frozenset({"kind"})),
     FLEET_BORROWED: Instrument("{unit}", "Units of limits borrowed from others, by kind.", frozenset({"kind"})),
     FLEET_REFUSED: Instrument("{value}", "Values in the fleet's store that no host has written.", frozenset()),
+    **{name: Instrument(*parts) for name, parts in SPLIT_COUNTERS.items()},
     OPERATOR_CALLS: Instrument(
         "{call}",
         "Calls of the operator's API that ended, and requests of operators on other machines to the admin listener, by "

@@ -92,6 +92,11 @@ class RequestTrace:
         """Trace id as 32 hex digits: the caller's when it sent a valid ``traceparent``."""
         return format(self._ids.trace_id, "032x")
 
+    @property
+    def traceparent(self) -> str:
+        """The call's span for whom it asks (W3C Trace Context)."""
+        return f"00-{self.trace_id}-{self._server.span_id:016x}-01"
+
     def now_ns(self) -> int:
         """Return now by this request's clock, in which ``begin`` and ``end`` take other moments."""
         return self._wall_ns + time.monotonic_ns() - self._mono_ns

@@ -32,7 +32,17 @@ from opentelemetry.trace.status import StatusCode
 
 from appliance.common.operator_calls import OperatorCall
 from appliance.gateway.telemetry.attributes import Value
-from appliance.gateway.telemetry.names import ERROR_TYPE, LINK_REASON, REQUEST_ID, RPC_METHOD, RPC_STATUS, RPC_SYSTEM
+from appliance.gateway.telemetry.names import (
+    ERROR_TYPE,
+    LINK_REASON,
+    OUTCOME,
+    REQUEST_ID,
+    REQUEST_MODEL,
+    RPC_METHOD,
+    RPC_STATUS,
+    RPC_SYSTEM,
+    TENANT,
+)
 from appliance.gateway.telemetry.store import StoredSpan
 
 SpanValue = Value | tuple[str, ...]
@@ -92,6 +102,23 @@ def operator_span(call: OperatorCall) -> SpanRecord:
         attributes[ERROR_TYPE] = call.outcome
     begun = ended - call.milliseconds * 1_000_000
     return SpanRecord(call.method, SpanKind.SERVER, None, begun, attributes, ended, failed)
+
+
+def prompt_span(request: str, tenant: str, model: str, outcome: str, took_s: float, parent: int | None) -> SpanRecord:
+    """Return the span of a prompt that was computed for another host and has just ended; ``parent`` is that host's."""
+    ended, method = time.time_ns(), "athanor.fleet.v1.PrefillService/Compute"
+    attributes: dict[str, SpanValue] = {
+        RPC_SYSTEM: "grpc",
+        RPC_METHOD: method,
+        OUTCOME: outcome,
+        REQUEST_ID: request,
+        TENANT: tenant,
+        REQUEST_MODEL: model,
+    }
+    failed = outcome != "computed"
+    if failed:
+        attributes[ERROR_TYPE] = outcome
+    return SpanRecord(method, SpanKind.SERVER, parent, ended - round(took_s * 1e9), attributes, ended, failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from appliance.common.operator_calls import OperatorCall
 from appliance.common.outcomes import FAILED, INVALID, REFUSED
 from appliance.gateway.generate_request import CallContext
 from appliance.gateway.telemetry import names
-from appliance.gateway.telemetry.attributes import MAX_VALUE_CHARS
+from appliance.gateway.telemetry.attributes import MAX_VALUE_CHARS, clean
 from appliance.gateway.telemetry.export import BoundedExport, stop_within
 from appliance.gateway.telemetry.metrics import FinishedRequest, Level, Metrics
 from appliance.gateway.telemetry.otlp import metric_reader, sample_ratio, span_exporter
 from appliance.gateway.telemetry.request_trace import RequestTrace
-from appliance.gateway.telemetry.spans import PresetIds, Sampler, SpanExport, TraceIds, operator_span
+from appliance.gateway.telemetry.spans import PresetIds, Sampler, SpanExport, TraceIds, operator_span, prompt_span
 from appliance.gateway.telemetry.store import TraceStore, TraceSummary
 
 SHUTDOWN_S = 3.0
@@ -82,6 +82,15 @@ class OtelTelemetry:
         self.count(names.OPERATOR_CALLS, method=call.method, outcome=call.outcome)
         if self._spans is not None:
             self._spans.tell(TraceIds.of(None), [operator_span(call)])
+
+    def prompt_computed(
+        self, traceparent: str | None, request: str, tenant: str, model: str, outcome: str, took_s: float
+    ) -> None:
+        """Export the span of a prompt that was computed for another host, below that host's span."""
+        if self._spans is not None:
+            ids = TraceIds.of(traceparent)
+            known = clean(request), clean(tenant), clean(model)
+            self._spans.tell(ids, [prompt_span(*known, outcome, took_s, ids.remote_parent)])
 
     def levels(self, told: Iterable[Level]) -> None:
         """Set every gauge at once; see ``Metrics.levels``."""

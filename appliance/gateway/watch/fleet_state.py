@@ -29,6 +29,7 @@ def fleet_status(
             models={model.name: model.digest for model in config.running.models},
             hosts=() if config.running.fleet is None else config.running.fleet.hosts,
             store=store_problem() or "",
+            role="mixed" if config.running.split is None else config.running.split.role,
             kv_keys="" if spill is None else _KEYS[spill.fleet_state],
             shreds=0 if spill is None else spill.fleet_shreds,
             draining=drain.begun,

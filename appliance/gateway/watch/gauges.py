@@ -44,7 +44,10 @@ log = structlog.get_logger()
 
 TIERS = ("memory", "disk", "store")
 STORE_OUTCOMES = ("stored", "store_restored", "store_lost", "store_away")
-FLEET_OUTCOMES = ("fleet_stored", "fleet_restored", "fleet_absent", "fleet_rejected")
+FLEET_OUTCOMES = (
+    *("fleet_stored", "fleet_restored", "fleet_absent", "fleet_rejected"),
+    *("fleet_left_out", "fleet_withdrawn"),
+)
 OWN_OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed")
 OUTCOMES = (*OWN_OUTCOMES, *STORE_OUTCOMES, *FLEET_OUTCOMES)
 """Outcomes of a block: all values of the label."""

@@ -329,7 +329,7 @@ async def serving_remote_admin(
         return _Connection(opened, slot, server, state)
 
     try:
-        door = OperatorDoor(bound, config.tls, lambda contexts: contexts.http, make)
+        door = OperatorDoor(bound, config.tls.files, lambda contexts: contexts.http, make)
     except BaseException:
         bound.close()
         raise

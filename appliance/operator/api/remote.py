@@ -128,7 +128,7 @@ async def serving_remote(
 
     bound = HeldSockets().listen(HELD, address, lambda: bind_port(address, f"{SECTION}.grpc"))
     try:
-        door = OperatorDoor(bound, section.tls, lambda contexts: contexts.grpc, make)
+        door = OperatorDoor(bound, section.tls.files, lambda contexts: contexts.grpc, make)
     except BaseException:
         bound.close()
         raise

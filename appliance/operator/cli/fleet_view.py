@@ -20,18 +20,19 @@ _STYLES = {"serving": "green", "silent": "bold red", "not ready": "red"}
 
 def fleet_view(states: Iterable[HostState]) -> RenderableType:
     """A line a host; why one did not answer stands below."""
-    shown = table("HOST", "STATE", "VERSION", "POLICY", numbers=("RUNNING", "WAITING", "KV FREE", "KV KEYS"))
+    shown = table("HOST", "STATE", "ROLE", "VERSION", "POLICY", numbers=("RUNNING", "WAITING", "KV FREE", "KV KEYS"))
     problems = []
     for host in states:
         state = Text(host.state, _STYLES.get(host.state, "yellow"))
         if host.status is None:
-            shown.add_row(Text(host.name, "bold"), state, *["-"] * 6)
+            shown.add_row(Text(host.name, "bold"), state, *["-"] * 7)
             problems.append(Text(f"{host.name}: {printable(host.problem)}", "red"))
             continue
         load = host.status.load
         free = f"{100 * load.kv_free / load.kv_blocks:.0f} %" if load.kv_blocks else "-"
         policy, version = (printable(text) for text in (host.status.policy.digest, host.status.version))
         cells = (
+            printable(host.status.fleet.role),
             version,
             policy[:DIGEST_CHARACTERS],
             number(load.running),

@@ -276,12 +276,7 @@ DETOKENIZE: tuple[Field, ...] = (
 )
 
 ATTESTATIONS: tuple[Field, ...] = (
-    (
-        "model",
-        f"text, 1 to {limits.MAX_MODEL_CHARS} characters",
-        "required",
-        "Name of a model of the caller's; the attestation names it and all others that the caller may use.",
-    ),
+    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
     (
         "nonce",
         f"{MIN_NONCE} to {MAX_NONCE} digits of 0-9 and a-f",

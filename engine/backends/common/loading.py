@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.core.backend import Backend, VectorSource
 from engine.core.kv.groups import divide
 from engine.core.kv.layout import MIN_BLOCKS, KvLayout, fit_layout
-from engine.core.kv.spill import Contents
+from engine.core.kv.leaving import Contents
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.errors import ConfigurationError
 from engine.model.adapters.bank import AdapterBank, AdapterSource

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.common.storage import KvStorage
-from engine.core.kv.spill import ENOUGH, ReadContent
+from engine.core.kv.leaving import ENOUGH, ReadContent
 
 
 class BlockContent:

@@ -110,6 +110,9 @@ class BlockPool:
         self.evicted: list[tuple[int, bytes, bytes]] | None = None
         """Evictions since this list was last cleared: block, id, owner. The content is still there until the block is
         zeroed, at the beginning of the next computation. None without a spill tier."""
+        self.spoiled: list[tuple[bytes, bytes]] | None = None
+        """Id and owner of blocks that could be found and turned out to be wrong, since this list was last cleared. None
+        without a spill tier."""
         self.pinned: set[int] = set()
         """Blocks that are held for good (``engine.core.kv.public``)."""
         self._accounts = [KvAccount(CLEAN, num_blocks)] * (num_blocks + 1)
@@ -239,6 +242,9 @@ class BlockPool:
         Blocks that other requests of the namespace still hold are only made unfindable.
         """
         for block in blocks:
+            block_id = self.contents.ids[block]
+            if self.spoiled is not None and block_id is not None:
+                self.spoiled.append((block_id, self.owner(block)))
             self.contents.spoil(block)
         self.release(blocks)
 

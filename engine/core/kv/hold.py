@@ -43,6 +43,8 @@ class KvHold:
     """Tokens that ``blocks`` hold."""
     num_registered: int = 0
     """Leading blocks that can be found, or were offered to the pool."""
+    num_noted: int = 0
+    """Leading blocks of the prompt that were noted as computed (``PrefixCache.note``)."""
     num_shared: int = 0
     """Leading blocks that were found in the cache when the request got its row."""
 

@@ -112,6 +112,9 @@ class PrefixCache:
         self._roots = {b"": root, **(adapters or {})}
         self._exact_roots = {digest: _exact(one) for digest, one in self._roots.items()}
         self.public = PublicBlocks(pool, block_size)
+        self.noted: list[tuple[bytes, list[bytes]]] | None = None
+        """Namespaces, and ids of the blocks of prompts that can be found, since this list was last cleared (``note``).
+        None where nobody asks."""
         self._block_size = block_size
         self._granule = granule(groups) if groups else block_size
         named = list(zip(groups, map(_table_name, range(len(groups))), strict=True))
@@ -230,6 +233,20 @@ class PrefixCache:
         kv.num_registered = max(kv.num_registered, full)
         if kv.family_ids is not None and full > len(kv.family_ids):
             kv.family_ids[:] = kv.ids[kv.num_public : full]
+
+    def note(self, request: CachedRequest) -> None:
+        """Note the full blocks of the request's prompt that can be found now, each once, also those that were found
+        for it. Left out is what no other host looks for: what is not kept, or is for deterministic requests alone, and
+        what begins with a public prefix."""
+        kv, spec = request.kv, request.spec
+        if self.noted is None or self._local or not (self.caching and spec.retain):
+            return
+        if kv.exact or spec.public or kv.family_ids is not None:
+            return
+        full = min(kv.num_registered, spec.num_prompt // self._block_size)
+        if full > kv.num_noted:
+            self.noted.append((spec.kv_key, kv.ids[kv.num_noted : full]))
+            kv.num_noted = full
 
     def forget(self, block_ids: list[bytes]) -> None:
         """Make the blocks of these ids of the chain, in all tables, unfindable; their content is zeroed when no

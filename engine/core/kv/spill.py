@@ -2,7 +2,9 @@
 
 Out. A block that loses its place in the pool, or will soon, is sent to the supervisor, a bounded number of bytes a
 step; what does not fit is dropped and counted: to spill is a chance, never a duty. Blocks whose owner lets nothing
-be kept are never cached, so they are never here.
+be kept are never cached, so they are never here. Where the host says so (``Share.computed``), blocks of prompts are
+sent when they are computed (``engine.core.kv.backlog``): their copies are in order, and what is sent then is not sent
+again when it loses its place. A block that turns out to be wrong after it was sent is withdrawn.
 
 In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
 prefix. Of a namespace that the host has named with ``Share``, blocks are asked for that were never here: another host
@@ -17,29 +19,19 @@ Content comes from the supervisor, which has authenticated it; one of another le
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from engine.core.kv.backlog import LOOKS
 from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.leaving import Contents, SpillChannel
+from engine.core.kv.outbox import Outbox, SpillCounts
 from engine.core.kv.prefix_cache import PrefixCache
 from engine.core.specification import kv_key_of
-from isolation.ipc.codec import Message
 from isolation.ipc.engine import Submit
-from isolation.ipc.errors import PeerGoneError, RingFull
-from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
-from isolation.ipc.spill import (
-    MAX_FETCH_BLOCKS,
-    SPILL_HEADER_BYTES,
-    Fetch,
-    Fetched,
-    Forget,
-    Keep,
-    KvTier,
-    Share,
-    mark_of,
-)
+from isolation.ipc.messages import MAX_FRAME_BYTES
+from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, KvTier, Share, mark_of
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -70,9 +62,6 @@ waits for it leaves half of the places to requests whose blocks are here."""
 MAX_WAITING_OF_ONE = 8
 """Requests of one namespace that wait at a time, so that its fetches do not delay all others."""
 
-MAX_INDEX = 1 << 18
-"""Blocks that are remembered as sent away: 4 Mi tokens in blocks of 16, some 40 MiB of memory."""
-
 MAX_SHARED = 1_024
 """Namespaces for whose blocks other hosts are asked: twice as many as a fleet has."""
 
@@ -81,86 +70,11 @@ MAX_WORDS = 256
 
 MAX_SOUGHT = 256
 """Blocks of one request that are asked for without having been sent from here: 4,096 tokens in blocks of 16. A prompt
-that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most."""
+that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most. Of
+one that another host has just computed (``Submit.coming``) all blocks are asked for."""
 
 LOOK_S = 0.002
 """Seconds between two looks while requests wait for their prefixes and nothing else is to be done."""
-
-
-ENOUGH = 1 << 10
-"""Blocks that can be written at any time: more than are received in one step."""
-
-
-class SpillChannel(Protocol):
-    """What is needed of ``isolation.ipc.channel.Channel``."""
-
-    def send(self, message: Message, *, urgent: bool = True) -> None:
-        """Put one frame into the ring, or raise ``RingFull``."""
-
-    def receive(self, limit: int) -> list[Message]:
-        """Take up to ``limit`` messages that are there, without waiting."""
-
-
-class Leaving(Protocol):
-    """A copy of one block on its way out of the engine's memory."""
-
-    @property
-    def over(self) -> bool:
-        """Whether the copy is complete."""
-
-    def content(self) -> bytes:
-        """The block's bytes; only when the copy is over."""
-
-    def drop(self) -> None:
-        """Overwrite the copy, once it is complete, and give its place back. To be called once for each."""
-
-
-class Contents(Protocol):
-    """What is needed of ``engine.backends.common.spill_content.BlockContent``."""
-
-    size: int
-
-    def read(self, block: int) -> bytes:
-        """A copy of a block's bytes, as soon as it is complete."""
-
-    def start(self, block: int) -> Leaving | None:
-        """Begin to copy a block out; what is computed next may overwrite the block. None: no place is free."""
-
-    def make_room(self) -> int:
-        """Overwrite and give back the places of writes that are complete; how many blocks can be written now."""
-
-    def write(self, block: int, content: bytes) -> None:
-        """Overwrite all of a block, before anything that is computed next reads it."""
-
-    def wipe(self) -> None:
-        """Make all buffers zero, except those of copies that were started and not dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadContent:
-    """A block whose copy was over at once, as a ``Leaving``."""
-
-    found: bytes
-    over: bool = True
-
-    def content(self) -> bytes:
-        """The block's bytes."""
-        return self.found
-
-    def drop(self) -> None:
-        """Nothing is kept."""
-
-
-@dataclass(slots=True)
-class SpillCounts:
-    """What became of blocks."""
-
-    sent: int = 0
-    dropped: int = 0
-    """Evicted without having been sent: the ring, the step's share or the places for copies were full."""
-    restored: int = 0
-    late: int = 0
-    """Fetches given up."""
 
 
 @dataclass(slots=True)
@@ -189,17 +103,6 @@ class Returned:
 
 
 @dataclass(slots=True)
-class _Departure:
-    """A block that is being copied out."""
-
-    block_id: bytes
-    owner: bytes
-    copy: Leaving
-    evicted: bool
-    """Whether it has lost its place in the pool, so that it is lost if it cannot be sent."""
-
-
-@dataclass(slots=True)
 class SpillTier:
     """The engine's end of the spill channel."""
 
@@ -210,24 +113,18 @@ class SpillTier:
     adopt: Callable[[list[int], list[int]], None]
     """Tells the runner of blocks that were filled here, and of their stamps (``engine.core.kv.tags``)."""
     counts: SpillCounts = field(default_factory=SpillCounts)
-    _index: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
-    """Id to namespace of what was sent away, the oldest first."""
-    _known: Counter[bytes] = field(default_factory=Counter)
-    """Number of blocks that were sent away, by namespace."""
+    _out: Outbox = field(init=False)
     _shared: set[bytes] = field(default_factory=set)
     """Marks of namespaces of which other hosts may have blocks."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
     """By number of the fetch."""
-    _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
-    """By id what is being copied out, the oldest first; as many as the contents have places for."""
     _next: int = 1
-    _gone: bool = False
-    """Whether the supervisor's end is closed: nothing is sent or asked for any more."""
 
     def __post_init__(self) -> None:
-        """Ask the pool for what it evicts."""
+        """Ask the pool for what it evicts, and for what was wrong."""
         assert self.contents.size <= MAX_BLOCK_BYTES, "a block fits no frame"
-        self.pool.evicted = []
+        self.pool.evicted, self.pool.spoiled = [], []
+        self._out = Outbox(self.channel, self.contents, self.counts)
 
     @property
     def num_waiting(self) -> int:
@@ -236,15 +133,16 @@ class SpillTier:
 
     @property
     def num_leaving(self) -> int:
-        """Blocks that are copied out and not sent yet."""
-        return len(self._leaving)
+        """Blocks that are copied out, or to be, and not sent yet; chunks of a prompt that was just computed count as
+        one."""
+        return 0 if self._out.gone else self._out.num_leaving + len(self.cache.noted or ())
 
     def await_prefix(self, submit: Submit, now_ns: int) -> bool:
         """Whether the request's prefix was sent away, or may be known elsewhere, and has been asked for: it is kept
         here until then."""
         key = kv_key_of(submit)
         shared = bool(self._shared) and mark_of(key) in self._shared
-        if not (self._known[key] or shared) or not submit.retain or self._gone:
+        if not (self._out.known[key] or shared) or not submit.retain or self._out.gone:
             return False
         if submit.prompt_logprobs >= 0 or not self.cache.knows(submit.adapter):  # The scheduler refuses the latter.
             return False
@@ -252,11 +150,12 @@ class SpillTier:
             return False
         # What begins with a public prefix has another chain on each host; deterministic bits are this engine's own.
         seeks = shared and not (submit.public or submit.deterministic) and self._num_seeking < MAX_SEEKING
-        wanted = self._missing(submit, MAX_SOUGHT if seeks else 0)
+        sought = MAX_FETCH_BLOCKS if submit.coming else MAX_SOUGHT
+        wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
         number = self._next
-        if not self._send(Fetch(number, key, wanted, self.contents.size if seeks else 0)):
+        if not self._out.send(Fetch(number, key, wanted, self.contents.size if seeks else 0, seeks and submit.coming)):
             return False
         self._next += 1
         copied = replace(submit, token_ids=submit.token_ids[:])
@@ -280,9 +179,14 @@ class SpillTier:
     def take(self, now_ns: int) -> list[Returned]:
         """Take what has come, put it into its place, and give the requests that need wait no longer."""
         returned: list[Returned] = []
-        self._send_away()
+        spoiled = self.pool.spoiled
+        assert spoiled is not None, "the pool does not say what was wrong"
+        self._out.withdraw(spoiled)
+        spoiled.clear()
+        self._out.send_away()
         room = min(max(1, STEP_BYTES // self.contents.size), self.contents.make_room())
         self._receive(room, now_ns, returned)
+        self._send_computed(now_ns)
         for number, one in list(self._waiting.items()):
             if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
                 self.counts.late += 1
@@ -304,9 +208,12 @@ class SpillTier:
                 words -= 1
                 if isinstance(message, Forget):
                     self._shared.discard(message.mark)
+                    self._out.backlog.end(message.mark)
                     forgotten.add(message.mark)
                 elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
                     self._shared.add(message.mark)
+                    if message.computed:
+                        self._out.backlog.begin(message.mark)
             if len(messages) < asked:
                 break
         self._forget(forgotten, returned)
@@ -318,21 +225,44 @@ class SpillTier:
             for block, block_id, owner in self.pool.coldest(LOOK_AHEAD):
                 if not left:
                     break
-                if self._leaves(block_id, owner):
-                    if not self._save(block, block_id, owner, evicted=False):
+                if self._out.leaves(block_id, owner):
+                    if not self._out.save(block, block_id, owner):
                         break
                     left -= 1
+
+    def _send_computed(self, now_ns: int) -> None:
+        """Send away what was computed and is to be sent for that, within the bounds of the backlog."""
+        cache, out, backlog = self.cache, self._out, self._out.backlog
+        for namespace, block_ids in cache.noted or ():
+            backlog.note(namespace, block_ids)
+        cache.noted = [] if backlog.wanted else None
+        backlog.begin_turn(now_ns)
+        for _ in range(LOOKS):
+            first = backlog.first()
+            if first is None:
+                return
+            owner, block_id = first
+            block = self.pool.find(block_id)
+            if out.is_found(block_id) or not out.leaves(block_id, owner):
+                backlog.drop_first()  # It is there.
+            elif block is None or self.pool.owner(block) != owner:
+                backlog.drop_first()
+                backlog.lose()
+            elif out.save(block, block_id, owner, noted=True):
+                backlog.drop_first(self.contents.size)
+            else:
+                backlog.delay()
+                return
 
     def _save_evicted(self, left: int) -> int:
         """Send away at most ``left`` blocks of those just evicted, and drop the others; gives what is left over."""
         evicted = self.pool.evicted
         assert evicted is not None, "the pool records no evictions"
         for block, block_id, owner in evicted:
-            if block_id in self._leaving:
-                self._leaving[block_id].evicted = True
-            if not self._leaves(block_id, owner):
+            self._out.evict(block_id)
+            if not self._out.leaves(block_id, owner):
                 continue
-            if left and self._save(block, block_id, owner, evicted=True):
+            if left and self._out.save(block, block_id, owner, evicted=True):
                 left -= 1
             else:
                 self.counts.dropped += 1
@@ -353,7 +283,7 @@ class SpillTier:
                 continue
             if len(wanted) >= most:
                 break
-            if block_id not in self._index:
+            if block_id not in self._out.index:
                 if not sought:
                     break
                 sought -= 1
@@ -375,7 +305,7 @@ class SpillTier:
         block_id = one.blocks[one.come]
         if message.index != one.come or len(message.content) != self.contents.size:
             # Not there any more, or not what it should be: neither will be asked for again.
-            self._unlearn(block_id)
+            self._out.unlearn(block_id)
             self._end(message.request, returned)
             return
         one.come += 1
@@ -388,6 +318,8 @@ class SpillTier:
             self.contents.write(block, message.content)
             self.adopt([block], self.pool.contents.new_stamps([block]))
             self.counts.restored += 1
+            if one.seeks and message.tier == KvTier.STORE:
+                self._out.found(block_id)
             one.tiers[message.tier] += 1
         if one.come == len(one.blocks):
             self._end(message.request, returned)
@@ -396,85 +328,17 @@ class SpillTier:
         one = self._waiting.pop(number)
         returned.append(Returned(one.submit, one.arrival_ns, tuple(one.tiers)))
 
-    def _leaves(self, block_id: bytes, owner: bytes) -> bool:
-        """Whether a block may leave and has not yet."""
-        return block_id not in self._index and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
-
-    def _save(self, block: int, block_id: bytes, owner: bytes, *, evicted: bool) -> bool:
-        """Begin to copy a block out, and send it where it is there at once; whether it may be sent."""
-        if self._gone:
-            return False
-        copy = self.contents.start(block)
-        if copy is None:
-            return False
-        departure = _Departure(block_id, owner, copy, evicted)
-        if copy.over:
-            return self._depart(departure)
-        self._leaving[block_id] = departure
-        return True
-
-    def _send_away(self) -> None:
-        """Send the blocks whose copies are over; what does not fit into the ring is dropped."""
-        while self._leaving:
-            departure = next(iter(self._leaving.values()))
-            if not departure.copy.over:
-                return
-            del self._leaving[departure.block_id]
-            if not self._depart(departure) and departure.evicted:
-                self.counts.dropped += 1
-
-    def _depart(self, departure: _Departure) -> bool:
-        """Send a block whose copy is over and overwrite the copy; whether it was sent."""
-        block_id, owner = departure.block_id, departure.owner
-        sent = self._send(Keep(owner, block_id, departure.copy.content()))
-        departure.copy.drop()
-        if not sent:
-            return False
-        self.counts.sent += 1
-        self._index[block_id] = owner
-        self._known[owner] += 1
-        if len(self._index) > MAX_INDEX:
-            self._unlearn(next(iter(self._index)))
-        return True
-
-    def _unlearn(self, block_id: bytes) -> None:
-        owner = self._index.pop(block_id, None)
-        if owner is not None:
-            self._known[owner] -= 1
-            if not self._known[owner]:
-                del self._known[owner]
-
     def _forget(self, marks: set[bytes], returned: list[Returned]) -> None:
         """Everything of the namespaces with these marks is to go: here, and what is cached. Requests that wait for
         blocks of them go on without: what is still on its way to them is not taken. Empties ``marks``."""
         if not marks:
             return
         waiting = {number: kv_key_of(one.submit) for number, one in self._waiting.items()}
-        leaving = (one.owner for one in self._leaving.values())
-        owners = {*self.pool.contents.owners, *self._index.values(), *leaving, *waiting.values()}
+        owners = {*self.pool.contents.owners, *self._out.owners, *waiting.values()}
         for namespace in [owner for owner in owners if mark_of(owner) in marks]:
             for number in [number for number, key in waiting.items() if key == namespace]:
                 self._end(number, returned)
-            self._forget_owner(namespace)
+            self._out.forget(namespace)
+            self.pool.disown(namespace)
         self.contents.wipe()
         marks.clear()
-
-    def _forget_owner(self, namespace: bytes) -> None:
-        for block_id in [block_id for block_id, owner in self._index.items() if owner == namespace]:
-            self._unlearn(block_id)
-        for departure in [one for one in self._leaving.values() if one.owner == namespace]:
-            del self._leaving[departure.block_id]
-            departure.copy.drop()
-        self.pool.disown(namespace)
-
-    def _send(self, message: Keep | Fetch) -> bool:
-        if self._gone:
-            return False
-        try:
-            self.channel.send(message)
-        except RingFull:
-            return False
-        except PeerGoneError:
-            self._gone = True
-            return False
-        return True

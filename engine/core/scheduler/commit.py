@@ -73,6 +73,8 @@ class Commits:
         again = chunk.last and not token_ids and not request.spec.silent
         request.num_prefilled += chunk.length - again
         self._cache.register(request)
+        if self._cache.noted is not None:
+            self._cache.note(request)
         if chunk.num_scored:
             result.scored.append(request.spec.request_id)
         if not chunk.last:

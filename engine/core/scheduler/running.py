@@ -182,7 +182,7 @@ class Running:
         if account.prefilling is request:
             self.end_prefill(request)
         kv.blocks = []
-        kv.capacity = kv.num_registered = kv.num_shared = request.num_prefilled = 0
+        kv.capacity = kv.num_registered = kv.num_noted = kv.num_shared = request.num_prefilled = 0
         self.rows[request.row] = None
         self._free_rows.append(request.row)
         self.vacated[request.row] = None

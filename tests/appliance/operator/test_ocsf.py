@@ -63,6 +63,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "response": [{"event": "kept"}, {"event": "read"}, {"event": "expired", "principal": ""}],
     "lease": [{"what": "lent"}, {"what": "borrowed"}],
     "kv_export": [{"what": "allowed"}, {"what": "withdrawn"}, {"what": "shared"}, {"what": "not shredded"}],
+    "prefill": [{"what": "asked"}, {"what": "served", "outcome": "refused"}],
     "gap": [{}],
     "log": [{"event": "opened"}, {"event": "damaged"}],
 }

@@ -77,6 +77,7 @@ submit = st.builds(
     public=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     user=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     logit_bias=st.none() | biases,
+    coming=st.booleans(),
 )
 
 
@@ -247,7 +248,14 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     g.Advance: advance(),
     g.CloseGrammar: st.builds(g.CloseGrammar, u64),
     g.Masks: masks(),
-    sp.Keep: st.builds(sp.Keep, key, st.binary(min_size=1, max_size=32), st.binary(min_size=1, max_size=200)),
+    sp.Keep: st.builds(
+        sp.Keep,
+        key,
+        st.binary(min_size=1, max_size=32),
+        st.binary(min_size=1, max_size=200),
+        st.integers(0, sp.MAX_LEFT_OUT),
+    ),
+    sp.Withdraw: st.builds(sp.Withdraw, key, st.binary(min_size=1, max_size=32)),
     sp.Fetch: st.builds(
         sp.Fetch,
         u64,
@@ -255,10 +263,12 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
         st.integers(1, 32).flatmap(
             lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1, max_size=5).map(tuple)
         ),
+        st.integers(0, m.MAX_FRAME_BYTES),
+        st.booleans(),
     ),
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
-    sp.Share: st.builds(sp.Share, key),
+    sp.Share: st.builds(sp.Share, key, st.booleans()),
     k.KvQuotas: kv_quotas(),
     pu.PublicPrefixes: public_prefixes(),
     pi.Ping: st.builds(pi.Ping, number=u64),
@@ -305,6 +315,7 @@ SAMPLES: tuple[Message, ...] = (
         group=bytes(range(32, 64)),
         public=bytes(range(64, 96)),
         user=bytes(range(96, 128)),
+        coming=True,
     ),
     Abort(7),
     k.KvQuotas((k.KvQuota(bytes(32), 2_000, 5_000), k.KvQuota(bytes(range(32)), 8_000, 8_000, False))),
@@ -349,10 +360,11 @@ SAMPLES: tuple[Message, ...] = (
     g.CloseGrammar(5),
     g.Masks(array("Q", [5, 6]), array("I", [0, 9]), bytes([0, 1]), bytes(range(16))),
     g.Masks(),
-    sp.Keep(bytes(range(32)), b"0123456789abcdef", b"keys and values"),
-    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210"), 15),
+    sp.Keep(bytes(range(32)), b"0123456789abcdef", b"keys and values", 7),
+    sp.Withdraw(bytes(range(32)), b"0123456789abcdef"),
+    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210"), 15, True),
     sp.Fetched(9, 1, b"keys and values", sp.KvTier.STORE),
     sp.Forget(bytes(range(32))),
-    sp.Share(bytes(range(32))),
+    sp.Share(bytes(range(32)), computed=True),
 )
 """At least one of each message, with no field at its default where that says nothing."""

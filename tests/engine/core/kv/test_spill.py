@@ -12,6 +12,7 @@ import pytest
 
 from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.engine import Engine
+from engine.core.kv import spill
 from engine.core.kv.spill import LONGEST_NS, MAX_SEEKING, MAX_WAITING_OF_ONE, PATIENCE_NS
 from engine.serve import serve
 from isolation.ipc.engine import Drain, StepOutput
@@ -172,7 +173,7 @@ def test_a_fetch_that_nobody_answers_ends_in_computing(tmp_path: Path) -> None:
         assert (engine.spill.num_waiting, one.cached[request]) == (0, 0)
         one.run(*(submit(number, prompt(number)) for number in range(10 * request - 490, 10 * request - 484)))
         wire.host.receive(4_096)
-        engine.spill._index.update(dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), namespace(1)))
+        engine.spill._out.index.update(dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), namespace(1)))
     engine.add(submit(53, prompt(1)))
     (fetch,) = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
     for index in range(9):
@@ -207,7 +208,7 @@ def test_an_engine_asks_for_what_another_computed_where_its_tenant_shares(tmp_pa
     assert asked(2, tenant=2) == asked(3, deterministic=True) == []
     (fetch,) = asked(4)
     ids = tuple(engine.spill.cache.chain(submit(0, prompt(1))))
-    assert (fetch.blocks, fetch.size, len(ids)) == (ids, engine.spill.contents.size, 10)
+    assert (fetch.blocks, fetch.size, len(ids), fetch.coming) == (ids, engine.spill.contents.size, 10, False)
     for index, content in enumerate(blocks):
         wire.host.send(Fetched(fetch.request, index, content, KvTier.STORE))
     one.run()
@@ -216,6 +217,23 @@ def test_an_engine_asks_for_what_another_computed_where_its_tenant_shares(tmp_pa
     one.run(submit(5, prompt(3), tenant=2))
     assert asked(6, seed=4) == []
     one.run()
+    wire.close()
+
+
+def test_all_blocks_are_asked_for_of_a_prompt_that_another_host_has_just_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request whose prompt is coming asks for all its blocks and says that they come; the same prompt without that
+    word is asked for as far as an engine asks for what nobody may have, and of a tenant that does not share nothing."""
+    monkeypatch.setattr(spill, "MAX_SOUGHT", 4)
+    wire = connect(Role.SPILL)
+    engine = make_engine(MODEL, num_blocks=200, max_context=80, spill=wire.guest)
+    wire.host.send(Share(mark_of(namespace(1))))
+    engine.look()
+    for number, tenant, coming in ((1, 1, True), (2, 1, False), (3, 2, True)):
+        engine.add(submit(number, prompt(1), tenant=tenant, coming=coming))
+    asked = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
+    assert [(len(one.blocks), one.coming) for one in asked] == [(10, True), (4, False)]
     wire.close()
 
 

@@ -22,7 +22,7 @@ from engine.backends.cuda.runtime.mixing import ALWAYS, NEVER, Mixing
 from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner, sizes_of
 from engine.core.engine import Engine
 from engine.core.kv.layout import FULL, Reach
-from engine.core.kv.spill import SpillChannel
+from engine.core.kv.leaving import SpillChannel
 from engine.core.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.core.scheduler.plan import StepPlan
 from engine.errors import ConfigurationError

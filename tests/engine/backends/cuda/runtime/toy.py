@@ -26,8 +26,9 @@ from engine.core.fairness.tenancy import Fairness
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.groups import divide
 from engine.core.kv.layout import FULL, KvGroup, KvLayout, LayerLayout, Reach, most_blocks
+from engine.core.kv.leaving import SpillChannel
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.spill import SpillChannel, SpillTier
+from engine.core.kv.spill import SpillTier
 from engine.core.offline import Answer, collect
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.plan import Admission, RowMask

@@ -1,0 +1,159 @@
+"""Decode host's part of a split: which prompts it has computed by other hosts, and what becomes of that.
+
+Nothing here ends a request: whatever fails is an outcome, and the local engine computes what it does not find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from appliance.common.kv_store_state import FleetKeyState
+from appliance.common.split_config import PrefillHost, SplitConfig
+from appliance.gateway.fleet.choice import PrefillHosts
+from appliance.gateway.fleet.generated import fleet_pb2 as pb
+from appliance.gateway.fleet.known_prompts import KnownPrompts
+from appliance.gateway.fleet.prefill_call import PrefillCallError, call, client_context
+from appliance.gateway.front.key_file import Stamp, stamp_of
+from appliance.gateway.request.audit_feed import AuditFeed
+from appliance.gateway.request.splitting import COMPUTED, SplitPrompt
+from appliance.gateway.telemetry import split_names as names
+from isolation.ipc.messages import Priority
+
+log = structlog.get_logger()
+
+LEAST_BLOCKS = 32
+"""Blocks of a prompt, not known to be here, from which on another host is asked: 512 tokens with blocks of 16, about
+what one step of an engine computes beside its running answers. A shorter prompt delays those by a step at most, which
+is what a handshake, two ways and the store take."""
+
+ASK_S = 60.0
+"""Seconds after which a prompt is computed here, though the other host says that it works on it: a queue that long is
+no help, and the engine's own may be shorter."""
+
+PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORMAL, Priority.LOW: pb.PRIORITY_LOW}
+"""Priorities of the engine as other hosts are told them."""
+
+OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", "late", "left", "no_keys")
+"""What becomes of a long prompt: ``busy`` all hosts have enough calls or rest, or this one has; ``away`` it cannot be
+reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files; ``stranger`` another's
+certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left`` the client has gone;
+``no_keys`` this host has not the fleet's keys now."""
+
+_RESTS = frozenset({"away", "silent", "stranger", "broken"})
+"""Outcomes after which a host is not asked for a while."""
+
+
+@dataclass(slots=True)
+class Asking:
+    """Has long prompts computed by other hosts: the ``Prefiller`` of a decode host."""
+
+    config: SplitConfig
+    audit: AuditFeed
+    count: Callable[..., None]
+    """Adds to a counter of ``names``."""
+    keys: Callable[[], FleetKeyState]
+    """Whether this host has the keys under which its fleet shares KV."""
+    least_blocks: int = LEAST_BLOCKS
+    known: KnownPrompts = field(default_factory=KnownPrompts)
+    _hosts: PrefillHosts = field(init=False)
+    _context: ssl.SSLContext | None = None
+    _stamp: Stamp = ()
+
+    def __post_init__(self) -> None:
+        self._hosts = PrefillHosts(self.config.prefill_hosts)
+
+    def wants(self, prompt: SplitPrompt) -> bool:
+        """Return whether a prompt has enough blocks that the local engine is not known to have."""
+        known = self.known.tokens(prompt.namespace, prompt.model, prompt.token_ids, prompt.block_size)
+        return (len(prompt.token_ids) - known) // prompt.block_size >= self.least_blocks
+
+    def learn(self, prompt: SplitPrompt) -> None:
+        """Remember that the local engine has a prompt."""
+        self.known.learn(prompt.namespace, prompt.model, prompt.token_ids, prompt.block_size)
+
+    def taken(self, store_tokens: int) -> None:
+        """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere."""
+        self.count(names.SPLIT_TAKEN, outcome="taken" if store_tokens else "nothing")
+        self.count(names.SPLIT_TOKENS, store_tokens)
+
+    async def compute(self, prompt: SplitPrompt) -> str:
+        """Have a prompt computed; returns a word of ``OUTCOMES``."""
+        began, host, outcome = time.monotonic(), None, "left"
+        if prompt.chosen and self._hosts.named(prompt.chosen) is None:
+            self.count(names.SPLIT_IGNORED)
+        try:
+            if self.keys() is not FleetKeyState.HELD:
+                outcome = "no_keys"
+            elif (host := self._hosts.choose(prompt.chosen, began)) is None:
+                outcome = "busy"
+            else:
+                with self._hosts.asking(host, len(prompt.token_ids)):
+                    outcome = await self._ask(host, prompt, began)
+        finally:
+            self._told(prompt, host, outcome, began)
+        return outcome
+
+    async def _ask(self, host: PrefillHost, prompt: SplitPrompt, now: float) -> str:
+        try:
+            context = await self._tls()
+            until = min(prompt.until, now + ASK_S)
+            await call(host, context, _request(prompt), prompt.traceparent, until)
+        except PrefillCallError as error:
+            if error.outcome in _RESTS:
+                self._hosts.rest(host, time.monotonic())
+                log.warning(
+                    "a host computes no prompts; this one does", host=host.host, outcome=error.outcome, cause=str(error)
+                )
+            return error.outcome
+        except OSError as error:
+            log.error("split.tls cannot be used; prompts are computed here", cause=str(error))
+            return "away"
+        return COMPUTED
+
+    async def _tls(self) -> ssl.SSLContext:
+        """Return TLS of the files as they are now.
+
+        Raises:
+            OSError: one cannot be used.
+        """
+        tls = self.config.tls
+        assert tls is not None, "the role decode has certificates"
+        stamp = stamp_of(tls.certificate, tls.key, tls.ca)
+        if self._context is None or stamp != self._stamp:
+            self._context, self._stamp = await asyncio.to_thread(client_context, tls), stamp
+        return self._context
+
+    def _told(self, prompt: SplitPrompt, host: PrefillHost | None, outcome: str, began: float) -> None:
+        """Count how it ended, and tell the audit log where a host was asked."""
+        self.count(names.SPLIT_ASKED, outcome=outcome)
+        self.count(names.SPLIT_WAITED, round((time.monotonic() - began) * 1_000), outcome=outcome)
+        if host is not None:
+            self.audit.add(
+                "prefill",
+                what="asked",
+                request=prompt.request_id,
+                tenant=prompt.tenant,
+                host=host.host,
+                model=prompt.model,
+                outcome=outcome,
+                tokens=len(prompt.token_ids),
+            )
+
+
+def _request(prompt: SplitPrompt) -> pb.ComputeRequest:
+    return pb.ComputeRequest(
+        request_id=prompt.request_id,
+        tenant=prompt.tenant,
+        model=prompt.model,
+        alias=prompt.alias,
+        model_digest=prompt.model_digest,
+        policy_digest=prompt.policy_digest,
+        token_ids=prompt.token_ids,
+        priority=PRIORITIES[prompt.priority],
+    )

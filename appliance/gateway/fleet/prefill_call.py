@@ -1,0 +1,208 @@
+"""One call of ``PrefillService`` on another host: a connection of its own, over TLS with both certificates.
+
+A connection is made for each call, because a call stands for seconds of computing and a handshake takes milliseconds:
+so nothing is multiplexed, a call is cancelled by closing its connection, and a renewed certificate holds from the next
+call on. ``h2`` owns the state machine and flow control. The other host is who its certificate says, by the SPIFFE id
+in it; host names are not compared. What it sends is bounded before it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+from google.protobuf.message import DecodeError
+
+from appliance.common.addresses import split_address
+from appliance.common.errors import InvalidRequestError, PayloadTooLargeError
+from appliance.common.split_config import PrefillHost, SplitTlsConfig
+from appliance.gateway.fleet.generated import fleet_pb2 as pb
+from appliance.gateway.front.operator_access import certificate_credential
+from appliance.gateway.grpc.wire import MessageReader, framed
+
+METHOD = "/athanor.fleet.v1.PrefillService/Compute"
+"""Path of the one method."""
+
+SILENCE_S = 0.25
+"""Seconds without a message after which a host counts as silent: two and a half times the pause between two of them
+(``prefill_service.PROGRESS_S``), and as much as a first token may wait for nothing."""
+
+MAX_MESSAGE_BYTES = 1 << 10
+"""Bytes of a message of the other host: it has two numbers."""
+
+MAX_RECEIVED_BYTES = 256 << 10
+"""Bytes that the other host may send in a call: ten messages a second for as long as it may take have a tenth of it."""
+
+READ_BYTES = 16 << 10
+"""Bytes read at once: answers are small."""
+
+
+class PrefillCallError(Exception):
+    """The prompt was not computed, as far as this host knows. ``outcome`` is a word of ``asking.OUTCOMES``."""
+
+    def __init__(self, outcome: str, why: str) -> None:
+        super().__init__(why)
+        self.outcome = outcome
+
+
+def client_context(tls: SplitTlsConfig) -> ssl.SSLContext:
+    """Return TLS for calls; blocks.
+
+    Raises:
+        OSError: a file cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the SPIFFE id is compared instead
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(tls.ca)
+    context.load_cert_chain(tls.certificate, tls.key)
+    return context
+
+
+async def call(
+    host: PrefillHost, context: ssl.SSLContext, request: pb.ComputeRequest, traceparent: str, until: float
+) -> pb.Computed:
+    """Have a prompt computed; cancelled, it ends the work on the other host.
+
+    Args:
+        host: whom to ask.
+        context: of ``client_context``.
+        request: the prompt.
+        traceparent: the request's span.
+        until: deadline in monotonic seconds; the other host is told it too.
+
+    Raises:
+        PrefillCallError: the host cannot be reached, is another, refuses, is silent, breaks the protocol, or is late.
+    """
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            address, port = split_address(host.address)
+            reader, writer = await asyncio.open_connection(address, port, ssl=context, limit=READ_BYTES)
+    except TimeoutError:
+        raise PrefillCallError("silent", "no connection in time") from None
+    except (OSError, ssl.SSLError) as error:
+        raise PrefillCallError("away", str(error)) from error
+    try:
+        names = tuple((writer.get_extra_info("peercert") or {}).get("subjectAltName", ()))
+        if certificate_credential(names) != host.identity:
+            raise PrefillCallError("stranger", f"the certificate at {host.address} is not that of {host.identity}")
+        async with asyncio.timeout(until - time.monotonic()):
+            return await _Exchange(reader, writer).run(request, traceparent, until)
+    except TimeoutError:
+        raise PrefillCallError("late", "the prompt was not computed in time") from None
+    except (OSError, ssl.SSLError, asyncio.IncompleteReadError) as error:
+        raise PrefillCallError("broken", str(error)) from error
+    except (h2.exceptions.H2Error, DecodeError, InvalidRequestError, PayloadTooLargeError) as error:
+        raise PrefillCallError("broken", "the host does not speak the protocol") from error
+    finally:
+        # Not a farewell of TLS, for which a dead host would be waited.
+        writer.transport.abort()
+
+
+class _Exchange:
+    """The frames of one call."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        config = h2.config.H2Configuration(client_side=True, header_encoding="latin-1")
+        self._h2 = h2.connection.H2Connection(config)
+        self._messages = MessageReader("identity", MAX_MESSAGE_BYTES)
+        self._body = memoryview(b"")
+        self._stream = 0
+        self._computed: pb.Computed | None = None
+        self._status: str | None = None
+        self._over = False
+        self._received = 0
+
+    async def run(self, request: pb.ComputeRequest, traceparent: str, until: float) -> pb.Computed:
+        left_ms = max(1, int((until - time.monotonic()) * 1_000))
+        self._h2.initiate_connection()
+        self._stream = self._h2.get_next_available_stream_id()
+        rows = [
+            *((":method", "POST"), (":scheme", "https"), (":path", METHOD), (":authority", "prefill")),
+            *(("content-type", "application/grpc+proto"), ("te", "trailers"), ("traceparent", traceparent)),
+            ("grpc-timeout", f"{min(left_ms, 99_999_999)}m"),
+        ]
+        self._h2.send_headers(self._stream, rows)
+        self._body = memoryview(framed(request.SerializeToString()))
+        heard = time.monotonic()
+        while True:
+            self._send_body()
+            await self._flush()
+            try:
+                async with asyncio.timeout(heard + SILENCE_S - time.monotonic()):
+                    data = await self._reader.read(READ_BYTES)
+            except TimeoutError:
+                raise PrefillCallError("silent", f"no word for {SILENCE_S} s") from None
+            if self._take(data):
+                heard = time.monotonic()
+            if self._computed is not None:
+                return self._computed
+            if self._over or not data:
+                raise PrefillCallError(_OUTCOMES.get(self._status or "", "broken"), "the call ended without an answer")
+
+    async def _flush(self) -> None:
+        self._writer.write(self._h2.data_to_send())
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                await self._writer.drain()
+        except TimeoutError:
+            raise PrefillCallError("silent", "the host reads nothing") from None
+
+    def _send_body(self) -> None:
+        """Send of the prompt what the windows let through."""
+        while self._body and not self._over:
+            room = min(self._h2.local_flow_control_window(self._stream), self._h2.max_outbound_frame_size)
+            if room <= 0:
+                return
+            part, self._body = self._body[:room], self._body[room:]
+            self._h2.send_data(self._stream, bytes(part), end_stream=not self._body)
+
+    def _take(self, data: bytes) -> bool:
+        """Take what came; returns whether it says that the host works on the prompt, or reads it."""
+        self._received += len(data)
+        if self._received > MAX_RECEIVED_BYTES:
+            raise PrefillCallError("broken", "the host sends too much")
+        news = bool(self._body)
+        for event in self._h2.receive_data(data) if data else ():
+            if (handle := _HANDLERS.get(type(event))) is not None:
+                handle(self, event)
+        while (message := self._messages.next()) is not None:
+            found = pb.ComputeResponse.FromString(message)
+            if found.WhichOneof("event") == "computed":
+                self._computed = found.computed
+            news = True
+        return news
+
+    def _on_data(self, event: Any) -> None:
+        self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        self._messages.feed(event.data)
+
+    def _on_end(self, event: Any) -> None:
+        self._status = dict(event.headers).get("grpc-status", self._status)
+
+    def _on_over(self, _event: Any) -> None:
+        self._over = True
+
+
+_HANDLERS: dict[type, Callable[[_Exchange, Any], None]] = {
+    h2.events.DataReceived: _Exchange._on_data,
+    h2.events.ResponseReceived: _Exchange._on_end,
+    h2.events.TrailersReceived: _Exchange._on_end,
+    h2.events.StreamEnded: _Exchange._on_over,
+    h2.events.StreamReset: _Exchange._on_over,
+    h2.events.ConnectionTerminated: _Exchange._on_over,
+}
+"""h2's event -> what it means to a call."""
+
+_OUTCOMES = {"4": "late", "7": "refused", "8": "busy", "9": "refused", "12": "refused", "3": "refused", "14": "away"}
+"""gRPC status -> outcome."""

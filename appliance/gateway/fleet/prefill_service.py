@@ -1,0 +1,178 @@
+"""Prefill host's part of a split: ``athanor.fleet.v1.PrefillService`` on a listener of its own, for hosts alone.
+
+Who calls is known from the certificate of the handshake: its one URI must be one of ``split.decode_hosts``. HTTP/2, its
+bounds and the end of a call whose caller leaves are those of the tenants' gRPC listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from appliance.common.errors import ApplianceError
+from appliance.common.split_config import SplitConfig
+from appliance.gateway.fleet.generated import fleet_pb2 as pb
+from appliance.gateway.fleet.prefill_call import METHOD
+from appliance.gateway.fleet.prefill_run import AskedPrompt, ComputedPrompt, PrefillRuns
+from appliance.gateway.front.defect import defect
+from appliance.gateway.front.operator_access import certificate_credential
+from appliance.gateway.grpc.call import GrpcCall
+from appliance.gateway.grpc.wire import OK, Status
+from appliance.gateway.request.audit_feed import AuditFeed
+from appliance.gateway.telemetry import split_names as names
+from isolation.ipc.messages import Priority
+
+PROGRESS_S = 0.1
+"""Seconds between two messages while a prompt is computed: two may be late before the caller counts this host as
+silent (``prefill_call.SILENCE_S``)."""
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""Bytes of a prompt: a million tokens of at most five bytes, and names."""
+
+STRANGER_MESSAGE_BYTES = 1 << 10
+"""Bytes of a message of who is no host of the list; it is not read."""
+
+MESSAGE_S = 5.0
+"""Seconds for a prompt to arrive."""
+
+MAX_RUNS = 64
+"""Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from."""
+
+NO_DEADLINE_S = 60.0
+"""Seconds for a call without a deadline; hosts of this release send one."""
+
+PRIORITIES = {pb.PRIORITY_HIGH: Priority.HIGH, pb.PRIORITY_NORMAL: Priority.NORMAL, pb.PRIORITY_LOW: Priority.LOW}
+"""Priorities as other hosts tell them."""
+
+OUTCOMES = ("computed", "stranger", "refused", "busy", "failed", "left")
+"""What becomes of a call: ``stranger`` its certificate is that of no host of the list; ``refused`` by policy, files or
+form; ``busy`` there are enough; ``failed`` it could not be computed; ``left`` the caller has gone, or its deadline."""
+
+Told = Callable[[str | None, AskedPrompt, str, float], None]
+"""Takes the end of a call for the trace: traceparent, prompt, outcome, and when it began in monotonic seconds."""
+
+
+@dataclass(slots=True)
+class PrefillService:
+    """Answers calls of other hosts."""
+
+    config: SplitConfig
+    runs: PrefillRuns
+    audit: AuditFeed
+    count: Callable[..., None]
+    """Adds to a counter of ``names``."""
+    told: Told
+    running: int = field(default=0, init=False)
+    """Prompts that are computed now."""
+
+    async def serve(self, wire: GrpcCall) -> Status:
+        """Answer one call; returns its end."""
+        host = certificate_credential(wire.peer_names or ())
+        if host not in self.config.decode_hosts:
+            wire.unproved()
+            self._count("stranger")
+            return Status(7, "this certificate is of no host for which prompts are computed here")
+        if not wire.claim(host):
+            self._count("busy")
+            return Status(8, "this host has too many connections")
+        if wire.method != METHOD:
+            return Status(12, "there is no such method")
+        if self.running >= MAX_RUNS:
+            self._count("busy")
+            return Status(8, "enough prompts are computed here")
+        self.running += 1
+        try:
+            return await self._serve(host, wire)
+        finally:
+            self.running -= 1
+
+    async def _serve(self, host: str, wire: GrpcCall) -> Status:
+        wire.bound(MAX_MESSAGE_BYTES)
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(MESSAGE_S):
+                data = await wire.receive()
+            asked = _asked(pb.ComputeRequest.FromString(data or b""), wire.time_remaining())
+        except (TimeoutError, DecodeError, ValueError, ApplianceError):
+            self._count("refused")
+            return Status(3, "no prompt came, or it is not of this form")
+        outcome, status = "left", OK
+        try:
+            outcome, status = await self._answer(asked, wire)
+        finally:
+            self._count(outcome)
+            self._tell(host, asked, outcome)
+            traceparent = next((value for name, value in wire.metadata if name == "traceparent"), None)
+            self.told(traceparent, asked, outcome, began)
+        return status
+
+    async def _answer(self, asked: AskedPrompt, wire: GrpcCall) -> tuple[str, Status]:
+        try:
+            found = await self._compute(asked, wire)
+            answer = pb.Computed(blocks=found.blocks, cached_tokens=found.cached_tokens)
+            await wire.write(pb.ComputeResponse(computed=answer))
+        except ApplianceError as error:
+            refused = error.wire.grpc in ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT")
+            return ("refused", Status(7, error.message)) if refused else ("failed", Status(14, error.message))
+        except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect ends this call alone
+            return "failed", Status(13, defect(error, asked.request_id).message)
+        return "computed", OK
+
+    async def _compute(self, asked: AskedPrompt, wire: GrpcCall) -> ComputedPrompt:
+        """Compute, and say so all the time; a policy that comes meanwhile ends it.
+
+        Raises:
+            ApplianceError: it cannot be computed, or may not be any more.
+        """
+        run = asyncio.ensure_future(self.runs.run(asked))
+        try:
+            while not run.done():
+                await wire.write(pb.ComputeResponse(waiting=pb.Waiting()))
+                await asyncio.wait((run,), timeout=PROGRESS_S)
+                self.runs.permit(asked)
+            return run.result()
+        finally:
+            run.cancel()
+            await asyncio.wait((run,))
+
+    def _count(self, outcome: str) -> None:
+        self.count(names.SPLIT_SERVED, outcome=outcome)
+
+    def _tell(self, host: str, asked: AskedPrompt, outcome: str) -> None:
+        self.audit.add(
+            "prefill",
+            what="served",
+            request=asked.request_id,
+            tenant=asked.tenant,
+            host=host,
+            model=asked.model,
+            outcome=outcome,
+            tokens=len(asked.token_ids),
+        )
+
+
+def _asked(request: pb.ComputeRequest, left_s: float | None) -> AskedPrompt:
+    """Return the prompt.
+
+    Raises:
+        ValueError: it has no tokens.
+    """
+    if not request.token_ids:
+        raise ValueError("a prompt has at least one token")
+    return AskedPrompt(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        model=request.model,
+        alias=request.alias,
+        model_digest=request.model_digest,
+        policy_digest=request.policy_digest,
+        token_ids=array("I", request.token_ids),
+        deterministic=request.sampling_class != pb.SAMPLING_CLASS_UNSPECIFIED,
+        priority=PRIORITIES.get(request.priority, Priority.HIGH),
+        until=time.monotonic() + (NO_DEADLINE_S if left_s is None else left_s),
+    )

@@ -1,0 +1,191 @@
+"""Blocks of KV on their way out of the engine: copies that are made, messages that are sent, ids of what was sent.
+
+A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first look
+that finds it there, and counts as not sent until then. Nothing here waits: a ring that is full means no.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.core.kv.backlog import Backlog
+from engine.core.kv.leaving import Contents, Leaving, SpillChannel
+from isolation.ipc.errors import PeerGoneError, RingFull
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES
+from isolation.ipc.spill import Fetch, Keep, Withdraw
+
+MAX_INDEX = 1 << 18
+"""Blocks that are remembered as sent away: 4 Mi tokens in blocks of 16, some 40 MiB of memory."""
+
+MAX_FOUND = 1 << 16
+"""Blocks that are remembered as found on other hosts: 1 Mi tokens in blocks of 16, some 6 MiB of memory."""
+
+
+@dataclass(slots=True)
+class SpillCounts:
+    """What became of blocks."""
+
+    sent: int = 0
+    dropped: int = 0
+    """Evicted without having been sent: the ring, the step's share or the places for copies were full."""
+    restored: int = 0
+    late: int = 0
+    """Fetches given up."""
+    withdrawn: int = 0
+    """Sent, or taken from other hosts, and wrong."""
+
+
+@dataclass(slots=True)
+class _Departure:
+    """A block that is being copied out."""
+
+    block_id: bytes
+    owner: bytes
+    copy: Leaving
+    evicted: bool
+    """Whether it has lost its place in the pool, so that it is lost if it cannot be sent."""
+    noted: bool
+    """Whether it leaves because it was computed."""
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Sends blocks, and knows what was sent."""
+
+    channel: SpillChannel
+    contents: Contents
+    counts: SpillCounts
+    backlog: Backlog = field(default_factory=Backlog)
+    """What is to be sent because it was computed."""
+    index: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+    """Id to namespace of what was sent away, the oldest first."""
+    known: Counter[bytes] = field(default_factory=Counter)
+    """Number of blocks that were sent away, by namespace."""
+    gone: bool = False
+    """Whether the supervisor's end is closed: nothing is sent any more."""
+    _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
+    """By id what is being copied out, the oldest first; as many as the contents have places for."""
+    _found: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """Ids of blocks that came from other hosts, the oldest first."""
+    _wrong: dict[bytes, bytes] = field(default_factory=dict)
+    """Id and owner of blocks that are to be withdrawn: of those in ``index`` or ``_found``, and so bounded as these."""
+
+    @property
+    def num_leaving(self) -> int:
+        """Blocks that are copied out, or to be, and not sent yet."""
+        return 0 if self.gone else len(self._leaving) + len(self.backlog) + len(self._wrong)
+
+    @property
+    def owners(self) -> set[bytes]:
+        """Namespaces of what was sent and of what is being copied out."""
+        return {*self.index.values(), *(one.owner for one in self._leaving.values())}
+
+    def leaves(self, block_id: bytes, owner: bytes) -> bool:
+        """Whether a block may leave and has not yet."""
+        return block_id not in self.index and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
+
+    def evict(self, block_id: bytes) -> None:
+        """A block has lost its place in the pool: if its copy cannot be sent, it is lost."""
+        if block_id in self._leaving:
+            self._leaving[block_id].evicted = True
+
+    def save(self, block: int, block_id: bytes, owner: bytes, *, evicted: bool = False, noted: bool = False) -> bool:
+        """Begin to copy a block out, and send it where it is there at once; whether it may be sent."""
+        if self.gone:
+            return False
+        copy = self.contents.start(block)
+        if copy is None:
+            return False
+        departure = _Departure(block_id, owner, copy, evicted, noted)
+        if copy.over:
+            return self._depart(departure)
+        self._leaving[block_id] = departure
+        return True
+
+    def send_away(self) -> None:
+        """Send the blocks whose copies are over; what does not fit into the ring is dropped."""
+        while self._leaving:
+            departure = next(iter(self._leaving.values()))
+            if not departure.copy.over:
+                return
+            del self._leaving[departure.block_id]
+            if not self._depart(departure):
+                self.counts.dropped += departure.evicted
+                if departure.noted:
+                    self.backlog.lose()
+
+    def found(self, block_id: bytes) -> None:
+        """Remember that another host had a block."""
+        self._found[block_id] = None
+        if len(self._found) > MAX_FOUND:
+            self._found.popitem(last=False)
+
+    def is_found(self, block_id: bytes) -> bool:
+        """Whether another host is remembered to have had a block: so it is where other hosts find it."""
+        return block_id in self._found
+
+    def withdraw(self, spoiled: Iterable[tuple[bytes, bytes]]) -> None:
+        """Have the supervisor drop what it has of blocks that turned out to be wrong, given by id and owner. What finds
+        no room in the ring is told at a later call."""
+        for block_id, owner in spoiled:
+            departure = self._leaving.pop(block_id, None)
+            if departure is not None:
+                departure.copy.drop()
+            key = self.index.get(block_id, owner)
+            if len(key) == NAMESPACE_KEY_BYTES and (block_id in self.index or block_id in self._found):
+                self._wrong[block_id] = key
+                self.unlearn(block_id)
+        while self._wrong:
+            block_id = next(iter(self._wrong))
+            if not self.send(Withdraw(self._wrong[block_id], block_id)):
+                return
+            del self._wrong[block_id]
+            self.counts.withdrawn += 1
+
+    def unlearn(self, block_id: bytes) -> None:
+        """Ask for a block no more."""
+        self._found.pop(block_id, None)
+        owner = self.index.pop(block_id, None)
+        if owner is not None:
+            self.known[owner] -= 1
+            if not self.known[owner]:
+                del self.known[owner]
+
+    def forget(self, owner: bytes) -> None:
+        """Forget what was sent for an owner, and overwrite what is being copied out."""
+        for block_id in [block_id for block_id, one in self.index.items() if one == owner]:
+            self.unlearn(block_id)
+        for departure in [one for one in self._leaving.values() if one.owner == owner]:
+            del self._leaving[departure.block_id]
+            departure.copy.drop()
+
+    def send(self, message: Keep | Withdraw | Fetch) -> bool:
+        """Send a message, if there is room for it; whether it was sent."""
+        if self.gone:
+            return False
+        try:
+            self.channel.send(message)
+        except RingFull:
+            return False
+        except PeerGoneError:
+            self.gone = True
+            return False
+        return True
+
+    def _depart(self, departure: _Departure) -> bool:
+        """Send a block whose copy is over and overwrite the copy; whether it was sent."""
+        block_id, owner = departure.block_id, departure.owner
+        left_out = self.backlog.take_left_out()
+        sent = self.send(Keep(owner, block_id, departure.copy.content(), left_out))
+        departure.copy.drop()
+        if not sent:
+            self.backlog.give_back(left_out)
+            return False
+        self.counts.sent += 1
+        self.index[block_id] = owner
+        self.known[owner] += 1
+        if len(self.index) > MAX_INDEX:
+            self.unlearn(next(iter(self.index)))
+        return True

@@ -1,0 +1,97 @@
+"""Which host computes a prompt, and which prompts are worth asking for. Pure."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from pydantic import ValidationError
+
+from appliance.common.split_config import PrefillHost, SplitConfig
+from appliance.gateway.fleet.choice import MAX_CALLS, REST_S, PrefillHosts
+from appliance.gateway.fleet.known_prompts import MAX_KNOWN, STRIDE_BLOCKS, KnownPrompts
+from appliance.gateway.front.prefiller import named_prefiller
+
+HOSTS = tuple(
+    PrefillHost(host=name, address=f"10.0.0.{number}:8471", identity=f"spiffe://fleet.example/{name}")
+    for number, name in enumerate(("a", "b", "c"))
+)
+TLS = {"certificate": "c", "key": "k", "ca": "a"}
+
+
+def test_the_router_s_choice_counts_and_else_the_least_loaded() -> None:
+    """A configured host that the router names is asked though another is idle; a name of no host, a full host and one
+    that rests give way to the host with the least tokens in flight."""
+    hosts = PrefillHosts(HOSTS)
+    assert hosts.choose("10.0.0.1:8471", 0.0) is HOSTS[1]
+    with hosts.asking(HOSTS[0], 500), hosts.asking(HOSTS[1], 300):
+        assert hosts.in_flight(HOSTS[0]) == (1, 500)
+        assert hosts.choose("", 0.0) is HOSTS[2]
+        assert hosts.choose("elsewhere:1", 0.0) is HOSTS[2]
+        assert hosts.choose("10.0.0.0:8471", 0.0) is HOSTS[0]
+        hosts.rest(HOSTS[2], 0.0)
+        assert hosts.choose("10.0.0.2:8471", REST_S / 2) is HOSTS[1]
+        assert hosts.choose("10.0.0.2:8471", REST_S) is HOSTS[2]
+    assert hosts.in_flight(HOSTS[0]) == (0, 0)
+
+
+def test_calls_in_flight_are_bounded() -> None:
+    """A host with its most calls is not asked, whatever the router says; with all of them full nobody is."""
+    hosts, held = PrefillHosts(HOSTS[:1]), []
+    for _ in range(MAX_CALLS):
+        assert hosts.choose(HOSTS[0].address, 0.0) is HOSTS[0]
+        held.append(hosts.asking(HOSTS[0], 1))
+        held[-1].__enter__()
+    assert hosts.choose(HOSTS[0].address, 0.0) is None
+    held.pop().__exit__(None, None, None)
+    assert hosts.choose("", 0.0) is HOSTS[0]
+
+
+def test_what_the_engine_had_is_known_by_tenant_and_model() -> None:
+    """The beginning of a prompt is known to a stride, under the same namespace key and model alone; no more hashes are
+    kept than stated."""
+    known, step = KnownPrompts(), STRIDE_BLOCKS * 16
+    prompt = array("I", range(5 * step))
+    known.learn(b"k" * 32, "m", prompt[: 3 * step + 5], 16)
+    assert known.tokens(b"k" * 32, "m", prompt, 16) == 3 * step
+    assert known.tokens(b"k" * 32, "m", prompt[1:], 16) == 0
+    assert known.tokens(b"o" * 32, "m", prompt, 16) == 0
+    assert known.tokens(b"k" * 32, "n", prompt, 16) == 0
+    known.learn(b"k" * 32, "m", array("I", range(step * (MAX_KNOWN + 9))), 16)
+    assert len(known) == MAX_KNOWN
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (("10.0.0.1:8471",), "10.0.0.1:8471"),
+        (("a:1", "b:1"), ""),
+        ((), ""),
+        (("x" * 300,), ""),
+        (("a b:1",), ""),
+        (("[fd00::1]:8471",), "[fd00::1]:8471"),
+    ],
+    ids=["one", "two", "none", "long", "blank", "v6"],
+)
+def test_a_header_that_is_no_name_is_no_error(values: tuple[str, ...], wanted: str) -> None:
+    """One HOST:PORT is taken; anything else counts as none."""
+    assert named_prefiller(values) == wanted
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"role": "decode", "tls": TLS}, "needs prefill_hosts"),
+        ({"role": "decode", "prefill_hosts": [HOSTS[0].model_dump()]}, "needs tls"),
+        ({"role": "prefill", "tls": TLS, "listen": "0.0.0.0:1"}, "needs listen, and decode_hosts"),
+        ({"prefill_hosts": [HOSTS[0].model_dump()] * 2}, "two of prefill_hosts"),
+        ({"decode_hosts": ["dns:host-a"]}, "no identity of a host"),
+        ({"listen": "nowhere"}, "not HOST:PORT"),
+    ],
+    ids=["no-hosts", "no-tls", "no-callers", "twice", "no-spiffe", "no-port"],
+)
+def test_a_section_that_cannot_work_is_refused(section: dict[str, object], problem: str) -> None:
+    """The error names what is missing; the default is ``mixed``, which asks for nothing (control)."""
+    with pytest.raises(ValidationError, match=problem):
+        SplitConfig.model_validate(section)
+    assert SplitConfig().role == "mixed"
