@@ -18,6 +18,9 @@ KNOWN = ((3, 11), (3, 12))
 """Versions of Python whose ``dataclasses`` makes methods by the four functions that are replaced here. In any other the
 library stays as it is, which costs time and nothing else."""
 
+_REPLACED = ("_repr_fn", "_hash_fn", "_cmp_fn", "_frozen_get_del_attr", "_recursive_repr")
+"""What is private there and used here; a library without one of them stays as it is too."""
+
 _library: Any = dataclasses
 """The library with what is private in it."""
 
@@ -31,7 +34,7 @@ def quicken_dataclasses() -> bool:
     Returns:
         Whether this Python's library is one that is known; False: nothing was changed.
     """
-    if sys.version_info[:2] not in KNOWN:
+    if sys.version_info[:2] not in KNOWN or not all(hasattr(_library, name) for name in _REPLACED):
         return False
     if _library._repr_fn is not _repr_method:
         _library._repr_fn, _library._hash_fn = _repr_method, _hash_method

@@ -85,6 +85,8 @@ def load_engine(
     engine = assemble(config, description, loaded, spill)
     engine.form, engine.weights = FORMS.index(source.form), loaded.weights
     del source, codec
+    # What read the weights refers to itself, and has a buffer of up to 64 MiB.
+    gc.collect()
     release_free_memory()
     if warm:
         warm_up(engine)

@@ -185,6 +185,11 @@ def checkpoints() -> Path:
     return Path(tempfile.gettempdir()) / f"checkpoints-{os.geteuid()}"
 
 
+def forms() -> Path:
+    """Where all demos of this run remember the form in which engines compute, so that each does not try all again."""
+    return Path(tempfile.gettempdir()) / f"forms-{os.geteuid()}.json"
+
+
 def as_demos() -> dict[str, Any]:
     """Section ``sandbox`` of an appliance that serves the embedded model from the demos' checkpoints: its sandboxes
     mount what theirs do. Empty before a demo has made both, since the appliance would make them beside its test."""
@@ -195,7 +200,8 @@ def saved_as_demos() -> dict[str, Any]:
     """Section ``sandbox`` of an appliance whose sandboxes come back often: it makes the demos' checkpoints where there
     are none yet."""
     compiled = kernels.installed()
-    return {"checkpoints": str(checkpoints()), "kernels": None if compiled is None else str(compiled.resolve())}
+    installed = None if compiled is None else str(compiled.resolve())
+    return {"checkpoints": str(checkpoints()), "kernels": installed, "form_cache": str(forms())}
 
 
 def start_demo(
@@ -209,6 +215,8 @@ def start_demo(
         "--json",
         "--checkpoints",
         str(checkpoints()),
+        "--set",
+        f"sandbox.form_cache={forms()}",
         "--http-port",
         "0",
         "--grpc-port",

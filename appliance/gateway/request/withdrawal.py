@@ -115,6 +115,8 @@ def reason_to_end(
         f"the tenant's {', '.join(changed)} changed while the request ran, and it was stopped; the same request may be "
         "sent again"
     )
+    if admitted.policy == policy.digest:  # The key of its sharing group was destroyed: no policy ends the request.
+        return error
     rule = next(filter(None, changed.values()), "")
     return error.by_cut(rule, policy.digest) if rule else error
 

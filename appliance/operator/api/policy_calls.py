@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from appliance.common.errors import ConfigError, InvalidRequestError, os_errors_as
 from appliance.common.policy_history import Version
 from appliance.operator.api.commands import commanding, problems_of, run_command
-from appliance.operator.api.drafts import Draft, draft
+from appliance.operator.api.drafts import MAX_NAME_CHARS, Draft, draft
 from appliance.operator.api.generated import policy_pb2 as pb
 from appliance.operator.api.method import ChangeTurn, Method, Work
 from appliance.operator.cli.policy import check_policy
@@ -419,6 +419,8 @@ def _schema(asked: pb.SchemaRequest, _work: Work) -> pb.SchemaResponse:
 
 
 def _init(asked: pb.InitRequest, _work: Work) -> pb.InitResponse:
+    if len(asked.tenant) > MAX_NAME_CHARS:  # The error of the command repeats it, and an error is in headers.
+        raise InvalidRequestError(f"tenant has more than {MAX_NAME_CHARS} characters", param="tenant")
     path = asked.path or str(DEFAULT_PATH)
     if len(path) > MAX_PATH_CHARS or not path.isprintable() or not Path(path).name:
         # Comments have it: a line break would end them.

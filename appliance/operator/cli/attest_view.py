@@ -17,7 +17,8 @@ SHOWN_CLOCK_S = 86_400
 
 
 def attest_view(one: Attestation, now_s: float) -> RenderableType:
-    """Return the facts, a line each, with what is missing told in words."""
+    """Return the facts, a line each, with what is missing told in words. Who signs may be hostile to who verifies: no
+    text steers the terminal."""
     isolated = one.runtime.startswith("gvisor/")
     shown = Table.grid(padding=(0, 3))
     shown.add_column(no_wrap=True, style="dim")
@@ -29,42 +30,43 @@ def attest_view(one: Attestation, now_s: float) -> RenderableType:
             shown.add_row("", line)
     for adapter in one.adapters:
         shown.add_row("adapter", Text(printable(adapter.name)))
-        shown.add_row("", Text(adapter.digest))
+        shown.add_row("", Text(printable(adapter.digest)))
     rows = {
-        "class": Text(one.isolation_class),
-        "sandbox": Text(one.runtime if isolated else f"{one.runtime}: NOT ISOLATED", "" if isolated else "bold red"),
-        "program": Text(f"{one.program}   {one.program_digest}" if one.program else "none"),
-        "flags": Text(" ".join(one.flags) or "none"),
-        "image": Text(one.image or "none: the host's own Python"),
-        "limits": Text(printable(one.limits)),
-        "policy": Text(one.policy),
-        "version": Text(printable(one.version)),
-        "self-test": Text(printable(one.selftest) or "none recorded"),
-        "log": Text(one.log),
-        "nonce": Text(one.nonce),
-        "made": Text(_made(one.time, now_s)),
-        "form": Text(
-            f"{one.form}" if one.form != EARLIER_FORM else f"{one.form}: it names one model, and tells of no adapters"
-        ),
+        "class": one.isolation_class,
+        "sandbox": one.runtime if isolated else f"{one.runtime}: NOT ISOLATED",
+        "program": f"{one.program}   {one.program_digest}" if one.program else "none",
+        "flags": " ".join(one.flags) or "none",
+        "image": one.image or "none: the host's own Python",
+        "limits": one.limits,
+        "policy": one.policy,
+        "version": one.version,
+        "self-test": one.selftest or "none recorded",
+        "log": one.log,
+        "nonce": one.nonce,
+        "made": _made(one.time, now_s),
+        "form": f"{one.form}" + (": it names one model, and tells of no adapters" if one.form == EARLIER_FORM else ""),
     }
     for name, value in rows.items():
-        shown.add_row(name, value)
+        shown.add_row(name, Text(printable(value), "bold red" if name == "sandbox" and not isolated else ""))
     return shown
 
 
 def _of_model(model: AttestedModel, one: Attestation) -> Iterator[Text]:
     """Return the lines below a model's name; where it runs only where that is not where all do."""
-    yield Text(model.digest)
-    yield Text(f"signed by {model.signer}" if model.signer else "no signature is asked for", "dim")
+    yield Text(printable(model.digest))
+    yield Text(f"signed by {printable(model.signer)}" if model.signer else "no signature is asked for", "dim")
     if model.sandbox == OUTSIDE:
         yield Text("computed by a cluster OUTSIDE of the appliance", "bold red")
     elif model.sandbox not in ("", one.runtime):
         yield Text(f"sandbox {printable(model.sandbox)}", "bold red")
     if model.flags:
-        yield Text(f"further flags {' '.join(model.flags)}")
+        yield Text(printable(f"further flags {' '.join(model.flags)}"))
 
 
 def _made(time_ms: int, now_s: float) -> str:
-    moment = f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        moment = f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return "at a time that no calendar has"
     age = now_s - time_ms / 1_000
     return f"{moment}   {counted(round(age), 'second')} ago" if 0 <= age < SHOWN_CLOCK_S else moment

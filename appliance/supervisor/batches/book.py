@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from appliance.common.audit.entry import Entry
+from appliance.common.audit.entry import KINDS, Entry
 from appliance.common.errors import StoreError
 from isolation.keys.errors import KeysError
 from isolation.keys.kept import KeptName, KeptSealer
@@ -229,8 +229,10 @@ def new_id(kind: str) -> str:
 
 
 def _entry(text: str) -> Entry:
+    """Return an entry that was left here; fields that an earlier release did not write are 0 or empty."""
     values: dict[str, Any] = json.loads(text)
-    return Entry(values.pop("kind"), values)
+    kind = values.pop("kind")
+    return Entry(kind, {name: of() for name, of in KINDS.get(kind, {}).items()} | values)
 
 
 def open_book(folder: Path, keyring: Keyring, clock: Callable[[], float] = time.time) -> StoreBook:

@@ -132,3 +132,16 @@ def test_another_namespace_ends_a_request() -> None:
     error = reason_to_end(ADMITTED, now, NAMESPACES, credential_holds=True)
     assert isinstance(error, PolicyChangedError)
     assert "namespace" in error.message
+
+
+def test_a_key_of_the_group_that_was_destroyed_names_no_rule() -> None:
+    """Under the policy that admitted the request nothing of that policy ends it. Control: under a later policy its
+    sharing groups do."""
+    now = policy()
+    own = replace(ADMITTED.obligations, retention=now.tenants["alpha"].retention)
+    admitted = replace(ADMITTED, obligations=own, group=b"g" * 32, policy=now.digest)
+    error = reason_to_end(admitted, now, NAMESPACES, credential_holds=True)
+    assert isinstance(error, PolicyChangedError) and "sharing group" in error.message
+    assert (error.cut_rule, error.cut_policy, error.details) == ("", "", {})
+    later = reason_to_end(replace(admitted, policy="ab" * 32), now, NAMESPACES, credential_holds=True)
+    assert later is not None and (later.cut_rule, later.cut_policy) == ("sharing_groups", now.digest)

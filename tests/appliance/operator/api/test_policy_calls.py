@@ -291,7 +291,8 @@ async def test_schema_is_that_of_the_command(place: Place) -> None:
 
 async def test_init_gives_what_the_command_writes(place: Place, tmp_path: Path) -> None:
     """Policy and schema are the files of ``athanor policy init``; Check takes the policy as it is, and the names of the
-    schema agree. What is no tenant's id and no path is refused, with a path whose line break would end a comment."""
+    schema agree. What is no tenant's id and no path is refused, with a path whose line break would end a comment, and
+    an id that would not fit the headers that errors are in."""
     asked = tmp_path / "drafts.yaml"
     with commanding():
         init(asked, "acme", Format.TABLE)
@@ -300,13 +301,14 @@ async def test_init_gives_what_the_command_writes(place: Place, tmp_path: Path) 
         plain = await client(SERVICE, "Init")
         checked = await client(SERVICE, "Check", pb.CheckRequest(files=files(plain.policy)))
         tenant = await refusal(client, "Init", pb.InitRequest(tenant="Acme Inc"))
+        long = await refusal(client, "Init", pb.InitRequest(tenant="a" * 100_000))
         schema = await refusal(client, "Init", pb.InitRequest(path="a/policy.schema.json"))
         lines = await refusal(client, "Init", pb.InitRequest(path="a\ntenants: {}"))
         folder = await refusal(client, "Init", pb.InitRequest(path="/"))
     assert found.policy == asked.read_text() and found.json_schema == (tmp_path / found.schema_name).read_text()
     assert checked.ok and list(checked.tenants) == ["alpha"] and f"$schema=./{plain.schema_name}" in plain.policy
     assert (tenant.code(), "no tenant id" in str(tenant.details())) == (grpc.StatusCode.FAILED_PRECONDITION, True)
-    assert schema.code() is lines.code() is folder.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert schema.code() is lines.code() is folder.code() is long.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert place.policy.read_text() == POLICY and not place.policy.with_name(found.schema_name).exists()
 
 
@@ -348,3 +350,13 @@ async def test_a_shadow_that_does_not_hold_beside_the_drop_ins_is_told(place: Pl
     async with calling(place) as client:
         found = (await client(SERVICE, "SetShadow", pb.SetShadowRequest(files=files(NEW)))).shadow
     assert (list(found.problems), found.digest) == (["policy.d/a.yaml:1:1: a tenant twice"], "")
+
+
+async def test_an_error_of_many_problems_reaches_its_caller(place: Place) -> None:
+    """A policy with so many problems that all of them do not fit the headers of an answer: the first ones are told,
+    with the number of characters that are not."""
+    tenants = "".join(f"  tenant-{number}: {{modles: []}}\n" for number in range(400))
+    async with calling(place) as client:
+        many = await refusal(client, "SetShadow", pb.SetShadowRequest(files=files(f"version: 1\ntenants:\n{tenants}")))
+    assert many.code() is grpc.StatusCode.INVALID_ARGUMENT, many.details()
+    assert "policy.yaml:3:" in str(many.details()) and "more characters" in str(many.details())

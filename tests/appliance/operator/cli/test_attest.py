@@ -54,6 +54,21 @@ def test_all_models_and_adapters_are_shown(run: Run, folder: Path) -> None:
     assert (told.exit_code, "adapters.athanor-mini:other is not stated" in told.stdout) == (1, True)
 
 
+def test_a_hostile_signer_steers_no_terminal(run: Run, folder: Path) -> None:
+    """Texts with escapes, and a time that no calendar has, are shown as plain text: who holds the log's key may be
+    hostile to who verifies. Control: the escapes are in what was signed."""
+    bad = "x\x1b[2J\r"
+    models = tuple(replace(one, digest=bad, signer=bad, flags=(bad,)) for one in ONE.models)
+    adapters = tuple(replace(one, digest=bad) for one in ONE.adapters)
+    names = ("isolation_class", "policy", "image", "program", "program_digest", "log", "limits", "version", "selftest")
+    texts = dict.fromkeys(names, bad) | {"log": ONE.log, "runtime": f"gvisor/{bad}", "time": 10**400}
+    hostile = replace(ONE, models=models, adapters=adapters, flags=(bad,), **texts)  # type: ignore[arg-type]
+    (folder / "text").write_text(sign_attestation(hostile, KEY), encoding="utf-8")
+    told = verify(run, folder)
+    assert told.exit_code == 0 and "\x1b" not in told.stdout and "x?[2J?" in told.stdout
+    assert "no calendar" in told.stdout and "\\u001b" in (folder / "text").read_text()
+
+
 def test_one_of_an_earlier_release_is_verified(run: Run, folder: Path) -> None:
     """The text that an earlier release signed: its one model, its nonce, and that it tells of nothing else. Changed, it
     is refused (control)."""

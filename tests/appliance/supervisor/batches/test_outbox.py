@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit import files
-from appliance.common.audit.entry import from_line
+from appliance.common.audit.entry import Entry, from_line
 from appliance.common.audit.log import AuditLog, open_log
 from appliance.common.batches import messages as m
 from appliance.supervisor.audit import Recorder
@@ -116,3 +116,25 @@ async def test_a_log_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
     await recorder.close()
     assert logged(tmp_path / "audit") == {"file created": 1}
     store.close()
+
+
+async def test_an_entry_that_an_earlier_release_left_is_written(tmp_path: Path) -> None:
+    """An entry that waited in the book while the appliance was upgraded lacks fields that came since: the log takes it,
+    and tells of these what an earlier line tells. Control: one with all fields, in the same group."""
+    store = Store(tmp_path)
+    batch = store.batch(store.upload(THREE))
+    store.call(m.BatchChecked(batch.id, []))
+    for line in LINES[:2]:
+        store.call(m.LineResult(batch.id, line, 1, [charge(batch.id, line)]), b"x\n")
+    book = store.store.book
+    earlier, *_ = [(key, one) for key, _, one in book.pending(-1) if one.kind == "request"]
+    fields = {name: value for name, value in earlier[1].fields.items() if name not in ("cut_rule", "cut_policy")}
+    with book.change() as connection:
+        connection.execute("DELETE FROM outbox WHERE key = ?", (earlier[0],))
+        book.note_entry(connection, earlier[0], Entry("request", fields))
+    audit = open_log(tmp_path / "audit")
+    recorder = Recorder(audit, lambda _state: None)
+    assert await Outbox(book, audit.name, recorder.append).flush()
+    await recorder.close()
+    found = logged(tmp_path / "audit")
+    assert sum(count for name, count in found.items() if name.startswith("request ")) == 2
