@@ -47,6 +47,7 @@ NOT_YET = (
     "athanor_gpu_memory_used_bytes",
     "athanor_gpu_model_memory_bytes",
     "athanor_fleet_store_away",
+    "athanor_fleet_keys_held",
     "athanor_kv_store_away",
     "athanor_batch_stuck_batches",
 )

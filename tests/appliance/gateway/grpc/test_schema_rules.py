@@ -67,7 +67,8 @@ def test_the_release_has_every_service(schemas: Schemas, tmp_path: Path) -> None
     copy = replace(schemas, folder=tmp_path)
     shutil.copytree(schemas.root, copy.root)
     kept = [file for file in released.file if file.name != names[0]]
-    kept[-1].message_type[0].name = "Earlier"
+    if kept:  # Hosts have one file.
+        kept[-1].message_type[0].name = "Earlier"
     copy.released.write_bytes(FileDescriptorSet(file=kept).SerializeToString())
     again = {file.name: file for file in FileDescriptorSet.FromString(generate_code.with_added(copy)).file}
     assert {*again} == {file.name for file in released.file}
