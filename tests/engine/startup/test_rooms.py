@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.backends.common.host_runner import HostRunner
+from engine.backends.native.library import open_libraries
 from engine.backends.native.program import NativeModel
 from engine.config import EngineConfig
 from engine.core.scheduler.plan import StepPlan
@@ -21,10 +22,12 @@ def test_rooms_of_a_warm_engine_are_zero(tmp_path: Path, kernel_dir: Callable[..
     """Rooms for activations, which the largest steps have filled, hold zeros after warm-up: a checkpoint holds no page
     of zeros. Control: one more step leaves something in them, so they are what steps write."""
     save_model(tmp_path, model_config())
+    kernels = str(kernel_dir())
     config = EngineConfig(
         model_dir=str(tmp_path),
         model_digest="00",
-        kernels=str(kernel_dir()),
+        kernels=kernels,
+        form=next(iter(open_libraries(kernels))).variant,  # A trial of so small a model may choose plain operations.
         kv_bytes=1 << 20,
         max_num_seqs=2,
         max_num_batched_tokens=16,
