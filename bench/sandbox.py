@@ -285,7 +285,7 @@ def watched(appliance: int, sleepers: list[int], duration_s: float) -> dict[str,
     time.sleep(duration_s)
     after = named_seconds(ours), named_seconds(theirs), [sum(one.read().values()) for one in calls]
     shares = [
-        {name: round((now[name] - then[name]) / duration_s * 100, 2) for name in now}
+        {name: round((now[name] - then.get(name, 0.0)) / duration_s * 100, 2) for name in now}  # Some end meanwhile.
         for then, now in zip(before[:2], after[:2], strict=True)
     ]
     own, runsc = (round((now - then) / duration_s) for then, now in zip(before[2], after[2], strict=True))
