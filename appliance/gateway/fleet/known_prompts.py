@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 STRIDE_BLOCKS = 8
 """Blocks between two hashes: with blocks of 16 tokens, a length is known to 128 tokens, a quarter of what is asked
-for (``asking.LEAST_BLOCKS``)."""
+for (``prefill_asking.LEAST_BLOCKS``)."""
 
 MAX_KNOWN = 16_384
 """Most hashes, of 16 bytes: two million tokens of KV, more than the engines of a host hold; the oldest goes first."""

@@ -45,7 +45,7 @@ READ_BYTES = 16 << 10
 
 
 class PrefillCallError(Exception):
-    """The prompt was not computed, as far as this host knows. ``outcome`` is a word of ``asking.OUTCOMES``."""
+    """The prompt was not computed, as far as this host knows. ``outcome`` is a word of ``prefill_asking.OUTCOMES``."""
 
     def __init__(self, outcome: str, why: str) -> None:
         super().__init__(why)

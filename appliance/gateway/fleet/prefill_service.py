@@ -48,8 +48,8 @@ MAX_RUNS = 64
 """Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from."""
 
 MAX_RUNS_OF_ONE = 16
-"""Prompts of one host among them: twice what a host asks for (``choice.MAX_CALLS``), so that ends on their way count.
-A host that was taken over leaves places to the others."""
+"""Prompts of one host among them: twice what a host asks for (``prefill_choice.MAX_CALLS``), so that ends on their way
+count. A host that was taken over leaves places to the others."""
 
 NO_DEADLINE_S = 60.0
 """Seconds for a call without a deadline; hosts of this release send one."""

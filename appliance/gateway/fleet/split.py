@@ -12,7 +12,7 @@ import structlog
 
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import SplitConfig
-from appliance.gateway.fleet.asking import Asking
+from appliance.gateway.fleet.prefill_asking import Asking
 from appliance.gateway.fleet.prefill_run import AskedPrompt, PrefillRuns
 from appliance.gateway.fleet.prefill_service import STRANGER_MESSAGE_BYTES, PrefillService
 from appliance.gateway.front.allowance import StrangersAllowances

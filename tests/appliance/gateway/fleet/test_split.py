@@ -20,10 +20,10 @@ from cryptography import x509
 from appliance.common.external_config import EXTERNAL
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import PrefillHost, SplitConfig, SplitTlsConfig
-from appliance.gateway.fleet import asking as asking_module
+from appliance.gateway.fleet import prefill_asking as asking_module
 from appliance.gateway.fleet import prefill_call, prefill_service
-from appliance.gateway.fleet.asking import OUTCOMES, Asking
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
+from appliance.gateway.fleet.prefill_asking import OUTCOMES, Asking
 from appliance.gateway.fleet.prefill_run import PrefillRuns
 from appliance.gateway.fleet.prefill_service import MAX_MESSAGE_BYTES, STRANGER_MESSAGE_BYTES, PrefillService
 from appliance.gateway.front.allowance import StrangersAllowances

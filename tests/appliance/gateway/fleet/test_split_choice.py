@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from appliance.common.split_config import PrefillHost, SplitConfig
-from appliance.gateway.fleet.choice import MAX_CALLS, REST_S, PrefillHosts
 from appliance.gateway.fleet.known_prompts import MAX_KNOWN, STRIDE_BLOCKS, KnownPrompts
+from appliance.gateway.fleet.prefill_choice import MAX_CALLS, REST_S, PrefillHosts
 from appliance.gateway.front.prefiller import named_prefiller
 
 HOSTS = tuple(

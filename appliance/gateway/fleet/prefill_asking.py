@@ -15,10 +15,10 @@ import structlog
 
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import PrefillHost, SplitConfig
-from appliance.gateway.fleet.choice import PrefillHosts
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.known_prompts import KnownPrompts
 from appliance.gateway.fleet.prefill_call import PrefillCallError, call, client_context
+from appliance.gateway.fleet.prefill_choice import PrefillHosts
 from appliance.gateway.front.key_file import Stamp, stamp_of
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.request.splitting import COMPUTED, LATE, SplitPrompt
