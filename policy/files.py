@@ -19,6 +19,9 @@ NOT_A_FILE = "neither a regular file nor a link to one"
 PUBLIC_FOLDER = "public"
 """Folder beside a policy that holds the texts of public prefixes."""
 
+PUBLIC_SUFFIXES = (".txt", ".json")
+"""Endings of the files that are read there."""
+
 MAX_PUBLIC_FILES = 256
 """Largest number of files read from that folder: more than a policy may have public prefixes."""
 
@@ -101,7 +104,7 @@ def _beside(folder: Path) -> dict[str, str]:
     """Read the texts in the folder ``public`` of a policy's folder, by name. A file that is not UTF-8, too large or
     unreadable is left out: the error is reported at the prefix that names it."""
     texts: dict[str, str] = {}
-    found = (file for file in (folder / PUBLIC_FOLDER).glob("*") if file.suffix in (".txt", ".json"))
+    found = (file for file in (folder / PUBLIC_FOLDER).glob("*") if file.suffix in PUBLIC_SUFFIXES)
     names = sorted(file for file in found if file.is_file())
     for file in names[:MAX_PUBLIC_FILES]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,31 +115,46 @@ def _place(config: Path, new: Path | None, output_format: Format) -> None:
 
     policy = load_config(config).policy
     place = shadow_file(policy)
+    files: dict[str, str] = {}
     if new is not None:
         if new.is_dir() != policy.is_dir():
             kind = "a folder" if policy.is_dir() else "a file"
             fail(exits.USAGE, f"the configured policy {policy} is {kind}, so the one to try has to be {kind} too")
         load(new, output_format)
-    with os_errors_as(f"cannot write {place}"):
-        files = {} if new is None else _texts(new, place.name)
-        _remove(place)
-    Placement(place.parent, files, []).put()
+        with os_errors_as(f"cannot read {new}"):
+            files = _texts(new, place.name)
+    Placement(place.parent, files, []).put()  # The trial before stays where this one cannot be written.
+    with os_errors_as(f"cannot remove what {place} had before"):
+        _remove(place, kept={place.parent / name for name in files})
 
 
 def _texts(new: Path, name: str) -> dict[str, str]:
-    """Texts of a policy by name below the folder of the configured one; ``name`` is the place's."""
-    if new.is_dir():
-        return {f"{name}/{file.name}": file.read_text(encoding="utf-8") for file in sorted(new.glob("*.yaml"))}
-    return {name: new.read_text(encoding="utf-8")}
+    """Texts of a policy by name below the folder of the configured one; ``name`` is the place's. Texts of public
+    prefixes come with a folder; a file's are those beside the configured policy."""
+    from policy.files import MAX_PUBLIC_FILES, PUBLIC_FOLDER, PUBLIC_SUFFIXES
+
+    if not new.is_dir():
+        return {name: new.read_text(encoding="utf-8")}
+    found = [file for file in sorted(new.glob("*.yaml")) if not file.name.startswith(".")]
+    public = [file for file in sorted((new / PUBLIC_FOLDER).glob("*")) if file.suffix in PUBLIC_SUFFIXES]
+    found += public[:MAX_PUBLIC_FILES]
+    return {f"{name}/{file.relative_to(new)}": file.read_text(encoding="utf-8") for file in found}
 
 
-def _remove(place: Path) -> None:
-    if place.is_dir():
-        for file in place.glob("*.yaml"):
-            file.unlink()
-        place.rmdir()
-    else:
-        place.unlink(missing_ok=True)
+def _remove(place: Path, kept: Collection[Path]) -> None:
+    """Remove a trial, or the files of one before that are not ``kept``, and folders without a file."""
+    if not place.is_dir():
+        if place not in kept:
+            place.unlink(missing_ok=True)
+        return
+    from policy.files import PUBLIC_FOLDER, PUBLIC_SUFFIXES
+
+    for folder, suffixes in ((place / PUBLIC_FOLDER, PUBLIC_SUFFIXES), (place, (".yaml",))):
+        for file in folder.glob("*"):
+            if file.suffix in suffixes and file not in kept:
+                file.unlink()
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _reload(admin: str) -> None:

@@ -338,6 +338,38 @@ def test_a_policy_is_tried_without_effect(run: Run, place: Place, appliance: Fak
     assert "no policy is tried" in run("policy", "shadow", *arguments).stdout
 
 
+def test_a_folder_is_tried_with_its_texts(run: Run, tmp_path: Path, appliance: FakeAppliance) -> None:
+    """Of a folder, texts of public prefixes come along, and what reads the policy finds them. A trial with fewer files
+    leaves none of the trial before; one that cannot be written leaves that trial; `--off` leaves no folder."""
+    configured, tried = Place(tmp_path, "rules"), tmp_path / "rules.shadow"
+    new = tmp_path / "new"
+    for folder in (tmp_path / "rules", new, new / "public"):
+        folder.mkdir()
+    configured.write("a", 1, "rules/a.yaml")
+    configured.write("a", 2, "new/a.yaml")
+    configured.write("c", 2, "new/c.yaml")
+    (new / "a.yaml").write_text(
+        (new / "a.yaml").read_text() + "public_prefixes: {help: {model: m, file: help.txt, tenants: [a]}}\n"
+    )
+    (new / "public" / "help.txt").write_text("You help.\n")
+    arguments = ("--config", str(configured.config), "--admin", appliance.url)
+    told = run("policy", "shadow", str(new), *arguments)
+    assert told.exit_code == 0, told.stdout
+    assert load_policy(read_sources(tried)).digest == load_policy(read_sources(new)).digest
+    (new / "c.yaml").unlink()
+    (tried / "a.yaml.lock").mkdir()  # Not ours, and stays.
+    assert run("policy", "shadow", str(new), *arguments).exit_code == 0
+    assert sorted(file.name for file in tried.rglob("*")) == ["a.yaml", "a.yaml.lock", "help.txt", "public"]
+    (tried / "a.yaml.lock").rmdir()
+    configured.write("d", 1, "new/0.yaml")
+    (tried / "0.yaml").mkdir()  # Nothing can be written there.
+    assert run("policy", "shadow", str(new), *arguments).exit_code == 1
+    assert (tried / "a.yaml").read_text() == (new / "a.yaml").read_text()
+    (tried / "0.yaml").rmdir()
+    assert run("policy", "shadow", "--off", *arguments).exit_code == 0
+    assert not tried.exists()
+
+
 def editor(place: Place, monkeypatch: pytest.MonkeyPatch, *commands: str) -> None:
     """An editor that runs one of these commands of sed at each call."""
     script, calls = place.folder / "editor", place.folder / "calls"
