@@ -17,6 +17,9 @@ import obstore
 from obstore.store import S3Store
 
 BUCKET = "models"
+OPEN_BUCKET = "open"
+"""A bucket that anybody reads."""
+
 USER, SECRET = "athanor", "a-secret-of-the-tests"
 START_S = 90.0
 
@@ -29,18 +32,18 @@ class S3Server:
     files: str
     """Address under which the bucket is served over HTTP without credentials."""
 
-    def store(self) -> S3Store:
-        """The bucket, made when it is written to. A second one would reserve volumes of its own."""
+    def store(self, bucket: str = BUCKET) -> S3Store:
+        """A bucket, made when it is written to. Each reserves volumes of its own."""
         config = {"endpoint": self.endpoint, "access_key_id": USER, "secret_access_key": SECRET, "region": "us-east-1"}
-        return S3Store(BUCKET, config=config, client_options={"allow_http": True})
+        return S3Store(bucket, config=config, client_options={"allow_http": True})
 
-    def upload(self, folder: Path, prefix: str) -> str:
+    def upload(self, folder: Path, prefix: str, bucket: str = BUCKET) -> str:
         """Upload a model's folder; gives its address."""
-        store = self.store()
+        store = self.store(bucket)
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path)
-        return f"s3://{BUCKET}/{prefix}"
+        return f"s3://{bucket}/{prefix}"
 
     def sources(self, path: Path, *, secret: str = SECRET) -> Path:
         """A file of sources with this server's endpoint and credentials."""
@@ -68,7 +71,8 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
     folder.mkdir(parents=True, exist_ok=True)
     keys = {"accessKey": USER, "secretKey": SECRET}
     identity = {"name": "tests", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    anybody = {"name": "anonymous", "actions": [f"Read:{OPEN_BUCKET}", f"List:{OPEN_BUCKET}"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity, anybody]}))
     names = ("master", "volume", "filer", "s3")
     ports = dict(zip((*names, *(f"{name}.grpc" for name in names)), free_ports(8), strict=True))
     flags = [f"-{name}.port={ports[name]}" for name in names]
