@@ -75,12 +75,17 @@ def _zeros(usable: int) -> bytes:
 def overwrite_cached(pieces: int = CACHED_PIECES) -> None:
     """Overwrite the free pieces that the C library keeps for the calling thread, ``pieces`` (<= 255) of each size."""
     held: list[object] = [None] * pieces
-    for usable in range(_SMALLEST, _CACHED + 1, _STEP):
-        for slot in range(pieces):
-            # No immutable object is so small, but what a bytearray holds, with a zero at its end.
-            held[slot] = _zeros(usable) if usable > _SMALLEST else bytearray(_SMALLEST - 1)
-        for slot in range(pieces):
+    slots, zero = range(pieces), _ZERO  # Every idle gateway does this all day: names are looked up once.
+    for slot in slots:
+        held[slot] = bytearray(_SMALLEST - 1)  # No immutable object is so small, but what this holds, with a zero.
+    for usable in range(_SMALLEST + _STEP, _CACHED + 1, _STEP):
+        size = usable - _HEAD
+        for slot in slots:
             held[slot] = None
+        for slot in slots:
+            held[slot] = zero * size
+    for slot in slots:
+        held[slot] = None
 
 
 def _is_marked(place: int) -> bool:
