@@ -22,11 +22,7 @@ pytestmark = [pytest.mark.runsc, pytest.mark.full]
 answers that were computed elsewhere (tests/system/test_first_light.py)."""
 
 MODEL = "stories260K-hf"
-VARIANTS = [
-    "gvisor",
-    "gvisor, compiled kernels",
-    "unsafe",
-]
+VARIANTS = ["gvisor", "gvisor, compiled kernels", "unsafe"]
 
 
 @pytest.fixture(scope="module")
