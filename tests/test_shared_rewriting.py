@@ -1,13 +1,16 @@
-"""Workers rewrite assertions of test modules once between them."""
+"""Workers rewrite assertions of test modules, and read constants of all others, once between them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from _pytest.assertion.rewrite import PYC_TAIL, _read_pyc, get_cache_dir
+from hypothesis.configuration import StorageDirectory
+from hypothesis.internal import constants_ast
 
-from tests.shared_rewriting import rewrite_part
+from tests.shared_rewriting import SOURCES, read_part, rewrite_part
 
 
 def test_each_worker_rewrites_its_part(pytestconfig: pytest.Config, tmp_path: Path) -> None:
@@ -39,3 +42,39 @@ def test_a_module_that_does_not_parse_is_left_to_its_import(pytestconfig: pytest
     sound.write_text("def test():\n    assert 1 + 1 == 2\n")
     rewrite_part(pytestconfig, tmp_path, 0, 1)
     assert [(get_cache_dir(path) / f"{path.stem}{PYC_TAIL}").exists() for path in (broken, sound)] == [False, True]
+
+
+def test_each_worker_reads_its_part_of_the_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three modules the first of two workers reads two and the second one. Afterwards a worker that has imported
+    one takes what is kept: its source is parsed no more. Control: before, it is."""
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(constants_ast, "storage_directory", lambda _: StorageDirectory(kept, home_directory=kept))
+    paths = [tmp_path / "ours" / f"{name}.py" for name in "abc"]
+    paths[0].parent.mkdir()
+    for number, path in enumerate(paths):
+        path.write_text(f"LIMIT = {123_450 + number}\n")
+    parsed: list[bytes | str] = []
+    parse = constants_ast._constants_from_source
+
+    def note(source: bytes | str, *, limit: bool) -> constants_ast.Constants:
+        parsed.append(source)
+        return parse(source, limit=limit)
+
+    monkeypatch.setattr(constants_ast, "_constants_from_source", note)
+    read_part([paths[0].parent], 0, 2)
+    assert len(list(kept.glob("[0-9a-f]*"))) == 2 and paths[2].read_bytes() in parsed
+    read_part([paths[0].parent], 1, 2)
+    assert len(list(kept.glob("[0-9a-f]*"))) == 3
+    parsed.clear()
+    module = ModuleType("b")
+    module.__file__ = str(paths[1])
+    assert 123_451 in constants_ast.constants_from_module(module)
+    assert paths[1].read_bytes() not in parsed and len(parsed) == 1
+
+
+def test_constants_are_those_of_what_ships(root: Path) -> None:
+    """Every package of ours is read, and Hypothesis takes its modules for local; those of tests it leaves out."""
+    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"tests"}
+    assert set(SOURCES) == packages
+    assert constants_ast.is_local_module_file(str(root / "policy" / "evaluate.py"))
+    assert not constants_ast.is_local_module_file(str(root / "tests" / "parts.py"))

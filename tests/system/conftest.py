@@ -314,21 +314,30 @@ def governed(appliance: Appliance) -> Iterator[Appliance]:
 
 
 @pytest.fixture(scope="session")
-def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """One demo that serves models with tools, of two families, and one that reasons; two have random weights."""
+def in_full(request: pytest.FixtureRequest) -> bool:
+    """Whether this run has tests of the full count. Models that they alone ask for are not served otherwise: each
+    begins without a checkpoint, in two sandboxes of some five seconds of processor."""
+    return any(item.get_closest_marker("full") for item in request.session.items)
+
+
+@pytest.fixture(scope="session")
+def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path, in_full: bool) -> Iterator[Appliance]:
+    """One demo that serves a model with tools and one that reasons, in the full count also one with tools of another
+    family; all but the first have random weights."""
     folder = tmp_path_factory.mktemp("tools")
-    models = make_models(folder, ("hermes", "llama3", "thinking"), random=("llama3", "thinking"))
+    names = ("hermes", "thinking", *(("llama3",) if in_full else ()))
+    models = make_models(folder, names, random=names[1:])
     served = [argument for model in models for argument in ("--model", str(model))]
     with running(folder / "state", *served, "--checkpoints", "off") as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def many(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Served]:
+def many(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path, in_full: bool) -> Iterator[Served]:
     """One appliance with models of every kind; its tests leave it as they found it."""
     from tests.system.many_models import serving
 
-    with serving(tmp_path_factory.mktemp("many"), runsc_path) as started:
+    with serving(tmp_path_factory.mktemp("many"), runsc_path, whole=in_full) as started:
         yield started
 
 

@@ -144,9 +144,11 @@ def converted_model(scratch: Path, folder: Path) -> None:
 
 @dataclass
 class Served:
-    """A running appliance with three models of text, one of vectors and three classifiers."""
+    """A running appliance with two or three models of text, one of vectors and two or three classifiers."""
 
     ready: dict[str, Any]
+    models: list[str]
+    """Names of the models, as they are configured."""
     keys: dict[str, str]
     state: Path
     process: subprocess.Popen[bytes]
@@ -208,22 +210,25 @@ def wait(holds: Callable[[], bool], most_s: float = START_TIMEOUT_S) -> None:
 
 
 @contextlib.contextmanager
-def serving(state: Path, runsc: Path) -> Iterator[Served]:
-    """Serve seven models from one configuration, for the time of the block; the first two have the same files."""
+def serving(state: Path, runsc: Path, *, whole: bool) -> Iterator[Served]:
+    """Serve models from one configuration, for the time of the block: seven where they are ``whole``, else without the
+    last two. The first two have the same files."""
     os.chmod(state, 0o755)
     models = state / "models"
     reference, classes = embedding_model(models / "vectors"), classifier(models / "classes")
     classifier(models / "moods", 3)
-    shutil.copytree(models / "classes", models / "templated")
-    scratch = state / "scratch"
-    scratch.mkdir()
-    converted_model(scratch, models / "converted")
+    if whole:
+        shutil.copytree(models / "classes", models / "templated")
+        (state / "scratch").mkdir()
+        converted_model(state / "scratch", models / "converted")
     keys = prepare_keys(state)
     keys |= limited_keys(state)
     PROVIDER.add("k1")
     (state / "keys.json").write_bytes(PROVIDER.published())
     (state / "policy.yaml").write_text(POLICY)
-    (state / "athanor.yaml").write_text(json.dumps(configuration(state, runsc)))
+    config = configuration(state, runsc, whole=whole)
+    (state / "athanor.yaml").write_text(json.dumps(config))
+    names = [one["name"] for one in config["models"]]
     command = [sys.executable, "-m", "appliance.operator.cli", "serve", "--config", str(state / "athanor.yaml")]
     with (state / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -232,7 +237,7 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
         assert process.stdout is not None
         line = process.stdout.readline() if select.select([process.stdout], [], [], START_TIMEOUT_S)[0] else b""
         assert line, (state / "log").read_text()[-3_000:]
-        found = Served(json.loads(line), keys, state, process, reference, classes, tokenizer)
+        found = Served(json.loads(line), names, keys, state, process, reference, classes, tokenizer)
         wait(lambda: all(one["state"] == "ready" for one in found.status()["models"]))
         yield found
     finally:
@@ -240,12 +245,16 @@ def serving(state: Path, runsc: Path) -> Iterator[Served]:
         process.wait(STOP_TIMEOUT_S)
 
 
-def configuration(state: Path, runsc: Path) -> dict[str, Any]:
-    """The appliance's configuration."""
+def configuration(state: Path, runsc: Path, *, whole: bool) -> dict[str, Any]:
+    """The appliance's configuration, with the models of the full count where it is to be ``whole``."""
     http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
     small = {"kv_bytes": 16 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     judge = {"runner": "classify", **small}
     path = {name: str(state / "models" / name) for name in ("vectors", "classes", "templated", "moods", "converted")}
+    further = (
+        {"name": "templated", "path": path["templated"], **judge, "pairs": "template"},
+        {"name": "converted", "path": path["converted"], **small},
+    )
     digest = make_adapter(embedded_model(), state / "adapters" / "support")
     adapters = [
         {"name": "support", "path": str(state / "adapters" / "support"), "digest": digest},
@@ -258,9 +267,8 @@ def configuration(state: Path, runsc: Path) -> dict[str, Any]:
             {"name": "athanor-next", "path": str(embedded_model()), **small},
             {"name": "vectors", "path": path["vectors"], "runner": "embed", "truncates": True, **small},
             {"name": "classes", "path": path["classes"], **judge},
-            {"name": "templated", "path": path["templated"], **judge, "pairs": "template"},
             {"name": "moods", "path": path["moods"], **judge, "labels": ["bad", "good"]},
-            {"name": "converted", "path": path["converted"], **small},
+            *(further if whole else ()),
         ],
         "policy": "policy.yaml",
         "credentials": "credentials.json",

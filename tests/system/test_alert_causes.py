@@ -1,7 +1,9 @@
 """Alerts under their real causes: an appliance in two processes, its gateway with the procfs of the shipped unit and
 few descriptors, a real Prometheus that scrapes the metrics listener with a token, and the trouble that a rule is for.
 
-Needs root: for the procfs, and for a small disk that fills up.
+Needs root: for the procfs, and for a small disk that fills up. What needs the appliance is of the full count: `make
+test` has that every name asked for is in the scrape of a demo, and that no alert fires without its cause
+(tests/system/test_monitoring.py).
 """
 
 from __future__ import annotations
@@ -294,6 +296,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+@pytest.mark.full
 def test_every_series_is_there_under_the_shipped_unit(troubled: Troubled, root: Path) -> None:
     """With the unit's procfs, over the metrics listener, each name that a panel or a rule asks for is in the scrape,
     but those for which there is nothing to count. Control: that procfs has no boot time, which prometheus_client's
@@ -335,6 +338,7 @@ def test_the_rules_are_all_caused_or_named(root: Path) -> None:
     assert caused == alerts and alerts > NOT_CAUSED
 
 
+@pytest.mark.full
 def test_what_the_configuration_causes(troubled: Troubled) -> None:
     """A certificate that ends tomorrow, a small disk, and traces that nobody takes; once a slow start is over, nothing
     else is wrong."""
@@ -345,6 +349,7 @@ def test_what_the_configuration_causes(troubled: Troubled) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.full
 def test_a_failed_reload(troubled: Troubled) -> None:
     """A policy with a mistake in it: the old one stays, and the alert fires."""
     policy = troubled.folder / "policy.yaml"
@@ -358,6 +363,7 @@ def test_a_failed_reload(troubled: Troubled) -> None:
     assert httpx.post(reload, timeout=60, verify=PLAIN).status_code == 200
 
 
+@pytest.mark.full
 def test_descriptors_run_out(troubled: Troubled) -> None:
     """A limit that leaves no room: strangers cannot cause it, since the gateway keeps descriptors from its clients."""
     pid = troubled.gateway.pid
@@ -452,6 +458,7 @@ def wait_idle(troubled: Troubled) -> None:
     until(lambda: troubled.in_flight() == 0, "the end of the requests")
 
 
+@pytest.mark.full
 def test_a_full_disk_under_the_audit_log(troubled: Troubled) -> None:
     """The audit log's disk is full: it is not written, and requests are served all the same, as configured."""
     filler = troubled.folder / "audit/filler"
@@ -465,6 +472,7 @@ def test_a_full_disk_under_the_audit_log(troubled: Troubled) -> None:
         filler.unlink()
 
 
+@pytest.mark.full
 def test_a_gateway_that_is_gone(troubled: Troubled) -> None:
     """Nothing answers any more at the address that is scraped."""
     query = 'ALERTS{alertname="AthanorDown", alertstate="firing"}'

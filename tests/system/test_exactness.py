@@ -17,15 +17,12 @@ from appliance.operator import kernels
 from tests.compiled_kernels import compiled
 from tests.system.conftest import Appliance, running
 
-pytestmark = pytest.mark.runsc
+pytestmark = [pytest.mark.runsc, pytest.mark.full]
+"""`make test` has this model's ids on both backends (tests/engine/backends/test_exact_ids.py), and an appliance's
+answers that were computed elsewhere (tests/system/test_first_light.py)."""
 
 MODEL = "stories260K-hf"
-VARIANTS = [
-    pytest.param("gvisor", marks=pytest.mark.full),
-    "gvisor, compiled kernels",
-    pytest.param("unsafe", marks=pytest.mark.full),
-]
-"""tests/engine/backends has both backends' ids without an appliance each time."""
+VARIANTS = ["gvisor", "gvisor, compiled kernels", "unsafe"]
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,8 @@ def with_key(text: str, tmp_path_factory: pytest.TempPathFactory, appliance: App
 
 @pytest.fixture(scope="module")
 def with_certificate(text: str, tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Reader]:
-    """A reader with the page's certificates, at an appliance that uses them too."""
+    """A reader with the page's certificates, at an appliance that uses them too: the full count alone has one, and
+    `make test` a client with a certificate in tests/system/test_grpc_clients.py and test_serve.py."""
     folder = tmp_path_factory.mktemp("certificate")
     Reader(text, folder, "", "").shell(Reader(text, folder, "", "").block("certificates"))
     tls = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
@@ -126,6 +127,7 @@ def test_python_with_a_key(with_key: Reader) -> None:
     assert answer != "" and 1 <= int(count.removeprefix("output tokens: ")) <= 32
 
 
+@pytest.mark.full
 def test_python_with_a_certificate(with_certificate: Reader) -> None:
     """The second one prints an answer, and of an error the code, the message and the reason."""
     *answer, error, reason = with_certificate.python("ask_mtls.py").splitlines()
@@ -151,11 +153,16 @@ def test_go_with_a_certificate(with_certificate: Reader) -> None:
     assert reason == "reason: MODEL_NOT_FOUND"
 
 
-def test_grpcurl(with_key: Reader, with_certificate: Reader) -> None:
-    """It lists the services, generates and lists the models by reflection."""
-    place = Path(programs.grpcurl()).parent
-    printed = with_key.shell(with_key.block("grpcurl"), place)
+def test_grpcurl(with_key: Reader) -> None:
+    """It lists the services and generates by reflection."""
+    printed = with_key.shell(with_key.block("grpcurl"), Path(programs.grpcurl()).parent)
     assert "athanor.inference.v1.InferenceService\n" in printed and '"finished"' in printed
+
+
+@pytest.mark.full
+def test_grpcurl_with_a_certificate(with_certificate: Reader) -> None:
+    """It lists the models by reflection."""
+    place = Path(programs.grpcurl()).parent
     assert '"name": "athanor-mini"' in with_certificate.shell(with_certificate.block("grpcurl-mtls"), place)
 
 
@@ -180,6 +187,7 @@ def _has_row(kind: type) -> bool:
     return issubclass(kind, ApplianceError) and kind is not ApplianceError
 
 
+@pytest.mark.full
 def test_what_a_client_says_without_a_connection_is_in_the_table(
     with_key: Reader, with_certificate: Reader, text: str, tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["demo", "bench"])
+@pytest.mark.parametrize("name", ["demo", pytest.param("bench", marks=pytest.mark.full)])
 def test_a_killed_command_leaves_nothing(
     name: str, adopting: None, folder: Path, appliance: Appliance, root: Path
 ) -> None:

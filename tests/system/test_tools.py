@@ -24,8 +24,10 @@ from tests.system.tool_models import make_models
 
 pytestmark = pytest.mark.runsc
 
-CALLING = ("hermes", "llama3")
-FAMILIES = (*CALLING, "mistral")
+FAMILIES = ("hermes", "llama3", "mistral")
+CALLING = ("hermes", pytest.param("llama3", marks=pytest.mark.full))
+"""Each family of calls has its own reader in the sandbox, and tests of it in tests/engine/text/output: one of them is
+served in `make test`."""
 SEARCH = {
     "type": "object",
     "properties": {
