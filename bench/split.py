@@ -1,0 +1,248 @@
+"""Prompts on one host and answers on another, against two hosts that do both: ``python -m bench.split``.
+
+Four real appliances and one store. The arm ``split`` is a prefill host on one core and a decode host on another, which
+alone is asked; the arm ``mixed`` is two hosts on the same two cores, asked in turn. Every process of a host is held to
+its core (``sched_setaffinity``, which all that it starts inherits); the store and the clients are held to none, and
+take their time from both cores of both arms. The arms take turns, and begin in turn; the hosts of the arm that is not
+measured are idle.
+
+Tenant ``shy``, which shares nothing, has streams with short prompts that decode all the time; tenant ``alpha`` sends
+long prompts at a steady rate, whatever became of those before. Printed are gaps between chunks of the streams (ITL, at
+the client), first tokens of both, whole blocks of long prompts that the answering host computed itself, and the usage
+that clients were told beside that of all hosts' audit logs.
+
+Run as root: ``python -m bench.split [--rounds 4] [--seconds 30] [--streams 4] [--prompt 2000] [--every 1.0]
+[--model mini|wide]``. ``--short`` is one round of ten seconds. ``wide`` is a model of 60 million random weights, whose
+prompts take longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import httpx
+
+from appliance.common.catalog import embedded_model
+from bench.peer_weights import SHAPE, write_shape
+from bench.split_load import Load, Seen, Target, Usage, run
+from tests.appliance.supervisor.fleet_keys.fleets import config, sign
+from tests.stores import store
+from tests.system.conftest import PLAIN, as_demos
+from tests.system.spilling import Spilling, served
+from tests.system.test_fleet_kv import POLICY, held, wait_until
+from tests.system.test_split import DECODE, PREFILL, requests_of, sections
+
+WIDE = SHAPE | {"num_hidden_layers": 4, "vocab_size": 4_096}
+"""Matrices of a 0.5B model in four layers: 64 million weights."""
+
+KV_BYTES, STORE_BYTES = 256 << 20, 1 << 30
+SETTLE_S = 2.0
+"""Before and between arms: what the one before has left is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Hosts of one arm, and those of them that are asked."""
+
+    name: str
+    hosts: tuple[Spilling, ...]
+    asked: tuple[Spilling, ...]
+
+    @property
+    def targets(self) -> list[Target]:
+        """As clients have them."""
+        return [Target(one.http, one.keys) for one in self.asked]
+
+
+@contextlib.contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Hold what is started in the block to one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def arms(folder: Path, model: dict[str, Any]) -> Iterator[tuple[Arm, Arm]]:
+    """Start all hosts: of each arm one on either core."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("this needs two cores")
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, contextlib.ExitStack() as stack:
+        running = stack.enter_context(store(Path(name)))
+        print(f"{running.version}, cores {cores}", flush=True)
+        found: dict[str, list[Spilling]] = {}
+        for arm in ("split", "mixed"):
+            place = folder / arm
+            place.mkdir()
+            sign(place, (PREFILL, DECODE), fleet=arm)
+            roles = sections(place) if arm == "split" else {}
+            for host, core in zip((PREFILL, DECODE), cores, strict=True):
+                (place / host).mkdir()
+                members = config(place, host).model_dump(mode="json") | {"write": "when_computed"}
+                kv = {"store": running.address, "size": STORE_BYTES, "ttl": 600, "members": members}
+                sandbox = {**as_demos(), "form_cache": str(folder / "forms"), "spill": {"memory": 2 * KV_BYTES}}
+                more = {"kv_store": kv, "sandbox": sandbox, "audit": {"directory": "audit"}, "models": [model]}
+                if host in roles:
+                    more["split"] = roles[host]
+                with on_core(core):
+                    one = stack.enter_context(served(place / host, POLICY, {}, **more))
+                found.setdefault(arm, []).append(one)
+        for one in (*found["split"], *found["mixed"]):
+            wait_until(lambda one=one: held(one, "athanor_fleet_keys_held") == 1)
+        time.sleep(SETTLE_S)
+        split, mixed = tuple(found["split"]), tuple(found["mixed"])
+        yield Arm("split", split, split[1:]), Arm("mixed", mixed, mixed)
+
+
+def at(values: list[float], part: float) -> float:
+    """A quantile in milliseconds; NaN of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] * 1e3 if ordered else float("nan")
+
+
+def joined(rounds: list[Seen]) -> Seen:
+    """All that one arm's clients saw."""
+    whole = Seen()
+    for one in rounds:
+        for name in ("gaps", "short_first", "long_first", "long_second", "long_usage", "total"):
+            getattr(whole, name).extend(getattr(one, name))
+        whole.failed += one.failed
+    return whole
+
+
+def row(name: str, seen: Seen) -> str:
+    """One arm's figures."""
+    computed = [one.computed_blocks for one in seen.long_usage]
+    cells = (
+        f"ITL p50 {at(seen.gaps, 0.5):6.1f} p99 {at(seen.gaps, 0.99):6.1f} max {at(seen.gaps, 1.0):6.1f} ms",
+        f"TTFT short p50 {at(seen.short_first, 0.5):5.0f} p99 {at(seen.short_first, 0.99):5.0f}",
+        f"long p50 {at(seen.long_first, 0.5):5.0f} p99 {at(seen.long_first, 0.99):5.0f} ms",
+        f"second token of long p50 {at(seen.long_second, 0.5):5.0f}",
+        f"long {len(computed)}, blocks computed there {mean(computed) if computed else 0:.1f} (most "
+        f"{max(computed, default=0)})",
+        f"tokens {sum(one.completion for one in seen.total)}, failed {seen.failed}",
+    )
+    return f"{name:6} " + "; ".join(cells)
+
+
+def charged(arm: Arm, count: int) -> tuple[Usage, dict[str, int]]:
+    """Sum of the arm's audit logs once they have so many requests, and how many each host has."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    until = time.monotonic() + 15
+    while sum(map(len, hosts.values())) < count and time.monotonic() < until:
+        time.sleep(0.5)
+        hosts = {one.state.parent.name: requests_of(one) for one in arm.hosts}
+    lines = [line for found in hosts.values() for line in found]
+    total = Usage(
+        *(sum(line.get(name, 0) for line in lines) for name in ("input_tokens", "output_tokens", "cached_tokens"))
+    )
+    return total, {host: len(found) for host, found in hosts.items()}
+
+
+def told(usages: list[Usage]) -> Usage:
+    """Sum of what clients were told."""
+    return Usage(*(sum(getattr(one, name) for one in usages) for name in ("prompt", "completion", "cached")))
+
+
+def outcomes(host: Spilling) -> dict[str, float]:
+    """Counters of the split on a host, by their labels."""
+    page = httpx.get(f"{host.admin}/metrics", verify=PLAIN, timeout=20).text
+    rows = re.findall(r"^(athanor_split_\w+_total)(\{[^}]*\})? ([0-9.e+]+)$", page, re.MULTILINE)
+    return {
+        name[14:-6] + "".join(re.findall(r'="([a-z_]+)"', labels)[:1]): float(value) for name, labels, value in rows
+    }
+
+
+async def measure(both: tuple[Arm, Arm], name: str, load: Load, rounds: int) -> dict[str, list[Seen]]:
+    """Warm both arms up, then put the load on them in turns."""
+    rng = random.Random(1)
+    warm = Load(load.streams, load.stream_prompt, 32, load.long_prompt, 2, 1.0, 3.0)
+    found: dict[str, list[Seen]] = {arm.name: [] for arm in both}
+    warmed: dict[str, Seen] = {arm.name: await run(arm.targets, name, warm, rng) for arm in both}
+    for number in range(rounds):
+        for arm in both if number % 2 else reversed(both):
+            await asyncio.sleep(SETTLE_S)
+            seen = await run(arm.targets, name, load, rng)
+            found[arm.name].append(seen)
+            print(row(arm.name, seen), flush=True)
+    for arm_name, seen in warmed.items():
+        found[arm_name].append(Seen(total=seen.total, failed=seen.failed))
+    return found
+
+
+def report(both: tuple[Arm, Arm], found: dict[str, list[Seen]], rounds: int) -> None:
+    """Print what all rounds say together."""
+    print("\nall rounds together")
+    whole = {arm.name: joined(found[arm.name]) for arm in both}
+    for arm in both:
+        print(row(arm.name, whole[arm.name]))
+    by_round = [
+        at(m.gaps, 0.99) / at(s.gaps, 0.99) for s, m in zip(found["split"], found["mixed"], strict=True) if s.gaps
+    ]
+    ratio = at(whole["mixed"].gaps, 0.99) / at(whole["split"].gaps, 0.99)
+    print(
+        f"p99 of ITL, mixed over split: {ratio:.2f}; by round median {median(by_round):.2f}, {min(by_round):.2f} to ",
+        end="",
+    )
+    print(f"{max(by_round):.2f} ({rounds} rounds)")
+    for arm in both:
+        logs, hosts = charged(arm, len(whole[arm.name].total))
+        clients = told(whole[arm.name].total)
+        same = "the same" if logs == clients else "DIFFERENT"
+        print(f"usage {arm.name}: clients {clients}, audit logs {logs} of requests {hosts}: {same}")
+    print("decode host:", outcomes(both[0].hosts[1]))
+    blocks = Counter(one.computed_blocks for one in whole["split"].long_usage)
+    print("blocks of a long prompt that the decode host computed: times", dict(sorted(blocks.items())))
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Prompts apart from answers, against hosts that do both.")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=2_000)
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two long prompts")
+    parser.add_argument("--output", type=int, default=200, help="tokens of a stream's answer")
+    parser.add_argument("--model", choices=("mini", "wide"), default="mini")
+    parser.add_argument("--short", action="store_true")
+    options = parser.parse_args()
+    rounds, seconds = (1, 10.0) if options.short else (options.rounds, options.seconds)
+    load = Load(options.streams, 16, options.output, options.prompt, 8, options.every, seconds)
+    with tempfile.TemporaryDirectory(prefix="split-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        path, model = embedded_model(), {"name": "athanor-mini", "dtype": "float32", "kv_bytes": KV_BYTES}
+        if options.model == "wide":
+            path = folder / "wide"
+            write_shape(path, WIDE)
+            for one in (path, *path.iterdir()):
+                one.chmod(0o755 if one.is_dir() else 0o644)
+            model = {"name": "wide", "kv_bytes": KV_BYTES}
+        print(json.dumps({"model": options.model, "load": str(load)}))
+        with arms(folder, {**model, "path": str(path)}) as both:
+            report(both, asyncio.run(measure(both, model["name"], load, rounds)), rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
