@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -131,7 +132,7 @@ async def run(targets: Sequence[Target], model: str, load: Load, rng: random.Ran
                 continue
             times = got.chunks
             seen.short_first.append(times[1] - times[0])
-            seen.gaps += [after - before for before, after in zip(times[1:], times[2:], strict=False) if after < until]
+            seen.gaps += [after - before for before, after in itertools.pairwise(times[1:]) if after < until]
 
     async def asking(number: int) -> None:
         target = targets[number % len(targets)]

@@ -12,6 +12,7 @@ request kills the engine does not escape suspicion.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.logprob import PromptLogprobs
 from isolation.ipc.messages import EngineReady, FailureCode, Finish
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicState, PublicUsage, PublicUse
 
 MAX_LIVE_REQUESTS = 1_024
@@ -191,6 +193,15 @@ class EngineLink(SandboxLink):
             if len(self._leaving) > MAX_LEAVING:
                 self._leaving.popitem(last=False)
             self._tell(Abort(stream.request))
+
+    def prefetch(self, message: Prefetch) -> None:
+        """Have the engine take blocks of a prompt that another host computes; where the ring is full, it does not."""
+        with contextlib.suppress(LinkFullError):
+            self._link.send(message)
+
+    def end_prefetch(self, request: int) -> None:
+        """Have the engine take no more of it; idempotent."""
+        self._tell(Abort(request))
 
     def send_masks(self, masks: Masks) -> None:
         """Send masks on, unless the engine is gone."""
