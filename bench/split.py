@@ -172,6 +172,17 @@ def outcomes(host: Spilling) -> dict[str, float]:
     }
 
 
+def waits(before: dict[str, float], after: dict[str, float], seen: Seen) -> str:
+    """What the split's counters say of one round: outcomes, and how long after its outcome a prompt's first token
+    came."""
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    asked = {name[5:]: int(count) for name, count in grown.items() if name.startswith("asked") and count}
+    waited = sum(count for name, count in grown.items() if name.startswith("waited"))
+    count = sum(asked.values())
+    behind = mean(seen.long_first) * 1e3 - waited / count if count and seen.long_first else float("nan")
+    return f"       outcomes {asked}; waited {waited / max(1, count):.0f} ms, first token {behind:.0f} ms behind that"
+
+
 async def measure(both: tuple[Arm, Arm], name: str, load: Load, rounds: int) -> dict[str, list[Seen]]:
     """Warm both arms up, then put the load on them in turns."""
     rng = random.Random(1)
@@ -181,9 +192,12 @@ async def measure(both: tuple[Arm, Arm], name: str, load: Load, rounds: int) -> 
     for number in range(rounds):
         for arm in both if number % 2 else reversed(both):
             await asyncio.sleep(SETTLE_S)
+            before = outcomes(both[0].hosts[1])
             seen = await run(arm.targets, name, load, rng)
             found[arm.name].append(seen)
             print(row(arm.name, seen), flush=True)
+            if arm is both[0]:
+                print(waits(before, outcomes(arm.hosts[1]), seen), flush=True)
     for arm_name, seen in warmed.items():
         found[arm_name].append(Seen(total=seen.total, failed=seen.failed))
     return found

@@ -1,4 +1,4 @@
-"""Blocks of a prompt that another host computes at this moment: taken as they come, within bounds, and of nobody else."""
+"""Blocks of a prompt that another host computes at this moment: taken as they come, bounded, and of nobody else."""
 
 from __future__ import annotations
 
