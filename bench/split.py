@@ -1,15 +1,15 @@
 """Prompts on one host and answers on another, against two hosts that do both: ``python -m bench.split``.
 
-Four real appliances and one store. The arm ``split`` is a prefill host on one core and a decode host on another, which
-alone is asked; the arm ``mixed`` is two hosts on the same two cores, asked in turn. Every process of a host is held to
-its core (``sched_setaffinity``, which all that it starts inherits); the store and the clients are held to none, and
-take their time from both cores of both arms. The arms take turns, and begin in turn; the hosts of the arm that is not
-measured are idle.
+Two real appliances and one store. In the arm ``split`` one host computes prompts for the other, which alone is asked;
+in the arm ``mixed`` both are asked in turn, and long prompts are those of a tenant that does not share, so that no host
+asks the other and none writes to the store. Once it serves, every process of a host is held to a core of its own
+(``sched_setaffinity``); store and clients are held to none, and take their time from both cores in both arms. The arms
+take turns, and begin in turn.
 
-Tenant ``shy``, which shares nothing, has streams with short prompts that decode all the time; tenant ``alpha`` sends
-long prompts at a steady rate, whatever became of those before. Printed are gaps between chunks of the streams (ITL, at
-the client), first tokens of both, whole blocks of long prompts that the answering host computed itself, and the usage
-that clients were told beside that of all hosts' audit logs.
+Tenant ``shy`` has streams with short prompts that decode all the time; tenants ``alpha`` (split) and ``beta`` (mixed)
+send long prompts at a steady rate, whatever became of those before. Printed are gaps between chunks of the streams
+(ITL, at the client), first tokens of both, whole blocks of long prompts that the answering host computed itself, and
+the usage that clients were told beside that of both hosts' audit logs.
 
 Run as root: ``python -m bench.split [--rounds 4] [--seconds 30] [--streams 4] [--prompt 2000] [--every 1.0]
 [--model mini|wide]``. ``--short`` is one round of ten seconds. ``wide`` is a model of 60 million random weights, whose
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -39,12 +39,13 @@ import httpx
 
 from appliance.common.catalog import embedded_model
 from bench.peer_weights import SHAPE, write_shape
+from bench.process_times import tree
 from bench.split_load import Load, Seen, Target, Usage, run
 from tests.appliance.supervisor.fleet_keys.fleets import config, sign
 from tests.stores import store
 from tests.system.conftest import PLAIN, as_demos
 from tests.system.spilling import Spilling, served
-from tests.system.test_fleet_kv import POLICY, held, wait_until
+from tests.system.test_fleet_kv import held, wait_until
 from tests.system.test_split import DECODE, PREFILL, requests_of, sections
 
 WIDE = SHAPE | {"num_hidden_layers": 4, "vocab_size": 4_096}
@@ -55,62 +56,73 @@ SETTLE_S = 2.0
 """Before and between arms: what the one before has left is written."""
 
 
+POLICY = """\
+version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["*"], kv_export: true, kv_fleet: true}
+  beta: {credentials: ["key:b"], models: ["*"]}
+  shy: {credentials: ["key:s"], models: ["*"]}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Hosts of one arm, and those of them that are asked."""
+    """What is asked in one arm."""
 
     name: str
-    hosts: tuple[Spilling, ...]
     asked: tuple[Spilling, ...]
+    key: str
+    """Key of the tenant with the long prompts."""
 
     @property
     def targets(self) -> list[Target]:
-        """As clients have them."""
+        """The hosts as clients have them."""
         return [Target(one.http, one.keys) for one in self.asked]
 
 
-@contextlib.contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """Hold what is started in the block to one core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+def hold(host: Spilling, core: int) -> None:
+    """Hold all processes of a host, with the threads that they have, to one core; what they start inherits that."""
+    here = str(host.state).encode()
+    roots = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit() and here in _command(one)]
+    for pid in tree(roots):
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(task.name), {core})
+
+
+def _command(process: Path) -> bytes:
     try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @contextlib.contextmanager
-def arms(folder: Path, model: dict[str, Any]) -> Iterator[tuple[Arm, Arm]]:
-    """Start all hosts: of each arm one on either core."""
+def hosts(folder: Path, model: dict[str, Any]) -> Iterator[tuple[Spilling, Spilling]]:
+    """Start both hosts, the prefill host first."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise SystemExit("this needs two cores")
+    sign(folder, (PREFILL, DECODE))
+    roles = sections(folder)
     with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, contextlib.ExitStack() as stack:
         running = stack.enter_context(store(Path(name)))
         print(f"{running.version}, cores {cores}", flush=True)
-        found: dict[str, list[Spilling]] = {}
-        for arm in ("split", "mixed"):
-            place = folder / arm
-            place.mkdir()
-            sign(place, (PREFILL, DECODE), fleet=arm)
-            roles = sections(place) if arm == "split" else {}
-            for host, core in zip((PREFILL, DECODE), cores, strict=True):
-                (place / host).mkdir()
-                members = config(place, host).model_dump(mode="json") | {"write": "when_computed"}
-                kv = {"store": running.address, "size": STORE_BYTES, "ttl": 600, "members": members}
-                sandbox = {**as_demos(), "form_cache": str(folder / "forms"), "spill": {"memory": 2 * KV_BYTES}}
-                more = {"kv_store": kv, "sandbox": sandbox, "audit": {"directory": "audit"}, "models": [model]}
-                if host in roles:
-                    more["split"] = roles[host]
-                with on_core(core):
-                    one = stack.enter_context(served(place / host, POLICY, {}, **more))
-                found.setdefault(arm, []).append(one)
-        for one in (*found["split"], *found["mixed"]):
+        found = list[Spilling]()
+        for host in (PREFILL, DECODE):
+            (folder / host).mkdir()
+            members = config(folder, host).model_dump(mode="json") | {"write": "when_computed"}
+            kv = {"store": running.address, "size": STORE_BYTES, "ttl": 600, "members": members}
+            sandbox = {**as_demos(), "form_cache": str(folder / "forms"), "spill": {"memory": 2 * KV_BYTES}}
+            more = {"kv_store": kv, "sandbox": sandbox, "audit": {"directory": "audit"}, "models": [model]}
+            found.append(stack.enter_context(served(folder / host, POLICY, {}, **more, split=roles[host])))
+        for one in found:
             wait_until(lambda one=one: held(one, "athanor_fleet_keys_held") == 1)
         time.sleep(SETTLE_S)
-        split, mixed = tuple(found["split"]), tuple(found["mixed"])
-        yield Arm("split", split, split[1:]), Arm("mixed", mixed, mixed)
+        for one, core in zip(found, cores, strict=True):
+            hold(one, core)
+        yield found[0], found[1]
 
 
 def at(values: list[float], part: float) -> float:
@@ -144,18 +156,18 @@ def row(name: str, seen: Seen) -> str:
     return f"{name:6} " + "; ".join(cells)
 
 
-def charged(arm: Arm, count: int) -> tuple[Usage, dict[str, int]]:
-    """Sum of the arm's audit logs once they have so many requests, and how many each host has."""
-    hosts: dict[str, list[dict[str, Any]]] = {}
+def charged(both: Sequence[Spilling], count: int) -> tuple[Usage, dict[str, int]]:
+    """Sum of the hosts' audit logs once they have so many requests, and how many each host has."""
+    found: dict[str, list[dict[str, Any]]] = {}
     until = time.monotonic() + 15
-    while sum(map(len, hosts.values())) < count and time.monotonic() < until:
+    while sum(map(len, found.values())) < count and time.monotonic() < until:
         time.sleep(0.5)
-        hosts = {one.state.parent.name: requests_of(one) for one in arm.hosts}
-    lines = [line for found in hosts.values() for line in found]
+        found = {one.state.parent.name: requests_of(one) for one in both}
+    lines = [line for some in found.values() for line in some]
     total = Usage(
         *(sum(line.get(name, 0) for line in lines) for name in ("input_tokens", "output_tokens", "cached_tokens"))
     )
-    return total, {host: len(found) for host, found in hosts.items()}
+    return total, {host: len(some) for host, some in found.items()}
 
 
 def told(usages: list[Usage]) -> Usage:
@@ -183,48 +195,45 @@ def waits(before: dict[str, float], after: dict[str, float], seen: Seen) -> str:
     return f"       outcomes {asked}; waited {waited / max(1, count):.0f} ms, first token {behind:.0f} ms behind that"
 
 
-async def measure(both: tuple[Arm, Arm], name: str, load: Load, rounds: int) -> dict[str, list[Seen]]:
+async def measure(arms: tuple[Arm, Arm], name: str, load: Load, rounds: int) -> dict[str, list[Seen]]:
     """Warm both arms up, then put the load on them in turns."""
-    rng = random.Random(1)
+    rng, decode = random.Random(1), arms[0].asked[0]
     warm = Load(load.streams, load.stream_prompt, 32, load.long_prompt, 2, 1.0, 3.0)
-    found: dict[str, list[Seen]] = {arm.name: [] for arm in both}
-    warmed: dict[str, Seen] = {arm.name: await run(arm.targets, name, warm, rng) for arm in both}
+    found: dict[str, list[Seen]] = {arm.name: [] for arm in arms}
+    warmed = {arm.name: await run(arm.targets, name, arm.key, warm, rng) for arm in arms}
     for number in range(rounds):
-        for arm in both if number % 2 else reversed(both):
+        for arm in arms if number % 2 else reversed(arms):
             await asyncio.sleep(SETTLE_S)
-            before = outcomes(both[0].hosts[1])
-            seen = await run(arm.targets, name, load, rng)
+            before = outcomes(decode)
+            seen = await run(arm.targets, name, arm.key, load, rng)
             found[arm.name].append(seen)
             print(row(arm.name, seen), flush=True)
-            if arm is both[0]:
-                print(waits(before, outcomes(arm.hosts[1]), seen), flush=True)
+            if arm is arms[0]:
+                print(waits(before, outcomes(decode), seen), flush=True)
     for arm_name, seen in warmed.items():
         found[arm_name].append(Seen(total=seen.total, failed=seen.failed))
     return found
 
 
-def report(both: tuple[Arm, Arm], found: dict[str, list[Seen]], rounds: int) -> None:
+def report(both: tuple[Spilling, Spilling], found: dict[str, list[Seen]], rounds: int) -> None:
     """Print what all rounds say together."""
     print("\nall rounds together")
-    whole = {arm.name: joined(found[arm.name]) for arm in both}
-    for arm in both:
-        print(row(arm.name, whole[arm.name]))
-    by_round = [
-        at(m.gaps, 0.99) / at(s.gaps, 0.99) for s, m in zip(found["split"], found["mixed"], strict=True) if s.gaps
-    ]
-    ratio = at(whole["mixed"].gaps, 0.99) / at(whole["split"].gaps, 0.99)
+    split, mixed = joined(found["split"]), joined(found["mixed"])
+    print(row("split", split))
+    print(row("mixed", mixed))
+    pairs = [(one, other) for one, other in zip(found["split"], found["mixed"], strict=True) if one.gaps]
+    ratios = [at(other.gaps, 0.99) / at(one.gaps, 0.99) for one, other in pairs]
+    together = at(mixed.gaps, 0.99) / at(split.gaps, 0.99)
     print(
-        f"p99 of ITL, mixed over split: {ratio:.2f}; by round median {median(by_round):.2f}, {min(by_round):.2f} to ",
-        end="",
+        f"p99 of ITL, mixed over split: {together:.2f}; by round {', '.join(f'{one:.2f}' for one in ratios)}: median "
     )
-    print(f"{max(by_round):.2f} ({rounds} rounds)")
-    for arm in both:
-        logs, hosts = charged(arm, len(whole[arm.name].total))
-        clients = told(whole[arm.name].total)
-        same = "the same" if logs == clients else "DIFFERENT"
-        print(f"usage {arm.name}: clients {clients}, audit logs {logs} of requests {hosts}: {same}")
-    print("decode host:", outcomes(both[0].hosts[1]))
-    blocks = Counter(one.computed_blocks for one in whole["split"].long_usage)
+    print(f"  {median(ratios):.2f} of {rounds} rounds")
+    logs, each = charged(both, len(split.total) + len(mixed.total))
+    clients = told(split.total + mixed.total)
+    same = "the same" if logs == clients else "DIFFERENT"
+    print(f"usage of both arms: clients {clients}, audit logs {logs} of requests {each}: {same}")
+    print("decode host:", outcomes(both[1]))
+    blocks = Counter(one.computed_blocks for one in split.long_usage)
     print("blocks of a long prompt that the decode host computed: times", dict(sorted(blocks.items())))
 
 
@@ -253,8 +262,9 @@ def main() -> int:
                 one.chmod(0o755 if one.is_dir() else 0o644)
             model = {"name": "wide", "kv_bytes": KV_BYTES}
         print(json.dumps({"model": options.model, "load": str(load)}))
-        with arms(folder, {**model, "path": str(path)}) as both:
-            report(both, asyncio.run(measure(both, model["name"], load, rounds)), rounds)
+        with hosts(folder, {**model, "path": str(path)}) as both:
+            arms = Arm("split", both[1:], "a"), Arm("mixed", both, "b")
+            report(both, asyncio.run(measure(arms, str(model["name"]), load, rounds)), rounds)
     return 0
 
 

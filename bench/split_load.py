@@ -119,8 +119,8 @@ async def _ask(target: Target, key: str, model: str, prompt: Sequence[int], outp
     return _Answer(tuple(times), usage)
 
 
-async def run(targets: Sequence[Target], model: str, load: Load, rng: random.Random) -> Seen:
-    """Put the load on these hosts, in turn."""
+async def run(targets: Sequence[Target], model: str, key: str, load: Load, rng: random.Random) -> Seen:
+    """Put the load on these hosts, in turn; long prompts are sent with this key."""
     seen, began = Seen(), time.monotonic()
     until = began + load.seconds
 
@@ -137,7 +137,7 @@ async def run(targets: Sequence[Target], model: str, load: Load, rng: random.Ran
     async def asking(number: int) -> None:
         target = targets[number % len(targets)]
         prompt = [rng.randrange(8, PROMPT_IDS) for _ in range(load.long_prompt)]
-        got = await _ask(target, "a", model, prompt, load.long_output)
+        got = await _ask(target, key, model, prompt, load.long_output)
         if _counted(seen, got) and got.usage is not None:
             times = got.chunks
             seen.long_first.append(times[1] - times[0])
