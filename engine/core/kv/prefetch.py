@@ -66,7 +66,7 @@ class _Prompt(Fetching):
     began_ns: int
     due_ns: int
     number: int = 0
-    """Of the fetch that is under way; 0: none."""
+    """Number of the fetch that is under way; 0: none."""
     place: int = 0
     """Block of the chain before which all have been here."""
 
