@@ -280,7 +280,8 @@ class EngineLink(SandboxLink):
             if stream is not None:
                 stream.started = start
                 stream.wake.set()
-        fault = self._take_prompts(message.prompts) or self._take_tokens(message)
+        fault = _take_prompts(self._live, self._last_sent, self.ready.vocab_size, message.prompts)
+        fault = fault or self._take_tokens(message)
         if fault is not None:
             return fault
         for failure in message.failures:
@@ -303,20 +304,6 @@ class EngineLink(SandboxLink):
         if not stream.embeds or stream.vector is not None or len(message.values) != self._width:
             return "sent a vector that was not asked for, or of another length"
         stream.vector = message.values
-        return None
-
-    def _take_prompts(self, parts: Sequence[PromptLogprobs]) -> str | None:
-        """Hand out log-probabilities of prompts; returns how the protocol was broken."""
-        for part in parts:
-            stream = self._live.get(part.request)
-            if stream is None:
-                if part.request > self._last_sent:
-                    return "sent log-probabilities for a request it was never given"
-                continue
-            if stream.scores is None or not stream.scores.take(part, self.ready.vocab_size):
-                return "sent log-probabilities of a prompt that nobody asked for, or out of turn"
-            if stream.scores.complete:
-                stream.wake.set()
         return None
 
     def _take_tokens(self, message: StepOutput) -> str | None:
@@ -376,6 +363,23 @@ class EngineLink(SandboxLink):
         for stream in live.values():
             stream.engine_gone, stream.loss = reason, self.loss
             stream.wake.set()
+
+
+def _take_prompts(
+    live: Mapping[int, TokenStream], last_sent: int, vocab_size: int, parts: Sequence[PromptLogprobs]
+) -> str | None:
+    """Hand out log-probabilities of prompts; returns how the protocol was broken."""
+    for part in parts:
+        stream = live.get(part.request)
+        if stream is None:
+            if part.request > last_sent:
+                return "sent log-probabilities for a request it was never given"
+            continue
+        if stream.scores is None or not stream.scores.take(part, vocab_size):
+            return "sent log-probabilities of a prompt that nobody asked for, or out of turn"
+        if stream.scores.complete:
+            stream.wake.set()
+    return None
 
 
 def _has_room(live: Mapping[int, TokenStream], namespace: bytes, count: int) -> bool:
