@@ -24,6 +24,7 @@ from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.memory_order import LOOK_AGAIN_S
 from isolation.ipc.messages import FailureCode
 from isolation.ipc.ping import Ping, Pong
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
@@ -195,6 +196,9 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
         else:
             engine.add(message)
         wipe(message.token_ids)  # Who keeps them has copies of its own.
+    elif isinstance(message, Prefetch):
+        engine.prefetch(message)
+        wipe(message.token_ids)
     elif isinstance(message, Abort):
         engine.abort(message.request)
     elif isinstance(message, Masks):

@@ -27,6 +27,7 @@ from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
 from isolation.ipc.messages import EngineReady, FailureCode, WeightForm
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
@@ -136,6 +137,10 @@ class Engine:
             self.refuse_all(submit, FailureCode.INVALID)
         elif not self._spilling.add(submit, now_ns):
             self._entrance.enter(submit, now_ns)
+
+    def prefetch(self, message: Prefetch) -> None:
+        """Take blocks of a prompt that another host computes, as they come into the store; nothing answers this."""
+        self._spilling.prefetch(message, self._clock_ns())
 
     def refuse_all(self, message: Submit | Embed, code: FailureCode) -> None:
         """Answer every output that a message asks for by a failure in the next output."""

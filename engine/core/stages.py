@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from engine.core.backend import VectorSource
+from engine.core.kv.prefetch import AGAIN_NS
 from engine.core.kv.spill import LOOK_S, SpillTier
 from engine.core.scheduler.plan import RowMask, StepResult
 from engine.core.scheduler.scheduler import Scheduler
@@ -18,6 +19,7 @@ from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import RequestFailure, Started, Submit
 from isolation.ipc.kv import KvQuota, KvUsage
 from isolation.ipc.messages import FailureCode
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefix, PublicUsage
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.wiping import wipe
@@ -111,6 +113,9 @@ class Spilling(Stage):
         """Take a request that has to wait, or refuse one whose id is in use here. Says whether it did either."""
         return False
 
+    def prefetch(self, _message: Prefetch, _now_ns: int) -> None:
+        """Take blocks of a prompt that another host computes."""
+
     def set_mask(self, _request_id: int, _mask: RowMask) -> bool:
         """Keep the first mask of a request that waits here. Says whether it does."""
         return False
@@ -137,7 +142,9 @@ class TierSpilling(Spilling):
     @property
     def longest_sleep_s(self) -> float:
         """Seconds that an idle engine may sleep: blocks on their way out are sent as soon as they are there."""
-        return LOOK_S if self.tier.num_leaving else inf
+        if self.tier.num_leaving:
+            return LOOK_S
+        return AGAIN_NS / 1e9 if len(self.tier.prefetches) else inf
 
     @property
     def num_waiting(self) -> int:
@@ -153,6 +160,7 @@ class TierSpilling(Spilling):
         """Take a request that has to wait, or refuse one whose id is in use here. Says whether it did either."""
         clash = next(filter(None, map(self.tier.holding, _ids_of(submit))), None)
         if clash is None:
+            self._note_restored(submit, self.tier.claim(submit))
             return self.tier.await_prefix(submit, now_ns)
         # As in the scheduler: a request that reuses an id ends both.
         self._drop(clash, FailureCode.INVALID)
@@ -171,19 +179,20 @@ class TierSpilling(Spilling):
         waiting = self.tier.holding(request_id)
         if waiting is not None:
             self._drop(waiting, FailureCode.ABORTED)
+        else:
+            self.tier.prefetches.end(request_id)
+
+    def prefetch(self, message: Prefetch, now_ns: int) -> None:
+        """Take blocks of a prompt that another host computes."""
+        self.tier.prefetch(message, now_ns)
 
     def before_schedule(self, now_ns: int) -> Sequence[int]:
         """Take what has come, and queue the requests that need not wait any longer."""
         for one in self.tier.take(now_ns):
             self._entrance.enter(one.submit, one.arrival_ns)
             wipe(one.submit.token_ids)
-            ids = _ids_of(one.submit)
-            if any(one.tiers):
-                tokens = tuple(count * self.tier.cache.block_size for count in one.tiers)
-                self._restored |= dict.fromkeys(ids, _CameBack(ids, tokens))
-                while len(self._restored) > MAX_RESTORED:
-                    self._restored.popitem(last=False)
-            for request_id in ids:
+            self._note_restored(one.submit, one.tiers)
+            for request_id in _ids_of(one.submit):
                 mask = self._masks.pop(request_id, None)
                 if mask is not None:
                     self._entrance.scheduler.set_mask(request_id, 0, mask)
@@ -197,6 +206,18 @@ class TierSpilling(Spilling):
         return tuple(
             Started(one.request, one.cached_tokens, one.queue_us, *self._take_restored(one.request)) for one in starts
         )
+
+    def _note_restored(self, submit: Submit, blocks: Sequence[int]) -> None:
+        """Remember, until the request starts, how many blocks came for it from each tier, beside those before."""
+        if not any(blocks):
+            return
+        ids = _ids_of(submit)
+        before = self._restored.pop(ids[0], None)
+        more = (count * self.tier.cache.block_size for count in blocks)
+        tokens = tuple(map(sum, zip(more, before.tokens if before else (0,) * len(blocks), strict=True)))
+        self._restored |= dict.fromkeys(ids, _CameBack(ids, tokens))
+        while len(self._restored) > MAX_RESTORED:
+            self._restored.popitem(last=False)
 
     def _take_restored(self, request_id: int) -> tuple[int, ...]:
         """Take the tokens that came back for a submission, by the id of one of its outputs; empty where none did."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 
-from isolation.ipc import embed, engine, grammar, kv, output, ping, public, spill, text
+from isolation.ipc import embed, engine, grammar, kv, output, ping, prefetch, public, spill, text
 from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
@@ -23,11 +23,12 @@ from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, TextReady
 from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
-EngineRequest = Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes
+EngineRequest = Submit | Embed | Prefetch | Abort | Masks | KvQuotas | PublicPrefixes
 TextRequest = Encode | Decode | ReadVocabulary | ReadOutput | CloseOutput | OpenGrammar | Advance | CloseGrammar
 HostMessage = Configure | Drain | Ping | EngineRequest | TextRequest | Fetched | Forget | Share
 TextAnswer = Encoded | Decoded | Vocabulary | OutputRead | Failed
@@ -36,7 +37,8 @@ GuestMessage = Hello | EngineReady | TextReady | Pong | EngineAnswer | TextAnswe
 Message = HostMessage | GuestMessage
 
 _ARMS = (
-    engine.ARMS + embed.ARMS + text.ARMS + output.ARMS + grammar.ARMS + kv.ARMS + public.ARMS + spill.ARMS + ping.ARMS
+    *(engine.ARMS + embed.ARMS + prefetch.ARMS + text.ARMS + output.ARMS + grammar.ARMS),
+    *(kv.ARMS + public.ARMS + spill.ARMS + ping.ARMS),
 )
 _BY_MESSAGE = {arm.message: arm for arm in _ARMS}
 _BY_KIND = {int(arm.kind): arm for arm in _ARMS}

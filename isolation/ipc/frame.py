@@ -46,6 +46,7 @@ class Kind(IntEnum):
     STEP_OUTPUT = 19
     PING = 20
     PONG = 21
+    PREFETCH = 22
     ENCODE = 32
     ENCODED = 33
     DECODE = 34

@@ -1,8 +1,8 @@
 """Protocol of a sandbox border: its order, its bounds, its shared words, and the handshake's messages.
 
 A family of messages has a module: ``engine``, ``logprob``, ``embed``, ``text``, ``output``, ``grammar``, ``kv``,
-``public``, ``ping`` and ``spill`` hold types and codec side by side, ``sampling`` the numbers of a draw. All are
-frozen, typed and bounded.
+``public``, ``ping``, ``prefetch`` and ``spill`` hold types and codec side by side, ``sampling`` the numbers of a draw.
+All are frozen, typed and bounded.
 
 Two peers speak over one channel: the *host* (supervisor during the handshake, gateway after it)
 and the *guest* (the program in a sandbox). A message is one frame. Every message that concerns a
@@ -11,8 +11,8 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes``, guest ``StepOutput | Embedding |
-  KvUsage | PublicUsage``;
+* engine: host ``Submit | Embed | Prefetch | Abort | Masks | KvQuotas | PublicPrefixes``, guest ``StepOutput |
+  Embedding | KvUsage | PublicUsage``;
 * text: host ``Encode | Decode | ReadVocabulary | ReadOutput``, guest ``Encoded | Decoded | Vocabulary | OutputRead |
   Failed``; host ``CloseOutput``, which has no answer; and, answered as they come and not in that order, host
   ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed`` (``grammar``);
@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and

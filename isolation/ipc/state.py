@@ -25,6 +25,7 @@ from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, Role, TextReady
 from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
@@ -69,6 +70,7 @@ def _opening(ready: type[Message]) -> dict[tuple[State, Side], _Moves]:
 
 
 _ENGINE_RESULTS = (StepOutput, Embedding, KvUsage, PublicUsage, Pong)
+_ENGINE_JOBS = (Submit, Embed, Prefetch)
 _ENGINE_NEWS = (Abort, Masks, KvQuotas, PublicPrefixes, Ping)
 _TEXT_RESULTS = (Encoded, Decoded, Vocabulary, OutputRead, Failed, Masks, Pong)
 _TEXT_JOBS = (Encode, Decode, ReadVocabulary, ReadOutput, CloseOutput, OpenGrammar, Advance, CloseGrammar)
@@ -77,7 +79,7 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
     {
         Role.ENGINE: {
             **_opening(EngineReady),
-            (State.READY, Side.HOST): {**_staying(State.READY, Submit, Embed, *_ENGINE_NEWS), Drain: State.DRAINING},
+            (State.READY, Side.HOST): {**_staying(State.READY, *_ENGINE_JOBS, *_ENGINE_NEWS), Drain: State.DRAINING},
             (State.READY, Side.GUEST): _staying(State.READY, *_ENGINE_RESULTS),
             (State.DRAINING, Side.HOST): _staying(State.DRAINING, *_ENGINE_NEWS, Drain),
             (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_ENGINE_RESULTS),

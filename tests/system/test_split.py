@@ -33,6 +33,10 @@ pytestmark = [pytest.mark.runsc, pytest.mark.full, pytest.mark.timeout(300)]
 PREFILL, DECODE = "host-a", "host-b"
 
 
+TERMS = POLICY.replace('credentials: ["key:b"],', 'credentials: ["key:b"], deterministic: allowed,')
+"""Both hosts' policy: beta may ask for deterministic answers."""
+
+
 def text(number: int) -> str:
     """A prompt of about 700 tokens, different from its first on."""
     return f"{number} " + " ".join(f"word{number * 37 + place}" for place in range(170))
@@ -94,11 +98,26 @@ def pair(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator
             section = {"store": running.address, "size": 64 << 20, "ttl": 600, "members": members}
             sandbox = {**as_demos(), "form_cache": str(folder / "forms"), "spill": {"memory": 10 * BLOCK_BYTES}}
             more = {"kv_store": section, "sandbox": sandbox, "audit": {"directory": "audit"}, "split": split[host]}
-            hosts.append(stack.enter_context(served(folder / host, POLICY, {}, **more)))
+            hosts.append(stack.enter_context(served(folder / host, TERMS, {}, **more)))
         for one in hosts:
             wait_until(lambda one=one: held(one, "athanor_fleet_keys_held") == 1)
         time.sleep(2)  # Tenants' keys come with the fleet's; engines are told of both.
         yield Pair(*hosts)
+
+
+def value(host: Spilling, name: str) -> float:
+    """The sum of a counter of a host."""
+    page = httpx.get(f"{host.admin}/metrics", verify=PLAIN, timeout=20).text
+    return sum(float(one) for one in re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", page, re.MULTILINE))
+
+
+def completed(host: Spilling, prompt: str, **fields: object) -> dict[str, Any]:
+    """Tenant beta's answer to a prompt."""
+    body = {"model": "athanor-mini", "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields}
+    headers = {"authorization": f"Bearer {host.keys['b']}"}
+    answer = httpx.post(host.http + "/v1/completions", json=body, headers=headers, timeout=60, verify=PLAIN)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
 
 
 def requests_of(host: Spilling) -> list[dict[str, Any]]:
@@ -141,6 +160,39 @@ def computed_elsewhere(pair: Pair) -> tuple[int, str, int]:
             return number, answer, cached
         time.sleep(2.1)
     raise AssertionError((pair.outcomes(), counted(pair.prefill, "fleet_stored"), counted(pair.decode, "fleet_absent")))
+
+
+def test_at_most_one_block_is_computed_again(pair: Pair) -> None:
+    """Of a prompt that the prefill host computed, with a store that is well, the decode host computes the end of the
+    last block alone: the counter says so, and the usage that the client is told. Control: the tenant that does not
+    share has all blocks computed here."""
+    for number in range(60, 72):
+        before = value(pair.decode, "athanor_split_recomputed_blocks_total"), pair.outcomes().get("computed", 0)
+        usage = completed(pair.decode, text(number), max_tokens=2)["usage"]
+        after = value(pair.decode, "athanor_split_recomputed_blocks_total"), pair.outcomes().get("computed", 0)
+        again = usage["prompt_tokens"] // 16 - usage["prompt_tokens_details"]["cached_tokens"] // 16
+        if after[1] > before[1]:
+            assert after[0] - before[0] == again
+            if again <= 1:
+                break
+        time.sleep(2.1)  # The host may rest.
+    else:
+        raise AssertionError(pair.outcomes())
+    assert pair.decode.ask("s", text(90))[1] == 0
+
+
+def test_deterministic_answers_are_the_same_bits_split_or_not(pair: Pair) -> None:
+    """A deterministic request is computed whole where it came, on the decode host as on the other, with the same tokens
+    and the same bits of their log-probabilities; no host is asked. Control: the same prompt without that word is
+    computed elsewhere, and greedy decoding gives the same text."""
+    time.sleep(2.1)  # The host may rest.
+    before = pair.outcomes()
+    one, two = (completed(host, text(80), deterministic=True, logprobs=5) for host in (pair.decode, pair.prefill))
+    assert one["choices"] == two["choices"] and len(one["choices"][0]["logprobs"]["token_logprobs"]) == 12
+    assert pair.outcomes() == before
+    plain = completed(pair.decode, text(80))
+    assert plain["choices"][0]["text"] == one["choices"][0]["text"]
+    assert pair.outcomes() != before
 
 
 def gateway_of(host: Spilling) -> int:

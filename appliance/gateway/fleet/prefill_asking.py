@@ -77,10 +77,12 @@ class Asking:
         """Remember that the local engine has a prompt."""
         self.known.learn(prompt.namespace, prompt.model, prompt.token_ids, prompt.block_size)
 
-    def taken(self, store_tokens: int) -> None:
-        """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere."""
+    def taken(self, store_tokens: int, recomputed_blocks: int) -> None:
+        """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere, and the
+        blocks that it computed itself."""
         self.count(names.SPLIT_TAKEN, outcome="taken" if store_tokens else "nothing")
         self.count(names.SPLIT_TOKENS, store_tokens)
+        self.count(names.SPLIT_RECOMPUTED, recomputed_blocks)
 
     async def compute(self, prompt: SplitPrompt, begun: Callable[[], None] = lambda: None) -> str:
         """Have a prompt computed; returns a word of ``OUTCOMES``. ``begun``: see ``splitting.Prefiller``."""

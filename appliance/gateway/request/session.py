@@ -24,6 +24,7 @@ from appliance.gateway.request.follower import Follower, RunProgress
 from appliance.gateway.request.ledger import Reservation
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.output import LocalText, OutputText, RemoteText
+from appliance.gateway.request.prefetching import Prefetching
 from appliance.gateway.request.prompt_report import MAX_NUMBERS, PromptReport
 from appliance.gateway.request.read_text import ReadText
 from appliance.gateway.request.splitting import COMPUTED, LATE, SplitPrompt, may_split
@@ -89,16 +90,17 @@ class Session:
         await life.secure(reservation)
         submit = self._submit(reservation, token_ids)
         mark = fingerprint(life.principal.tenant, life.model.name, submit)
-        submit = replace(submit, coming=await self._compute_elsewhere(reservation, submit))
-        for attempt in life.attempts(mark):
-            async with (
-                self._grammar(reservation) as grammar,
-                attempt as visit,
-                self._follow(visit, reservation, submit, mark, grammar) as follower,
-                aclosing(follower.events(sink)) as events,
-            ):
-                async for event in events:
-                    yield event
+        with Prefetching(life.dependencies.next_id) as ahead:
+            submit = replace(submit, coming=await self._compute_elsewhere(reservation, submit, ahead))
+            for attempt in life.attempts(mark):
+                async with (
+                    self._grammar(reservation) as grammar,
+                    attempt as visit,
+                    self._follow(visit, reservation, submit, mark, grammar) as follower,
+                    aclosing(follower.events(sink)) as events,
+                ):
+                    async for event in events:
+                        yield event
 
     async def _reserve(self, reservation: Reservation, token_ids: array[int], ready: EngineReady) -> None:
         """Take the second decision, with exact counts, which reserves tokens."""
@@ -120,9 +122,9 @@ class Session:
             )
         await self.life.reserve(reservation, len(token_ids), asked, left)
 
-    async def _compute_elsewhere(self, reservation: Reservation, submit: Submit) -> bool:
+    async def _compute_elsewhere(self, reservation: Reservation, submit: Submit, ahead: Prefetching) -> bool:
         """Have the prompt computed by another host, where it is long, the policy lets it and one answers in time;
-        returns whether one has."""
+        returns whether one has. While it does, the local engine takes what is computed."""
         life, prefiller = self.life, self.life.dependencies.prefiller
         engine = life.pair.engine.engine
         if prefiller is None or engine is None:
@@ -135,18 +137,22 @@ class Session:
         if not prefiller.wants(prompt):
             return False
         began, outcome = time.monotonic(), LATE
+
+        def begun() -> None:
+            self._begun = True
+            ahead.begin(engine, submit)
+
         try:
             with life.waiting():
-                outcome = await prefiller.compute(prompt, self._note_begun)
+                outcome = await prefiller.compute(prompt, begun)
         finally:
+            if outcome != COMPUTED:
+                ahead.end()
             # A caller that leaves pays too: otherwise other hosts would compute its prompts uncharged.
             life.outcome.elsewhere = self._begun and outcome in (COMPUTED, LATE)
         life.trace.annotate(split_outcome=outcome, split_ms=round((time.monotonic() - began) * 1_000))
         self._split = outcome == COMPUTED
         return self._split
-
-    def _note_begun(self) -> None:
-        self._begun = True
 
     def _split_prompt(self, reservation: Reservation, submit: Submit, engine: EngineLink) -> SplitPrompt:
         life = self.life
@@ -295,7 +301,9 @@ class Session:
         if prefiller is not None and self._prompt is not None and outcome.started:
             prefiller.learn(self._prompt)
             if self._split:
-                prefiller.taken(outcome.restored_tokens[KvTier.STORE])
+                again = self._prompt.recomputed_blocks(outcome.cached_tokens)
+                prefiller.taken(outcome.restored_tokens[KvTier.STORE], again)
+                self.life.trace.annotate(split_recomputed_blocks=again)
                 self._split = False
 
     def _public(self, engine: EngineLink, reservation: Reservation, submit: Submit) -> bytes:

@@ -50,6 +50,10 @@ class SplitPrompt:
     chosen: str = ""
     """HOST:PORT that the router named; empty where it named none."""
 
+    def recomputed_blocks(self, cached_tokens: int) -> int:
+        """Return how many whole blocks an engine computed that had so many tokens of the prompt."""
+        return len(self.token_ids) // self.block_size - cached_tokens // self.block_size
+
 
 class Prefiller(Protocol):
     """Has prompts computed by other hosts."""
@@ -64,8 +68,9 @@ class Prefiller(Protocol):
         that it works on the prompt, perhaps more than once."""
         ...
 
-    def taken(self, store_tokens: int) -> None:
-        """Note how many tokens of a prompt that was computed elsewhere the local engine took from the store."""
+    def taken(self, store_tokens: int, recomputed_blocks: int) -> None:
+        """Note how many tokens of a prompt that was computed elsewhere the local engine took from the store, and how
+        many whole blocks of it it computed itself."""
         ...
 
     def learn(self, prompt: SplitPrompt) -> None:

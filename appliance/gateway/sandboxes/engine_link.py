@@ -12,6 +12,7 @@ request kills the engine does not escape suspicion.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.logprob import PromptLogprobs
 from isolation.ipc.messages import EngineReady, FailureCode, Finish
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicState, PublicUsage, PublicUse
 
 MAX_LIVE_REQUESTS = 1_024
@@ -192,6 +194,15 @@ class EngineLink(SandboxLink):
                 self._leaving.popitem(last=False)
             self._tell(Abort(stream.request))
 
+    def prefetch(self, message: Prefetch) -> None:
+        """Have the engine take blocks of a prompt that another host computes; where the ring is full, it does not."""
+        with contextlib.suppress(LinkFullError):
+            self._link.send(message)
+
+    def end_prefetch(self, request: int) -> None:
+        """Have the engine take no more of it; idempotent."""
+        self._tell(Abort(request))
+
     def send_masks(self, masks: Masks) -> None:
         """Send masks on, unless the engine is gone."""
         self._tell(masks)
@@ -269,7 +280,8 @@ class EngineLink(SandboxLink):
             if stream is not None:
                 stream.started = start
                 stream.wake.set()
-        fault = self._take_prompts(message.prompts) or self._take_tokens(message)
+        fault = _take_prompts(self._live, self._last_sent, self.ready.vocab_size, message.prompts)
+        fault = fault or self._take_tokens(message)
         if fault is not None:
             return fault
         for failure in message.failures:
@@ -292,20 +304,6 @@ class EngineLink(SandboxLink):
         if not stream.embeds or stream.vector is not None or len(message.values) != self._width:
             return "sent a vector that was not asked for, or of another length"
         stream.vector = message.values
-        return None
-
-    def _take_prompts(self, parts: Sequence[PromptLogprobs]) -> str | None:
-        """Hand out log-probabilities of prompts; returns how the protocol was broken."""
-        for part in parts:
-            stream = self._live.get(part.request)
-            if stream is None:
-                if part.request > self._last_sent:
-                    return "sent log-probabilities for a request it was never given"
-                continue
-            if stream.scores is None or not stream.scores.take(part, self.ready.vocab_size):
-                return "sent log-probabilities of a prompt that nobody asked for, or out of turn"
-            if stream.scores.complete:
-                stream.wake.set()
         return None
 
     def _take_tokens(self, message: StepOutput) -> str | None:
@@ -365,6 +363,23 @@ class EngineLink(SandboxLink):
         for stream in live.values():
             stream.engine_gone, stream.loss = reason, self.loss
             stream.wake.set()
+
+
+def _take_prompts(
+    live: Mapping[int, TokenStream], last_sent: int, vocab_size: int, parts: Sequence[PromptLogprobs]
+) -> str | None:
+    """Hand out log-probabilities of prompts; returns how the protocol was broken."""
+    for part in parts:
+        stream = live.get(part.request)
+        if stream is None:
+            if part.request > last_sent:
+                return "sent log-probabilities for a request it was never given"
+            continue
+        if stream.scores is None or not stream.scores.take(part, vocab_size):
+            return "sent log-probabilities of a prompt that nobody asked for, or out of turn"
+        if stream.scores.complete:
+            stream.wake.set()
+    return None
 
 
 def _has_room(live: Mapping[int, TokenStream], namespace: bytes, count: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SPLIT_ASKED, SPLIT_WAITED = "athanor.split.asked", "athanor.split.waited"
 SPLIT_TAKEN, SPLIT_TOKENS = "athanor.split.taken", "athanor.split.taken_tokens"
+SPLIT_RECOMPUTED = "athanor.split.recomputed_blocks"
 SPLIT_IGNORED, SPLIT_SERVED = "athanor.split.ignored_choices", "athanor.split.served"
 
 _OUTCOME = frozenset({"outcome"})
@@ -21,6 +22,12 @@ SPLIT_COUNTERS: dict[str, tuple[str, str, frozenset[str]]] = {
         _OUTCOME,
     ),
     SPLIT_TOKENS: ("{token}", "Tokens of these whose KV came from the store.", frozenset()),
+    SPLIT_RECOMPUTED: (
+        "{block}",
+        "Whole KV blocks of prompts computed by another host that the local engine computed again: where all came, one "
+        "of each prompt that ends with a block, else none.",
+        frozenset(),
+    ),
     SPLIT_IGNORED: ("{request}", "Requests for which the router named a host that is not configured.", frozenset()),
     SPLIT_SERVED: (
         "{prompt}",

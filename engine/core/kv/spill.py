@@ -27,10 +27,13 @@ from engine.core.kv.backlog import LOOKS
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.leaving import Contents, SpillChannel
 from engine.core.kv.outbox import Outbox, SpillCounts
+from engine.core.kv.prefetch import Fetching, Prefetches
 from engine.core.kv.prefix_cache import PrefixCache
 from engine.core.specification import kv_key_of
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import MAX_FRAME_BYTES
+from isolation.ipc.prefetch import Prefetch
+from isolation.ipc.sampling import Sampling
 from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, KvTier, Share, mark_of
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
@@ -71,25 +74,19 @@ MAX_WORDS = 256
 MAX_SOUGHT = 256
 """Blocks of one request that are asked for without having been sent from here: 4,096 tokens in blocks of 16. A prompt
 that nobody has computed costs the wait for one answer, which is that for the first block; ``PATIENCE_NS`` at most. Of
-one that another host has just computed (``Submit.coming``) all blocks are asked for."""
+one that another host has just computed (``Submit.coming``) all blocks are asked for; while it computes it,
+``engine.core.kv.prefetch`` asks for what is there."""
 
 LOOK_S = 0.002
 """Seconds between two looks while requests wait for their prefixes and nothing else is to be done."""
 
 
-@dataclass(slots=True)
-class _Waiting:
+@dataclass(slots=True, kw_only=True)
+class _Waiting(Fetching):
     """A request that waits for its prefix, with a copy of its tokens, which its next keeper overwrites."""
 
     submit: Submit
     arrival_ns: int
-    blocks: tuple[bytes, ...]
-    heard_ns: int
-    seeks: bool = False
-    """Whether it waits for what other hosts may have."""
-    come: int = 0
-    tiers: list[int] = field(default_factory=lambda: [0] * len(KvTier))
-    """Blocks that came and were put into the pool, by the tier where they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +110,8 @@ class SpillTier:
     adopt: Callable[[list[int], list[int]], None]
     """Tells the runner of blocks that were filled here, and of their stamps (``engine.core.kv.tags``)."""
     counts: SpillCounts = field(default_factory=SpillCounts)
+    prefetches: Prefetches = field(init=False)
+    """Prompts that other hosts compute."""
     _out: Outbox = field(init=False)
     _shared: set[bytes] = field(default_factory=set)
     """Marks of namespaces of which other hosts may have blocks."""
@@ -125,6 +124,9 @@ class SpillTier:
         assert self.contents.size <= MAX_BLOCK_BYTES, "a block fits no frame"
         self.pool.evicted, self.pool.spoiled = [], []
         self._out = Outbox(self.channel, self.contents, self.counts)
+        self.prefetches = Prefetches(
+            self.contents.size, lambda block_id: self.pool.find(block_id) is not None, self._send_fetch
+        )
 
     @property
     def num_waiting(self) -> int:
@@ -154,13 +156,34 @@ class SpillTier:
         wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
-        number = self._next
-        if not self._out.send(Fetch(number, key, wanted, self.contents.size if seeks else 0, seeks and submit.coming)):
-            return False
-        self._next += 1
         copied = replace(submit, token_ids=submit.token_ids[:])
-        self._waiting[number] = _Waiting(copied, now_ns, wanted, now_ns, seeks)
-        return True
+        one = _Waiting(key=key, blocks=wanted, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns)
+        number = self._send_fetch(one, coming=seeks and submit.coming)
+        if number:
+            self._waiting[number] = one
+        return bool(number)
+
+    def prefetch(self, message: Prefetch, now_ns: int) -> None:
+        """Take blocks of a prompt from the store while another host computes it, where its tenant shares."""
+        if mark_of(message.namespace) in self._shared and not self._out.gone:
+            # What is not split (``splitting.may_split``) has other chains; this one has those of a plain request.
+            plain = Submit(message.request, message.namespace, message.token_ids, 1, Sampling())
+            self.prefetches.begin(message.request, message.namespace, self.cache.chain(plain), now_ns)
+
+    def claim(self, submit: Submit) -> tuple[int, ...]:
+        """A request has come whose prompt may have been taken while another host computed it: blocks that came for it,
+        by tier, or nothing."""
+        if not (submit.coming and len(self.prefetches)):
+            return ()
+        return self.prefetches.claim(kv_key_of(submit), self.cache.chain(submit))
+
+    def _send_fetch(self, one: Fetching, *, coming: bool = False) -> int:
+        """Ask for blocks; gives the number of the fetch, 0 where the ring has no room."""
+        number = self._next
+        if not self._out.send(Fetch(number, one.key, one.blocks, self.contents.size if one.seeks else 0, coming)):
+            return 0
+        self._next += 1
+        return number
 
     def holding(self, request_id: int) -> Submit | None:
         """The request that waits here under this id, if one does; a choice of it counts."""
@@ -190,7 +213,8 @@ class SpillTier:
         for number, one in list(self._waiting.items()):
             if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
                 self.counts.late += 1
-                self._end(number, returned)
+                self._end(number, now_ns, returned)
+        self.prefetches.ask(now_ns)
         return returned
 
     def _receive(self, room: int, now_ns: int, returned: list[Returned]) -> None:
@@ -202,7 +226,7 @@ class SpillTier:
             for message in messages:
                 if isinstance(message, Fetched):
                     room -= 1
-                    self._forget(forgotten, returned)
+                    self._forget(forgotten, now_ns, returned)
                     self._place(message, now_ns, returned)
                     continue
                 words -= 1
@@ -216,7 +240,7 @@ class SpillTier:
                         self._out.backlog.begin(message.mark)
             if len(messages) < asked:
                 break
-        self._forget(forgotten, returned)
+        self._forget(forgotten, now_ns, returned)
 
     def save(self) -> None:
         """Send away what the plan just made evicts, and some of what goes next; before the plan is executed."""
@@ -295,10 +319,10 @@ class SpillTier:
         return sum(1 for one in self._waiting.values() if one.seeks)
 
     def _waiting_of(self, key: bytes) -> int:
-        return sum(1 for one in self._waiting.values() if kv_key_of(one.submit) == key)
+        return sum(1 for one in self._waiting.values() if one.key == key)
 
     def _place(self, message: Fetched, now_ns: int, returned: list[Returned]) -> None:
-        one = self._waiting.get(message.request)
+        one = self._waiting.get(message.request) or self.prefetches.fetching(message.request)
         if one is None:
             return
         one.heard_ns = now_ns
@@ -306,13 +330,13 @@ class SpillTier:
         if message.index != one.come or len(message.content) != self.contents.size:
             # Not there any more, or not what it should be: neither will be asked for again.
             self._out.unlearn(block_id)
-            self._end(message.request, returned)
+            self._end(message.request, now_ns, returned)
             return
         one.come += 1
         if self.pool.find(block_id) is None:
-            block = self.pool.adopt(block_id, kv_key_of(one.submit))
+            block = self.pool.adopt(block_id, one.key)
             if block is None:
-                self._end(message.request, returned)
+                self._end(message.request, now_ns, returned, room=False)
                 return
             self._save_evicted(1)  # Its place is overwritten now.
             self.contents.write(block, message.content)
@@ -322,22 +346,27 @@ class SpillTier:
                 self._out.found(block_id)
             one.tiers[message.tier] += 1
         if one.come == len(one.blocks):
-            self._end(message.request, returned)
+            self._end(message.request, now_ns, returned)
 
-    def _end(self, number: int, returned: list[Returned]) -> None:
-        one = self._waiting.pop(number)
-        returned.append(Returned(one.submit, one.arrival_ns, tuple(one.tiers)))
+    def _end(self, number: int, now_ns: int, returned: list[Returned], *, room: bool = True) -> None:
+        """A fetch is over: the request that waited for it goes on. ``room``: whether more of its blocks have places."""
+        one = self._waiting.pop(number, None)
+        if one is None:
+            self.prefetches.over(number, now_ns, room=room)
+        else:
+            returned.append(Returned(one.submit, one.arrival_ns, tuple(one.tiers)))
 
-    def _forget(self, marks: set[bytes], returned: list[Returned]) -> None:
+    def _forget(self, marks: set[bytes], now_ns: int, returned: list[Returned]) -> None:
         """Everything of the namespaces with these marks is to go: here, and what is cached. Requests that wait for
         blocks of them go on without: what is still on its way to them is not taken. Empties ``marks``."""
         if not marks:
             return
-        waiting = {number: kv_key_of(one.submit) for number, one in self._waiting.items()}
-        owners = {*self.pool.contents.owners, *self._out.owners, *waiting.values()}
+        waiting = {number: one.key for number, one in self._waiting.items()}
+        owners = {*self.pool.contents.owners, *self._out.owners, *waiting.values(), *self.prefetches.keys}
         for namespace in [owner for owner in owners if mark_of(owner) in marks]:
             for number in [number for number, key in waiting.items() if key == namespace]:
-                self._end(number, returned)
+                self._end(number, now_ns, returned)
+            self.prefetches.forget(namespace)
             self._out.forget(namespace)
             self.pool.disown(namespace)
         self.contents.wipe()

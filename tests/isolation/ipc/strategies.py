@@ -19,6 +19,7 @@ from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Abort, Drain, RequestFailure, Started, StepOutput, Submit
 from isolation.ipc.logit_bias import LogitBias
 from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
@@ -190,6 +191,12 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     ),
     Submit: submit,
     Abort: st.builds(Abort, u64),
+    Prefetch: st.builds(
+        Prefetch,
+        u64,
+        st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
+        st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
+    ),
     Embed: st.builds(
         Embed,
         request=u64,
@@ -327,6 +334,7 @@ SAMPLES: tuple[Message, ...] = (
     pi.Ping(1),
     pi.Pong((1 << 64) - 1),
     Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
+    Prefetch(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF])),
     Embedding(7, array("f", [0.5, -0.25])),
     Drain(),
     StepOutput(

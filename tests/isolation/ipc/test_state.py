@@ -16,6 +16,7 @@ from isolation.ipc import spill as sp
 from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.state import Conversation, Side, State
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 from tests.isolation.ipc.strategies import SAMPLES
@@ -29,6 +30,7 @@ ALLOWED = {
     (m.Role.ENGINE, State.READY, Side.HOST): {
         Submit: State.READY,
         Embed: State.READY,
+        Prefetch: State.READY,
         Abort: State.READY,
         g.Masks: State.READY,
         k.KvQuotas: State.READY,

@@ -12,6 +12,7 @@ import pytest
 
 from appliance.gateway.generate_request import Grammar
 from appliance.gateway.sandboxes import engine_link, flush_interval, progress
+from appliance.gateway.sandboxes import link as link_module
 from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
 from appliance.gateway.sandboxes.grammars import GrammarRun, Grammars
 from appliance.gateway.sandboxes.stream import TokenStream
@@ -19,6 +20,7 @@ from isolation.ipc.engine import Abort, RequestFailure, Started, StepOutput, Sub
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.grammar import GrammarKind, Masks, MaskState
 from isolation.ipc.messages import FailureCode, Finish
+from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.sampling import Sampling
 from tests.appliance.gateway.pairs import ENGINE_READY, Pair
 
@@ -350,3 +352,28 @@ async def test_an_engine_that_runs_ahead_of_its_masks_is_ended_and_the_text_sand
     assert at_fault and "mask" in reason
     grammars.take(Masks(array("Q", [7]), array("I", [1]), bytes([MaskState.OPEN]), bytes(width)))
     assert blamed == []
+
+
+async def test_a_prompt_for_which_the_ring_has_no_room_is_not_taken(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word that another host computes a prompt is a chance: an engine that reads nothing is not told, and not ended
+    for that. Control: what finds room arrives, in order, with its end."""
+    monkeypatch.setattr(link_module, "MAX_PENDING", 2)
+    large = array("I", [1] * 500_000)
+    for number in range(1, 11):
+        watched.link.prefetch(Prefetch(number, b"k" * 32, large))
+    assert watched.ends == []
+    await asyncio.sleep(0.05)
+    heard = list[object]()
+    until_s = asyncio.get_running_loop().time() + 10
+    while not heard or asyncio.get_running_loop().time() < until_s:
+        heard += watched.pair.guest.receive(20)
+        await asyncio.sleep(0.01)
+        if heard and len(heard) < 10 and not watched.link._link._pending:
+            break
+    numbers = [one.request for one in heard if isinstance(one, Prefetch)]
+    assert numbers == list(range(1, len(numbers) + 1)) and 0 < len(numbers) < 10
+    watched.link.end_prefetch(1)
+    assert [type(one) for one in watched.pair.guest.receive(5)][-1:] == [Abort]
+    assert watched.ends == []

@@ -1,0 +1,256 @@
+"""Blocks of a prompt that another host computes at this moment: taken as they come, bounded, and of nobody else."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from engine.core.engine import Engine
+from engine.core.kv import prefetch
+from engine.core.kv.prefetch import AGAIN_NS, ANSWER_NS, LIFE_NS, MAX_PREFETCHES, MAX_PREFETCHES_OF_ONE, Prefetches
+from isolation.ipc.errors import RingFull
+from isolation.ipc.messages import Role
+from isolation.ipc.prefetch import Prefetch
+from isolation.ipc.spill import Fetch, Fetched, Forget, KvTier, Withdraw, mark_of
+from tests.engine.core.kv.spilled import Spilling, kv_of, prompt
+from tests.engine.core.kv.test_computed import LONG, chain, engine_on, fill, run, shares, told
+from tests.engine.support import namespace, submit
+from tests.isolation.ipc.wire import Wire, connect
+
+TAKING = 900
+"""Id of a prompt that is taken."""
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    """A spill channel whose end at the supervisor the test holds."""
+    found = connect(Role.SPILL)
+    yield found
+    found.close()
+
+
+def taken(number: int = TAKING, tenant: int = 1, token_ids: list[int] = LONG) -> Prefetch:
+    """The gateway's word that another host computes a prompt."""
+    return Prefetch(number, namespace(tenant), array("I", token_ids))
+
+
+def asked(wire: Wire) -> list[Fetch]:
+    """The fetches that the engine has sent."""
+    return [one for one in told(wire) if isinstance(one, Fetch)]
+
+
+def later(engine: Engine, clock: list[int], ns: int = AGAIN_NS) -> None:
+    """Look again after this time."""
+    clock[0] += ns
+    engine.look()
+
+
+def computed(token_ids: list[int], output: int) -> tuple[list[bytes], list[int]]:
+    """Contents of a prompt's blocks, and its answer, by an engine that computes all of it."""
+    wire = connect(Role.SPILL)
+    engine, _ = engine_on(wire)
+    found = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    found.run(submit(1, token_ids, output))
+    contents = kv_of(engine, token_ids)
+    wire.close()
+    return contents, found.outputs[1]
+
+
+def answer(wire: Wire, fetch: Fetch, contents: list[bytes], ids: list[bytes]) -> None:
+    """Send what a store has of a fetch when it has this many contents of the prompt."""
+    first = ids.index(fetch.blocks[0])
+    for index in range(len(fetch.blocks)):
+        there = first + index < len(contents)
+        wire.host.send(Fetched(fetch.request, index, contents[first + index] if there else b"", KvTier.STORE))
+        if not there:
+            return
+
+
+def test_blocks_are_taken_while_another_host_computes_them(wire: Wire) -> None:
+    """The engine asks for the first block until it is there, then for what follows; with each part that the store has
+    more is taken, while a request of another tenant is decoded. The prompt's request then asks for the last block
+    alone, its answer is that of an engine that computed, and it says that all of it came from the store."""
+    contents, expected = computed(LONG, 8)
+    engine, clock = engine_on(wire, shares())
+    ids = chain(engine, LONG)
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    engine.add(submit(1, prompt(9, 20), 60, tenant=2))
+    engine.prefetch(taken())
+    sizes, there = list[int](), (0, 0, 3, 3, 9, 16)
+    for count in there:
+        clock[0] += AGAIN_NS
+        for _ in range(4):
+            if (output := engine.step()) is not None:
+                one.take(output)
+            for fetch in asked(wire):
+                assert (fetch.coming, fetch.namespace) == (False, namespace(1))
+                sizes.append(len(fetch.blocks))
+                answer(wire, fetch, contents[:count], ids)
+    assert sizes[:3] == [1, 1, 1], "one block, until it is there"
+    assert max(sizes) == 16 and len(sizes) < 14
+    engine.add(submit(2, LONG, 8, coming=True))
+    (last,) = asked(wire)
+    assert (list(last.blocks), last.coming) == (ids[16:], True)
+    answer(wire, last, contents, ids)
+    one.run()
+    assert (one.outputs[2], one.cached[2], one.restored[2]) == (expected, 68, (0, 0, 68))
+    assert engine.spill is not None and len(engine.spill.prefetches) == 0
+    assert len(one.outputs[1]) == 60
+
+
+def test_a_request_for_which_all_has_come_does_not_wait(wire: Wire) -> None:
+    """Where every whole block was taken before, the request asks for nothing, and still says what came for it. Control:
+    an equal request that does not say that its prompt is coming claims nothing."""
+    contents, expected = computed(LONG, 4)
+    engine, clock = engine_on(wire, shares())
+    ids = chain(engine, LONG)
+    engine.prefetch(taken())
+    for _ in range(3):
+        later(engine, clock)
+        for fetch in asked(wire):
+            answer(wire, fetch, contents, ids)
+    assert engine.spill is not None
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    one.run(submit(1, LONG, 4))
+    assert (one.cached[1], one.restored[1], len(engine.spill.prefetches)) == (68, (0, 0, 0), 1)
+    one.run(submit(2, LONG, 4, coming=True))
+    assert (one.outputs[2], one.cached[2], one.restored[2]) == (expected, 68, (0, 0, 68))
+    assert (asked(wire), len(engine.spill.prefetches)) == ([], 0)
+
+
+def test_nothing_is_taken_for_who_does_not_share_or_any_more(wire: Wire) -> None:
+    """A prompt of a namespace that the host has not named, or that it has had forgotten, is not asked for; what was on
+    its way is not taken. Controls: before the word it was."""
+    engine, clock = engine_on(wire, shares())
+    assert engine.spill is not None
+    engine.prefetch(taken(1, tenant=2))
+    later(engine, clock)
+    assert asked(wire) == []
+    engine.prefetch(taken())
+    later(engine, clock)
+    (fetch,) = asked(wire)
+    wire.host.send(Forget(mark_of(namespace(1))))
+    wire.host.send(Fetched(fetch.request, 0, bytes(engine.spill.contents.size), KvTier.STORE))
+    later(engine, clock)
+    assert (asked(wire), len(engine.spill.prefetches), engine.spill.counts.restored) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("how", ["abort", "life"])
+def test_a_prompt_that_is_given_up_is_not_taken_any_more(wire: Wire, how: str) -> None:
+    """The gateway ends it, or nobody does for longer than a host may compute: it is asked for no more, what still comes
+    is dropped, and an idle engine sleeps again. Control: before, it looks every 50 ms."""
+    engine, clock = engine_on(wire, shares())
+    assert engine.spill is not None and engine.idle_wait_s(1.0) == 1.0
+    engine.prefetch(taken())
+    later(engine, clock)
+    (fetch,) = asked(wire)
+    assert engine.idle_wait_s(1.0) == AGAIN_NS / 1e9
+    if how == "abort":
+        engine.abort(TAKING)
+    else:
+        later(engine, clock, LIFE_NS)
+    wire.host.send(Fetched(fetch.request, 0, bytes(engine.spill.contents.size), KvTier.STORE))
+    later(engine, clock)
+    assert (asked(wire), engine.spill.counts.restored, engine.idle_wait_s(1.0)) == ([], 0, 1.0)
+    assert not engine.has_work, "nobody is answered"
+
+
+def test_a_fetch_without_an_answer_is_sent_again_and_its_late_answer_dropped(wire: Wire) -> None:
+    """A supervisor that says nothing for a while is asked again; blocks under the old number are not taken, those under
+    the new one are. A ring that is full is tried again too."""
+    contents, _ = computed(LONG, 1)
+    engine, clock = engine_on(wire, shares())
+    assert engine.spill is not None
+    engine.prefetch(taken())
+    fill(wire)
+    with suppress(RingFull):
+        while True:
+            wire.guest.send(Withdraw(namespace(1), b"x"))
+    later(engine, clock)
+    assert asked(wire) == []
+    later(engine, clock)
+    (lost,) = asked(wire)
+    later(engine, clock, ANSWER_NS)
+    later(engine, clock)
+    (again,) = asked(wire)
+    assert again.request != lost.request and again.blocks == lost.blocks
+    wire.host.send(Fetched(lost.request, 0, contents[0], KvTier.STORE))
+    engine.look()
+    assert engine.spill.counts.restored == 0
+    wire.host.send(Fetched(again.request, 0, contents[0], KvTier.STORE))
+    engine.look()
+    assert engine.spill.counts.restored == 1
+
+
+def test_content_of_another_length_ends_its_fetch(wire: Wire) -> None:
+    """A block that is shorter than this engine's is not taken; the engine asks again later, and serves."""
+    engine, clock = engine_on(wire, shares())
+    assert engine.spill is not None
+    engine.prefetch(taken())
+    later(engine, clock)
+    (fetch,) = asked(wire)
+    wire.host.send(Fetched(fetch.request, 0, b"short", KvTier.STORE))
+    engine.look()
+    assert engine.spill.counts.restored == 0 and asked(wire) == []
+    later(engine, clock)
+    assert len(asked(wire)) == 1
+    engine.add(submit(1, prompt(3, 20), 2, tenant=2))
+    run(engine)
+
+
+def test_a_pool_that_is_in_use_ends_it(wire: Wire) -> None:
+    """Where running requests hold all blocks, the first one that comes ends the taking, and no request loses any."""
+    contents, _ = computed(LONG, 1)
+    engine, clock = engine_on(wire, shares(), num_blocks=9)
+    assert engine.spill is not None
+    engine.add(submit(1, prompt(3, 30), 2, tenant=2))
+    engine.step()
+    engine.prefetch(taken())
+    while engine.scheduler.num_available_blocks:
+        engine.spill.pool.take_one(namespace(3), engine.spill.pool.accounts.of(namespace(3)))
+    later(engine, clock)
+    (fetch,) = asked(wire)
+    wire.host.send(Fetched(fetch.request, 0, contents[0], KvTier.STORE))
+    engine.look()
+    assert (len(engine.spill.prefetches), engine.spill.counts.restored) == (0, 0)
+
+
+def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more at a time than the bounds say, of one account and of all; one that ends leaves its place. A fetch has no
+    more blocks than fit its bytes, and at least one."""
+    sent = list[int]()
+
+    def send(one: prefetch.Fetching) -> int:
+        sent.append(len(one.blocks))
+        return len(sent)
+
+    def begun(prefetches: Prefetches, key: bytes, first: int) -> int:
+        before = len(prefetches)
+        for number in range(first, first + 40):
+            prefetches.begin(number, key, iter([b"%d-%d" % (number, place) for place in range(40)]), 0)
+        return len(prefetches) - before
+
+    few = Prefetches(1 << 10, lambda _id: False, send)
+    assert [begun(few, key, 100 * place) for place, key in enumerate((b"a", b"b", b"c"))] == [
+        MAX_PREFETCHES_OF_ONE,
+        MAX_PREFETCHES - MAX_PREFETCHES_OF_ONE,
+        0,
+    ]
+    few.end(0)
+    few.end(12345)
+    assert begun(few, b"c", 500) == 1
+    few.begin(600, b"d", iter(()), 0)
+    assert len(few) == MAX_PREFETCHES
+    for size, wanted in ((1 << 20, 8), (16 << 20, 1)):
+        large = Prefetches(size, lambda _id: False, send)
+        large.begin(1, b"a", iter([bytes([place]) for place in range(40)]), 0)
+        large.ask(0)
+        found = large.fetching(len(sent))
+        assert found is not None
+        found.come = 1
+        large.over(len(sent), 0)
+        large.ask(0)
+        assert sent[-2:] == [1, wanted]
