@@ -11,6 +11,7 @@ is told: what sleeps has ended before a program of what wakes starts.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
 from appliance.common.model_memory import machine_memory
-from appliance.common.model_uses import ModelUses
+from appliance.common.model_uses import REFUSED_GAP_S, ModelUses
 from appliance.common.sleep_rules import (
     ASLEEP,
     AWAKE,
     GUEST_WAIT_S,
+    KEPT_WAIT_S,
     IDLE,
     KEEPS,
     MEMORY,
@@ -45,6 +47,7 @@ from appliance.common.sleep_rules import (
     sleeps,
     unused,
 )
+from appliance.common.wake_queue import WakeQueue, most_at_once
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 from appliance.gateway.sandboxes.sleep_state import LEAST_LEFT_S
@@ -61,8 +64,13 @@ MAX_WAITING = 256
 TENANT_WAITING = 64
 """Most of them of one tenant: the others find places."""
 
-ROOM_WAIT_S = 30.0
-"""Longest that a request waits for another model's requests to end, in seconds, so that its own model has room."""
+LONGEST_WAIT_S = 10.0
+"""Longest that a request may be expected to wait for a wake to begin, in seconds; one for which more is expected is
+refused at once."""
+
+ROOM_WAIT_S = 120.0
+"""Longest that a request waits for other models' requests to end, in seconds, so that its own model has room. When they
+end nobody knows, so this cannot be told when it comes."""
 
 LOOK_S = 0.1
 """Seconds between two looks whether there is room."""
@@ -100,6 +108,7 @@ class SleepControl:
     available: Callable[[], int] = lambda: machine_memory().available
     clock: Callable[[], float] = time.monotonic
     guard: WakeGuard = field(default_factory=WakeGuard)
+    queue: WakeQueue = field(default_factory=lambda: WakeQueue(most_at_once(len(os.sched_getaffinity(0)))))
     uses: ModelUses = field(default_factory=ModelUses)
 
     async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
@@ -119,8 +128,13 @@ class SleepControl:
         sleep.order[me := object()] = None
         try:
             await self._until_awake(model, until, tenant, me, wakes=wakes)
+        except ModelAsleepError:
+            self.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+            raise
         finally:
             del sleep.order[me]
+            if not sleep.order:
+                self.queue.leave(model.name)
             sleep.waiting[tenant] -= 1
             if not sleep.waiting[tenant]:
                 del sleep.waiting[tenant]
@@ -128,8 +142,8 @@ class SleepControl:
         return self.clock() - began
 
     def served(self, model: ModelSandboxes, tenant: str, came: float) -> None:
-        """Count the use of a model by a request that was served and came at this time. One that is refused does not
-        count: a tenant could keep its models awake, and have those of others sleep, without being served."""
+        """Count the use of a model by a request that was served and came at this time. One that is refused counts
+        seldom: a tenant could keep its models awake, and have those of others sleep, without being served."""
         self.uses.note(model.name, tenant, came)
 
     def wake_behind(self, name: str, tenant: str) -> None:
@@ -147,29 +161,73 @@ class SleepControl:
 
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, me: object, *, wakes: bool) -> None:
         sleep, began = model.sleep_state, self.clock()
-        comes = True
+        if sleep.waking and began + (left := sleep.left_s(began)) > until:
+            raise self._late(model, left)
+        if sleep.asleep and wakes:
+            self._admit(model, until, tenant)
+        # Who was admitted is not refused afterwards because of what others do.
         while not sleep.awake:
-            left = sleep.left_s(now := self.clock())
-            if sleep.asleep and not wakes:
-                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
-            if sleep.asleep and (comes or me is next(iter(sleep.order))):
-                comes = False
-                decision = self._decide(model, tenant)
-                # One that cannot be answered in time ends no other model.
-                spare_s = until - now - left
-                if isinstance(decision, Wake) and not _waits_for_cheaper(decision, now - began, spare_s):
-                    if spare_s >= 0 or not decision.evicted:
-                        self._wake(model, decision, REQUEST, tenant)
-                elif spare_s >= 0:  # Who waits for room is not refused afterwards because of others' wakes.
-                    self._grant(model, tenant, gains=_gains(decision))
-            if now + left > until:
-                raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
             if sleep.waking:
                 await self._join(model, until)
-            elif now - began > ROOM_WAIT_S:
-                raise self._asleep(model, "and others use the memory that it needs", left)
-            else:
+                continue
+            if not wakes:
+                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
+            if (spare_s := until - (now := self.clock()) - sleep.estimate_s) < 0:
+                raise self._late(model, sleep.estimate_s)
+            if now - began > ROOM_WAIT_S:
+                raise self._asleep(model, "and others use the memory that it needs", sleep.estimate_s)
+            if me is next(iter(sleep.order)):
+                self._take_turn(model, self._possible(model, tenant), tenant, now - began, spare_s)
+            if sleep.asleep:
                 await asyncio.sleep(LOOK_S)
+
+    def _admit(self, model: ModelSandboxes, until: float, tenant: str) -> None:
+        """Let a request wait for the wake of a sleeping model, or begin the wake.
+
+        Raises:
+            UnavailableError: it cannot be woken now, or not in time.
+        """
+        decision, sleep, now = self._decide(model, tenant), model.sleep_state, self.clock()
+        self.queue.join(model.name, kept=decision.kept)
+        begins_s = self._begins_s(model, decision)
+        spare_s = until - now - begins_s - sleep.estimate_s
+        if begins_s > LONGEST_WAIT_S:
+            raise self._asleep(model, "and others are woken before it", begins_s + sleep.estimate_s)
+        # One that cannot be answered in time ends no other model.
+        if spare_s < 0 and not (isinstance(decision, Wake) and not decision.evicted and not begins_s):
+            raise self._late(model, begins_s + sleep.estimate_s)
+        self._grant(model, tenant, kept=decision.kept)
+        self._take_turn(model, decision, tenant, 0.0, spare_s)
+        if spare_s < 0:
+            raise self._late(model, sleep.left_s(now))
+
+    def _take_turn(
+        self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, waited_s: float, spare_s: float
+    ) -> None:
+        """Begin the wake of a model for which requests wait, if it is its turn and there is room. A guest that has
+        waited for long waits for guests no more."""
+        due = waited_s >= GUEST_WAIT_S
+        self.queue.join(model.name, kept=decision.kept or due)
+        if not isinstance(decision, Wake) or not self.queue.is_turn(model.name, len(self._lefts())):
+            return
+        dear = decision.costs and not due and self.guard.place_wait_s(self.clock()) > 0
+        if not dear and not _waits_for_cheaper(decision, waited_s, spare_s):
+            self._wake(model, decision, REQUEST, tenant)
+
+    def _begins_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
+        """Return the expected seconds until the wake of a sleeping model begins that waits for its turn."""
+        turn_s = self.queue.left_s(
+            model.name, self._lefts(), lambda name: self.models[name].sleep_state.estimate_s, self.guard.gap_s
+        )
+        if isinstance(decision, Wait):
+            return max(turn_s, decision.room_s)
+        dear = decision.costs and not decision.cheaper_soon
+        return turn_s + (self.guard.place_wait_s(self.clock()) if dear else 0.0)
+
+    def _lefts(self) -> list[float]:
+        """Return the expected seconds that are left of each wake."""
+        now = self.clock()
+        return [one.sleep_state.left_s(now) for one in self.models.values() if one.sleep_state.waking]
 
     async def _join(self, model: ModelSandboxes, until: float) -> None:
         """Wait for the end of a wake.
@@ -190,20 +248,29 @@ class SleepControl:
             )
 
     def _decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
-        """Decide about a sleeping model that a tenant's request needs.
+        """Decide about a sleeping model that a tenant's request needs, which has just come.
 
         Raises:
             UnavailableError: it cannot be woken now.
+        """
+        decision = self._possible(model, tenant)
+        counted = self.clock() < model.sleep_state.counted_until
+        wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
+        if wait_s:
+            raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
+        return decision
+
+    def _possible(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+        """Decide whether there is room for a sleeping model.
+
+        Raises:
+            UnavailableError: there will be none, or nobody is there who could wake it.
         """
         if not self.attached():
             raise UnavailableError(
                 f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
             )
         decision = self._decision(model, tenant)
-        counted = self.clock() < model.sleep_state.counted_until
-        wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
-        if wait_s:
-            raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
         if isinstance(decision, Refuse):
             log.warning("a model cannot be woken", model=model.name, reason=decision.why)
             raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
@@ -211,7 +278,7 @@ class SleepControl:
 
     def _guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
         """Return the seconds until a wake may begin, so that not too many do; 0: now."""
-        return self.guard.wait_s(model.name, tenant, self.clock(), gains=_gains(decision))
+        return self.guard.wait_s(model.name, tenant, self.clock(), kept=not isinstance(decision, Refuse) and decision.kept)
 
     def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
         """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
@@ -237,8 +304,14 @@ class SleepControl:
         # One that is being taken away gives its memory back without being told to.
         live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
         facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name, asked_by)
-        stays = sleep.stays(now := self.clock(), self.guard.stay_s(model.name, now))
-        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays)
+        stays_s = sleep.stays_for_s(now := self.clock(), self.guard.stay_s(model.name, now))
+        gives_in_s = sleep.left_s(now) if sleep.waking else stays_s
+        return ModelFacts(
+            model.name, *facts, live=live, ending=sleep.ending, stays=stays_s > 0, gives_in_s=gives_in_s
+        )
+
+    def _late(self, model: ModelSandboxes, left_s: float) -> ModelAsleepError:
+        return self._asleep(model, "and its wake takes longer than the request's deadline", left_s)
 
     def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
         self.count(TURNED_AWAY, model.name, "")
@@ -249,17 +322,20 @@ class SleepControl:
             self._sleep(self.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
-            self._grant(model, tenant, gains=decision.gains)
+            self._grant(model, tenant, kept=decision.kept)
+        if decision.costs:
+            self.guard.note_cost(self.clock())
         model.sleep_state.counted_until = 0.0
+        self.queue.leave(model.name)
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
         self.count(WOKEN, model.name, reason)
 
-    def _grant(self, model: ModelSandboxes, tenant: str, *, gains: bool) -> None:
+    def _grant(self, model: ModelSandboxes, tenant: str, *, kept: bool) -> None:
         """Count a wake that begins now, or once there is room for it."""
         now = self.clock()
         if now >= model.sleep_state.counted_until:
-            self.guard.note(model.name, tenant, now, gains=gains)
+            self.guard.note(model.name, tenant, now, kept=kept)
             model.sleep_state.counted_until = now + WINDOW_S
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
@@ -373,11 +449,7 @@ class SleepControl:
             model.fall_asleep(message.cause)
 
 
-def _gains(decision: Wake | Wait | Refuse) -> bool:
-    """Return whether a model is woken at the cost of none that is used more, as far as is known."""
-    return not isinstance(decision, Wake) or decision.gains
-
-
 def _waits_for_cheaper(decision: Wake, waited_s: float, spare_s: float) -> bool:
     """Return whether a request waits until a model can sleep that is used less than the one that could at once."""
-    return decision.cheaper_soon and waited_s < GUEST_WAIT_S and spare_s > 2 * LOOK_S
+    patience_s = KEPT_WAIT_S if decision.kept else GUEST_WAIT_S
+    return decision.cheaper_soon and waited_s < patience_s and spare_s > 2 * LOOK_S
