@@ -115,12 +115,12 @@ class Wake:
 
     evicted: tuple[str, ...] = ()
     kept: bool = True
-    """Whether it is one of the most used models that fit together; a guest is not."""
+    """Whether it is one of the most used models that fit together, or there is room for it; else it is a guest."""
     costs: bool = False
     """Whether it is a guest, and one of those sleeps for it."""
     cheaper_soon: bool = False
-    """Whether it is a guest, and a model that is used less than those that sleep for it is awake and cannot sleep
-    yet."""
+    """Whether a model that is used less than those that sleep for it is awake and cannot sleep yet; of two guests it
+    does not matter to a model of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,11 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
         evicted.append(one)
     if need <= free + _sum(evicted):
         going = _needed(evicted, need - free)
-        costs = name not in keeps and any(one.name in keeps for one in going)
-        dear = [one for one in going if name not in keeps or one.name in keeps]
+        kept = name in keeps or not going
+        dear = [one for one in going if not kept or one.name in keeps]
         soon = any(_spares(one, dear) for one in there if one.may_give and not one.gives)
-        return Wake(tuple(one.name for one in going), name in keeps, costs, soon)
+        costs = not kept and any(one.name in keeps for one in going)
+        return Wake(tuple(one.name for one in going), kept, costs, soon)
     later = [one for one in there if one.may_give]
     if need <= free + _sum(later):
         return Wait(name in keeps, _room_s(later, need - free))

@@ -172,14 +172,15 @@ class SleepControl:
                 continue
             if not wakes:
                 raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
+            await asyncio.sleep(LOOK_S)
+            if not sleep.asleep:
+                continue
             if (spare_s := until - (now := self.clock()) - sleep.estimate_s) < 0:
                 raise self._late(model, sleep.estimate_s)
             if now - began > ROOM_WAIT_S:
                 raise self._asleep(model, "and others use the memory that it needs", sleep.estimate_s)
             if me is next(iter(sleep.order)):
                 self._take_turn(model, self._possible(model, tenant), tenant, now - began, spare_s)
-            if sleep.asleep:
-                await asyncio.sleep(LOOK_S)
 
     def _admit(self, model: ModelSandboxes, until: float, tenant: str) -> None:
         """Let a request wait for the wake of a sleeping model, or begin the wake.

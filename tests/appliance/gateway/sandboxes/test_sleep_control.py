@@ -12,6 +12,7 @@ import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.model_uses import REFUSED_GAP_S
 from appliance.common.sleep_rules import (
     ASLEEP,
     AWAKE,
@@ -189,19 +190,24 @@ async def test_the_least_recently_used_model_makes_room() -> None:
     assert scene.models["b"].sleep_state.state == AWAKE
 
 
-async def test_refused_requests_are_no_uses() -> None:
-    """A tenant whose requests are refused, each second for minutes, gives its model no count, and a request that was
-    served (control) does: as if it had been served, a request is judged all the same."""
+async def test_refused_requests_count_seldom() -> None:
+    """A tenant whose requests are refused, each second for minutes, gives its model one count in ten seconds; a request
+    that was served (control) counts in full, though one was refused a second before."""
     scene, now = Scene(), [1_000.0]
     scene.control.clock = lambda: now[0]
+    counted = [0.0]
     for _ in range(300):
         with pytest.raises(ModelAsleepError):
             await scene.control.awaken(scene.models["a"], now[0] + 0.1, "t")
+        if (found := scene.control.uses.of("a")) != counted[-1]:
+            counted.append(found)
         now[0] += 1.0
-    assert scene.control.uses.of("a") == 0
-    assert scene.control.uses.of("a", "t") == pytest.approx(1.0)
-    scene.control.served(scene.models["a"], "t", now[0])
-    assert scene.control.uses.of("a") == pytest.approx(1.0)
+    # One tenant counts as sixteen uses at most, which these reach.
+    assert len(counted) - 1 <= 300 / REFUSED_GAP_S
+    assert counted[1] == pytest.approx(1.0)
+    before = scene.control.uses.of("b")
+    scene.control.served(scene.models["b"], "t", now[0])
+    assert scene.control.uses.of("b") > before + 0.5
 
 
 def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> None:
@@ -213,11 +219,13 @@ def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> Non
 
 async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one that is used often and one that is used less and has a request, a seldom used model waits for the
-    latter, and after a while takes the place of the former; one that is used most (the control) takes it at once. A
+    latter, and after a while takes the place of the former; one that is used most, which has no such patience here
+    (the control), takes it at once. A
     wake that was counted while it waited is not refused because of others that came meanwhile, and counts once."""
     for patience_s, freed, most, slept in ((60.0, "b", 1, "b"), (0.15, "", 1, "a"), (60.0, "", 30, "a")):
         scene = Scene()
         monkeypatch.setattr(sleep_control, "GUEST_WAIT_S", patience_s)
+        monkeypatch.setattr(sleep_control, "KEPT_WAIT_S", 0.0)
         used(scene, {"a": 9, "b": 2, "c": most - 1})
         for name in "ab":
             scene.awake(name, time.monotonic() - 100)
@@ -303,7 +311,7 @@ async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
     for name in "ab":
         scene.awake(name, time.monotonic() - 100)
     for number in range(MOST_WAKES - KEPT_WAKES):
-        scene.control.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), gains=False)
+        scene.control.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), kept=False)
     began = time.perf_counter()
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("c")
@@ -343,7 +351,7 @@ async def test_what_was_woken_just_now_stays() -> None:
     scene = Scene()
     for name in "ab":
         scene.awake(name, time.monotonic())
-        scene.models[name].sleep_state.since = time.monotonic()
+        scene.models[name].sleep_state.since = time.monotonic() - STAY_S + 5.0
     task = scene.ask("c")
     await turns()
     assert scene.told == []
