@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import ModelAsleepError
@@ -122,7 +124,7 @@ class Host:
 
     def serve(self, requests: Sequence[Request]) -> Served:
         """Serve a sequence; once for each host."""
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with capture_logs(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(self._serve(requests))
         total, minutes = len(requests), requests[-1][0] / 60
         most = max((sum(at <= other < at + WINDOW_S for other in self._wakes) for at in self._wakes), default=0)

@@ -453,3 +453,69 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     await turns()
     scene.come_up("a")
     await asyncio.gather(other, joined)
+
+
+async def test_wakes_take_turns_and_each_is_told_how_long_it_waits() -> None:
+    """Of three models for which there is room two wake at a time, and the third when one of them is awake. A request
+    for it whose deadline is before that is refused at once, with what is left of the first two and its own wake; one
+    without a deadline (the control) waits and is served."""
+    scene = Scene()
+    scene.control.budget = 8 * GIB
+    tasks = [scene.ask(name) for name in "abc"]
+    await turns()
+    assert [one.model for one in scene.told] == ["a", "b"]
+    began = time.perf_counter()
+    with pytest.raises(ModelAsleepError, match="takes longer") as refused:
+        await scene.ask("c", 1.5 * WAKE_MS / 1e3)
+    assert time.perf_counter() - began < 0.05
+    assert refused.value.retry_after_s == pytest.approx(2 * WAKE_MS / 1e3, abs=0.2)
+    scene.come_up("a")
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert [one.model for one in scene.told] == ["a", "b", "c"]
+    for name in "bc":
+        scene.come_up(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    """A guest is refused while guests may not take a place for long, with the seconds until then and of its wake; with
+    little left (the control) it waits, and takes the place."""
+    for left_s, waits in ((sleep_control.LONGEST_WAIT_S + 2.0, False), (0.1, True)):
+        scene = Scene()
+        used(scene, {"a": 9, "b": 9})
+        for name in "ab":
+            scene.awake(name, time.monotonic() - 100)
+        scene.control.guard.note_cost(time.monotonic() + left_s - scene.control.guard.gap_s)
+        task = scene.ask("c")
+        await turns()
+        assert scene.told == []
+        if waits:
+            await asyncio.sleep(3 * sleep_control.LOOK_S)
+            assert scene.told[-1] == WakeModel("c", "request", "t")
+            scene.come_up("c")
+            await task
+        else:
+            with pytest.raises(ModelAsleepError, match="woken before it") as refused:
+                await task
+            assert refused.value.retry_after_s == pytest.approx(left_s + WAKE_MS / 1e3, abs=0.2)
+        assert scene.control.guard.place_wait_s(time.monotonic()) > 0
+
+
+async def test_a_guest_that_has_waited_for_long_takes_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that was let wait and whose place others take again and again is served after its patience, though no
+    guest may take a place yet; before that (the control) it waits."""
+    scene = Scene()
+    used(scene, {"a": 9, "b": 9})
+    for name in "ab":
+        scene.awake(name, time.monotonic() - 100)
+    scene.control.guard.note_cost(time.monotonic() - scene.control.guard.gap_s + 1.0)
+    task = scene.ask("c")
+    await turns()
+    scene.control.guard.note_cost(time.monotonic())
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert scene.told == [], "the control"
+    monkeypatch.setattr(sleep_control, "GUEST_WAIT_S", 0.0)
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert scene.told[-1] == WakeModel("c", "request", "t")
+    scene.come_up("c")
+    await task
