@@ -214,4 +214,3 @@ class Host:
     def _tell(self, name: str, state: str) -> None:
         boot_ms = round(1e3 * self.speed.wake_s)
         self._control.take(ModelRest(name, state, "", NEED_BYTES, boot_ms, WHILE_USED, IDLE_MS))
-

@@ -47,32 +47,31 @@ def test_counts_follow_a_change_of_popularity() -> None:
         assert mine > least_used(one, half_life=1e9)
 
 
-def test_a_host_with_room_for_six() -> None:
-    """The gateway's own control, with wakes that take time: the best fixed six less 3.5 points in the mean, since a
-    quarter of the requests is refused, and in the sequence of the real bench (seed 7) less 3; far above the least
-    recently used in each. Whoever is refused is told at once; whoever waits is served, within the longest patience of a
-    guest and a few wakes. Never more wakes in a minute than may begin."""
-    drawn = [draw(seed, 1.0, count=COUNT, rate=RATE) for seed in (7, 0)]
-    served = [Host(PLACES).serve(one) for one in drawn]
-    best = [fixed(names_of(one)) for one in drawn]
-    assert served[0].hit_rate >= best[0] - 0.03
-    assert statistics.mean(one.hit_rate for one in served) >= statistics.mean(best) - 0.035
-    for found, one in zip(served, drawn, strict=True):
-        assert found.hit_rate > lru(names_of(one)) + 0.05
-        assert found.most_wakes <= MOST_WAKES
-        assert max(found.refused_after_s) == 0.0
-        assert found.longest_wait_s < GUEST_WAIT_S + 10.0
+@pytest.mark.parametrize("seed", [7, pytest.param(0, marks=pytest.mark.full)])
+def test_a_host_with_room_for_six(seed: int) -> None:
+    """The gateway's own control, with wakes that take time, on the sequence of the real bench (seed 7) and another: the
+    best fixed six less 3 points, and far above the least recently used. Whoever is refused is told at once; whoever
+    waits is served, within the longest patience of a guest and a few wakes. Never more wakes in a minute than may
+    begin."""
+    drawn = draw(seed, 1.0, count=COUNT, rate=RATE)
+    found = Host(PLACES).serve(drawn)
+    assert found.hit_rate >= fixed(names_of(drawn)) - 0.03
+    assert found.hit_rate > lru(names_of(drawn)) + 0.05
+    assert found.most_wakes <= MOST_WAKES
+    assert max(found.refused_after_s) == 0.0
+    assert found.longest_wait_s < GUEST_WAIT_S + 10.0
 
 
+@pytest.mark.full
 def test_wakes_that_do_not_take_turns_slow_each_other_down() -> None:
-    """The same two minutes with wakes of 3 s: where as many run as are asked for, and none is kept for the most used
-    models, requests wait longer for them and fewer are hits."""
-    drawn = draw(7, 1.0, count=COUNT // 5, rate=RATE)
+    """A minute with wakes of 3 s: where as many run as are asked for, and none is kept for the most used models,
+    requests wait longer for them and far fewer are hits."""
+    drawn = draw(7, 1.0, count=COUNT // 10, rate=RATE)
     slow = Speed(3.0, answer_s=0.5)
     turns = Host(PLACES, slow).serve(drawn)
     free = Host(PLACES, slow, WakeGuard(COUNT, COUNT, COUNT, 0, 0.0), WakeQueue(COUNT)).serve(drawn)
-    assert free.most_wakes > MOST_WAKES
-    assert free.hit_rate < turns.hit_rate
+    assert free.hit_rate < turns.hit_rate - 0.1
+    assert statistics.median(free.waits_s) > statistics.median(turns.waits_s)
 
 
 def test_one_tenant_does_not_fill_the_host() -> None:

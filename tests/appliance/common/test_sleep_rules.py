@@ -80,7 +80,12 @@ CASES = {
         8,
         Wake(("b",), kept=False, costs=True),
     ),
-    "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",), kept=False, costs=True)),
+    "one with requests makes none": (
+        [model("a", live=1), model("b", used_at=9.0)],
+        2,
+        8,
+        Wake(("b",), kept=False, costs=True),
+    ),
     "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait(kept=False)),
     "one that was woken just now stays": ([model("a", stays=True, gives_in_s=3.0)], 1, 8, Wait(False, 3.0)),
     "all others wake": ([model("a", WAKING, gives_in_s=2.0)], 1, 8, Wait(False, 2.0)),
@@ -162,8 +167,9 @@ def test_the_last_wakes_of_a_minute_are_kept_for_models_that_are_used_more() -> 
 
 
 def test_no_two_tenants_use_up_the_wakes_that_are_not_kept() -> None:
-    """Tenants that ask for as many as they may, one after the other: the first two get two of the six that are not
-    kept each, and two others get one. One that is alone (control) is refused its third until the first is out of the window."""
+    """Tenants that ask for as many as they may, one after the other: the first two get two each of the six that are
+    not kept, and two others get one. One that is alone (control) is refused its third until the first is out of the
+    window."""
     guard, found = WakeGuard(), list[int]()
     for tenant in "abcd":
         found.append(0)
