@@ -29,7 +29,8 @@ it let counts fade as much as one does, so that a tenant cannot make the uses of
 
 REFUSED_GAP_S = 10.0
 """As ``LEAST_GAP_S``, for requests that were refused because their model sleeps. They cost their tenant nothing, so
-they count more seldom; if they counted nothing, a model that is asked for often and sleeps would never be known for it."""
+they count more seldom. If they counted nothing, a model that is often asked for and sleeps would never be known for
+it."""
 
 ALWAYS_COUNTED = 16.0
 """What a tenant's uses may count together, however little others do: a tenth of ``HALF_LIFE``, so that a few uses of a
