@@ -1,9 +1,10 @@
-"""Processes by what they are, and the processor time that they used."""
+"""Processes by what they are, the processor time that they used, and the memory that they hold."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -72,3 +73,16 @@ def _spent(pid: int) -> float:
             with contextlib.suppress(OSError):
                 total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def held_kib(pid: int) -> dict[str, int]:
+    """Return the memory of a process in KiB: ``anonymous``, which it alone holds, and ``files``, its share of pages of
+    files that it has mapped. A supervisor maps and locks the weights of the models that are awake, so its whole share
+    grows and shrinks with their number.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    rollup = (Path("/proc") / str(pid) / "smaps_rollup").read_text()
+    found = dict(re.findall(r"^Pss_(Anon|File):\s+(\d+)", rollup, re.M))
+    return {"anonymous": int(found["Anon"]), "files": int(found["File"])}

@@ -7,53 +7,34 @@ anew every so many requests where popularity shifts. Each policy sees the sequen
 ``fixed``   the best six of the whole sequence, kept for good; others need no place, so it may exceed Belady's
 ``belady``  the model that is needed last goes, which takes knowledge of what comes
 ``uses``    the least used one goes, by the appliance's counts (``appliance.common.model_uses``)
-``served``  all rules of the appliance, with time: wakes that take seconds, requests that are answered meanwhile, models
-            that stay after a wake, and the bounds on wakes, whose refusals count as misses
+``served``  the appliance's own control, with time: wakes that take seconds and get longer where several run, requests
+            that are answered meanwhile, the queue of wakes and their bounds (``bench/residency_host.py``); refusals
+            count as misses
 
-Run: ``python bench/residency_policies.py [--seeds 20] [--rate 2] [--minutes 10]``.
+Run: ``python bench/residency_policies.py [--seeds 20] [--rate 2] [--minutes 10] [--wake 1.2]``.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import random
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.common.model_uses import HALF_LIFE, ModelUses
-from appliance.common.sleep_rules import (
-    ASLEEP,
-    AWAKE,
-    GUEST_WAIT_S,
-    WAKING,
-    WHILE_USED,
-    ModelFacts,
-    Wake,
-    WakeGuard,
-    decide,
-)
+from bench.residency_host import Host, Request, Speed
 
 MODELS, PLACES = 20, 6
 TENANTS = 20
-WAKE_S, SERVICE_S = 1.5, 0.3
-"""Seconds of a wake and of an answer: what 300 MB take on two cores."""
-LOOK_S = 0.1
-"""Seconds between two looks of a request that waits for room, as in the gateway."""
-ROOM_WAIT_S = 30.0
 EXPONENTS = (0.8, 1.0, 1.2)
 SHIFTS = (0, 600, 300)
 """Requests after which popularity is dealt anew; 0: never."""
-
-Request = tuple[float, str, str]
-"""Time in seconds, model, tenant."""
 
 
 def draw(seed: int, exponent: float, *, count: int, rate: float, shift: int = 0, models: int = MODELS) -> list[Request]:
@@ -128,101 +109,9 @@ def least_used(requests: Sequence[Request], places: int = PLACES, half_life: flo
     return hits / len(requests)
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What became of a sequence."""
-
-    hit_rate: float
-    """Share of all requests that waited for no wake."""
-    refused: float
-    """Share that was refused with an estimate."""
-    wakes_a_minute: float
-    most_wakes: int
-    """Most wakes within any 60 s."""
-    longest_wait_s: float
-
-
-@dataclass(slots=True)
-class _Model:
-    state: str = ASLEEP
-    ready_at: float = 0.0
-    busy_until: float = 0.0
-    used_at: float = 0.0
-    granted: bool = False
-
-
-@dataclass(slots=True)
-class Host:
-    """A host with room for so many models, under the appliance's rules. Times are seconds from the start."""
-
-    places: int = PLACES
-    guard: WakeGuard = field(default_factory=WakeGuard)
-    uses: ModelUses = field(default_factory=ModelUses)
-    models: dict[str, _Model] = field(default_factory=dict)
-    wakes: list[float] = field(default_factory=list)
-
-    def serve(self, requests: Sequence[Request]) -> Served:
-        """Serve a sequence."""
-        self.models = {name: _Model() for name in sorted(set(names_of(requests)))}
-        due = [(at, number, at) for number, (at, _, _) in enumerate(requests)]
-        hits = refused = 0
-        longest = 0.0
-        while due:
-            now, number, came = heapq.heappop(due)
-            _, name, tenant = requests[number]
-            model = self._look(name, now)
-            if model.state == ASLEEP:
-                woken = self._wake(name, tenant, now, now - came)
-                if woken is None or (not woken and now - came > ROOM_WAIT_S):
-                    refused += 1
-                    continue
-                if not woken:
-                    heapq.heappush(due, (now + LOOK_S, number, came))
-                    continue
-            elif model.state == AWAKE and now == came:
-                hits += 1
-            self.uses.note(name, tenant, came)
-            begins = max(now, model.ready_at)
-            longest = max(longest, begins - came)
-            model.busy_until = model.used_at = max(model.busy_until, begins + SERVICE_S)
-        minutes = requests[-1][0] / 60
-        most = max((sum(at <= other < at + 60 for other in self.wakes) for at in self.wakes), default=0)
-        total = len(requests)
-        return Served(hits / total, refused / total, len(self.wakes) / minutes, most, longest)
-
-    def _look(self, name: str, now: float) -> _Model:
-        for one in self.models.values():
-            if one.state == WAKING and now >= one.ready_at:
-                one.state = AWAKE
-        return self.models[name]
-
-    def _wake(self, name: str, tenant: str, now: float, waited_s: float) -> bool | None:
-        """Begin a wake; False where it has to wait for room, None where it is refused."""
-        woken = self.models[name]
-        facts = [self._facts(one, now, tenant if one == name else "") for one in self.models]
-        decision = decide(name, facts, self.places, self.places)
-        gains = not isinstance(decision, Wake) or decision.gains
-        if not woken.granted:
-            if self.guard.wait_s(name, tenant, now, gains=gains):
-                return None
-            self.guard.note(name, tenant, now, gains=gains)
-            woken.granted = True
-        if not isinstance(decision, Wake) or (decision.cheaper_soon and waited_s < GUEST_WAIT_S):
-            return False
-        for one in decision.evicted:
-            self.models[one].state = ASLEEP
-        self.wakes.append(now)
-        woken.state, woken.ready_at, woken.granted = WAKING, now + WAKE_S, False
-        return True
-
-    def _facts(self, name: str, now: float, asked_by: str) -> ModelFacts:
-        one = self.models[name]
-        stays = one.state == AWAKE and now - one.ready_at < self.guard.stay_s(name, now)
-        live = int(one.busy_until > now)
-        return ModelFacts(name, one.state, WHILE_USED, 1, one.used_at, self.uses.of(name, asked_by), live, stays=stays)
-
-
-def compare(exponent: float, shift: int, seeds: Iterable[int], *, count: int, rate: float) -> dict[str, object]:
+def compare(
+    exponent: float, shift: int, seeds: Iterable[int], *, count: int, rate: float, speed: Speed
+) -> dict[str, object]:
     """One line of the table: means over seeds in percent, and in how many of them the appliance misses its bars."""
     policies: dict[str, Callable[[list[Request]], float]] = {
         "lru": lambda one: lru(names_of(one)),
@@ -232,13 +121,15 @@ def compare(exponent: float, shift: int, seeds: Iterable[int], *, count: int, ra
     }
     drawn = [draw(seed, exponent, count=count, rate=rate, shift=shift) for seed in seeds]
     rates = {name: [policy(one) for one in drawn] for name, policy in policies.items()}
-    served = [Host().serve(one) for one in drawn]
+    served = [Host(PLACES, speed).serve(one) for one in drawn]
     rates["served"] = [one.hit_rate for one in served]
     line: dict[str, object] = {"exponent": exponent, "shift": shift}
     line |= {name: round(100 * statistics.mean(found), 1) for name, found in rates.items()}
     line["refused"] = round(100 * statistics.mean(one.refused for one in served), 1)
     line["wakes_a_minute"] = round(statistics.mean(one.wakes_a_minute for one in served), 1)
     line["most_wakes"] = max(one.most_wakes for one in served)
+    waits = sorted(wait for one in served for wait in one.waits_s)
+    line["median_wait_s"] = round(statistics.median(waits), 1) if waits else 0.0
     line["longest_wait_s"] = round(max(one.longest_wait_s for one in served), 1)
     for name in ("uses", "served"):
         pairs = list(zip(rates[name], rates["fixed"], rates["lru"], strict=True))
@@ -253,11 +144,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=2.0)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--wake", type=float, default=1.2, help="seconds of a wake on an idle machine")
     options = parser.parse_args()
+    speed = Speed(options.wake, answer_s=options.wake / 6)
     count = round(options.rate * options.minutes * 60)
     for shift in SHIFTS:
         for exponent in EXPONENTS:
-            line = compare(exponent, shift, range(options.seeds), count=count, rate=options.rate)
+            line = compare(exponent, shift, range(options.seeds), count=count, rate=options.rate, speed=speed)
             print(json.dumps(line), flush=True)
     return 0
 

@@ -33,7 +33,7 @@ from appliance.common.credentials import new_pepper
 from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.common.model_memory import model_need
 from appliance.operator import demo
-from bench.process_times import seconds, tree
+from bench.process_times import held_kib, seconds, tree
 from bench.residency_policies import Request, belady, fixed, least_used, lru, names_of
 from bench.sandbox import sleeping
 from tests.system.conftest import PLAIN, Appliance, running
@@ -194,15 +194,15 @@ def wakes(metrics: str) -> int:
 
 
 def held(appliance: Appliance) -> dict[str, int]:
-    """Memory and open files of the host's processes, to see what grows."""
+    """Memory and open files of the host's processes, to see what grows: that which they alone hold, and their share of
+    files. The supervisor keeps the weights of awake models in memory, which is most of the latter."""
     found = {}
     for pid in tree([appliance.process.pid]):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
             if (role := next((one for one in ("supervisor", "gateway") if f"child\0{one}" in line), "")) == "":
                 continue
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            found[f"{role}_kib"] = int(re.findall(r"^Pss:\s+(\d+)", rollup, re.M)[0])
+            found |= {f"{role}_{kind}_kib": kib for kind, kib in held_kib(pid).items()}
             found[f"{role}_files"] = len(os.listdir(f"/proc/{pid}/fd"))
         except OSError:
             continue

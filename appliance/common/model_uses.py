@@ -1,7 +1,7 @@
 """How much each model is used, so that the least used one sleeps where not all fit. Pure; times are monotonic seconds
 of the caller.
 
-Each served request counts one, and half as much after ``HALF_LIFE`` later uses of any model: counts fade with traffic
+Each request counts one, and half as much after ``HALF_LIFE`` later uses of any model: counts fade with traffic
 and not with time, so a night without requests changes nothing. Models that sleep keep their counts, so one that is
 woken is known by what it was before. Where requests are independent of each other, keeping the most used models is the
 best that can be done without knowledge of what comes; the fading follows a change of what is asked for.
@@ -26,6 +26,11 @@ LEAST_GAP_S = 1.0
 """Requests of one tenant for one model that came within so many seconds count as one: a wake serves all of them. So
 neither a burst nor a tenant that asks without pause makes its model dear. Uses of different models of one tenant within
 it let counts fade as much as one does, so that a tenant cannot make the uses of others fade sooner by using many."""
+
+REFUSED_GAP_S = 10.0
+"""As ``LEAST_GAP_S``, for requests that were refused because their model sleeps. They cost their tenant nothing, so
+they count more seldom. If they counted nothing, a model that is often asked for and sleeps would never be known for
+it."""
 
 ALWAYS_COUNTED = 16.0
 """What a tenant's uses may count together, however little others do: a tenth of ``HALF_LIFE``, so that a few uses of a
@@ -73,12 +78,12 @@ class ModelUses:
     _largest: str = ""
     """Tenant whose uses count most, before the bound."""
 
-    def note(self, model: str, tenant: str, came: float) -> None:
-        """Count a served request of a tenant that came at this time, unless one that came less than ``LEAST_GAP_S``
-        before, or later, was counted for it and the model."""
+    def note(self, model: str, tenant: str, came: float, gap_s: float = LEAST_GAP_S) -> None:
+        """Count a request of a tenant that came at this time, unless one that came less than ``gap_s`` before, or
+        later, was counted for it and the model. ``gap_s`` is ``REFUSED_GAP_S`` for one that was refused."""
         known = self._models.setdefault(model, _ModelCount())
         one = known.tenants.setdefault(tenant, _Count())
-        if came - one.came < LEAST_GAP_S:
+        if came - one.came < gap_s:
             return
         whole = self._tenants.setdefault(tenant, _Count())
         fades = min(1.0, max(0.0, came - whole.came) / LEAST_GAP_S)

@@ -7,6 +7,7 @@ fit, the least used one that is not always kept and has no request makes room (`
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -41,11 +42,15 @@ MOST_WAKES_OF_TENANT = 6
 """Most wakes that requests of one tenant begin in ``WINDOW_S``, of all models together: what it wakes takes processor
 and memory from all, and its own excess is refused to it alone."""
 
-KEPT_WAKES = 15
-"""Wakes of ``MOST_WAKES`` that are kept for models that are used more than those that sleep for them. Where more wakes
-are asked for than may begin, models that are seldom used would otherwise keep often used ones asleep. Of the other five
-a tenant begins one while those that it has begun are fewer than half of what is left: two at first, so that four
-tenants get some. Chosen by ``bench/residency_policies.py``: with eight, often used models are hit 1 % less."""
+KEPT_WAKES = 14
+"""Wakes of ``MOST_WAKES`` that are kept for the most used models that fit together. Where more wakes are asked for than
+may begin, models that are seldom used, the *guests*, would otherwise keep those asleep. Of the other six a tenant
+begins one while those that it has begun are fewer than half of what is left: two at first, so that four tenants get
+some. Chosen by simulation, as are the numbers of seconds below (``bench/residency_policies.py``)."""
+
+GUESTS_GAP_S = 40.0
+"""Seconds from one time at which a guest takes the place of one of the most used models that fit to the next. Guests
+follow each other in that place until the model is asked for that has slept for them."""
 
 STAY_S = 20.0
 """Seconds that a model that was woken several times in ``WINDOW_S`` stays awake, unless the operator has it sleep. Two
@@ -59,9 +64,13 @@ like it, so that both together take one place."""
 FREE_WAKES = 2
 """Wakes of one model in ``WINDOW_S`` after which its requests alone keep it."""
 
-GUEST_WAIT_S = 10.0
-"""Longest that a request waits for the place of a model that is used less than the one that could sleep at once, in
-seconds: a few wakes with their answers. Seldom used models come one after the other, and take few places together."""
+KEPT_WAIT_S = 10.0
+"""Longest that one of the most used models waits for the place of a guest that is in use, in seconds, before it takes
+that of another of them: a few wakes with their answers."""
+
+GUEST_WAIT_S = GUESTS_GAP_S
+"""Longest that a guest waits for the place of other guests, in seconds; then it takes its turn before others, and the
+place of any model. So each that was let wait is served, whatever is asked for beside it."""
 
 WINDOW_S = 60.0
 """Seconds over which wakes are counted."""
@@ -85,6 +94,9 @@ class ModelFacts:
     """Whether it sleeps, and its sandboxes have not ended yet."""
     stays: bool = False
     """Whether it was woken so lately that it does not sleep yet (``stay_s``)."""
+    gives_in_s: float = 0.0
+    """Seconds until it may sleep, as far as they are known: until it is awake and need not stay any more. When requests
+    end is not known."""
 
     @property
     def gives(self) -> bool:
@@ -102,15 +114,23 @@ class Wake:
     """The model may be woken once these have been put to sleep."""
 
     evicted: tuple[str, ...] = ()
-    gains: bool = True
-    """Whether it is used more than those."""
+    kept: bool = True
+    """Whether it is one of the most used models that fit together, or there is room for it; else it is a guest."""
+    costs: bool = False
+    """Whether it is a guest, and one of those sleeps for it."""
     cheaper_soon: bool = False
-    """Whether it is not, and one that is used less than those is awake too and cannot sleep yet."""
+    """Whether a model that is used less than those that sleep for it is awake and cannot sleep yet; of two guests it
+    does not matter to a model of the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """There is no room before a request of another model has ended."""
+    """There is no room before other models may sleep."""
+
+    kept: bool = True
+    """As in ``Wake``."""
+    room_s: float = 0.0
+    """Least seconds until there is room, as far as they are known (``ModelFacts.gives_in_s``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +161,7 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
     )
     if budget:
         free = min(free, budget - _sum(there))
+    keeps = _most_used([*known.values(), wanted], free + _sum(there))
     evicted: list[ModelFacts] = []
     for one in sorted((one for one in there if one.gives), key=lambda one: (one.uses, one.used_at)):
         if need <= free + _sum(evicted):
@@ -148,13 +169,37 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
         evicted.append(one)
     if need <= free + _sum(evicted):
         going = _needed(evicted, need - free)
-        gains = all(one.uses < wanted.uses for one in going)
-        soon = not gains and any(_spares(one, going) for one in there if one.may_give and not one.gives)
-        return Wake(tuple(one.name for one in going), gains, soon)
-    if need <= free + _sum(one for one in there if one.may_give):
-        return Wait()
+        kept = name in keeps or not going
+        dear = [one for one in going if not kept or one.name in keeps]
+        soon = any(_spares(one, dear) for one in there if one.may_give and not one.gives)
+        costs = not kept and any(one.name in keeps for one in going)
+        return Wake(tuple(one.name for one in going), kept, costs, soon)
+    later = [one for one in there if one.may_give]
+    if need <= free + _sum(later):
+        return Wait(name in keeps, _room_s(later, need - free))
     bound = f" of the {size(budget)} for models" if budget else ""
     return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
+
+
+def _most_used(models: Iterable[ModelFacts], room: int) -> set[str]:
+    """Return the most used models that fit together: those that would be awake if uses alone decided."""
+    kept = set[str]()
+    for one in sorted(models, key=lambda one: (one.keep != ALWAYS, -one.uses, -one.used_at)):
+        if one.need_bytes <= room:
+            kept.add(one.name)
+            room -= one.need_bytes
+    return kept
+
+
+def _room_s(later: Iterable[ModelFacts], lack: int) -> float:
+    """Return the least seconds until so much memory can be had of these models."""
+    room_s = 0.0
+    for one in sorted(later, key=lambda one: one.gives_in_s):
+        if lack <= 0:
+            break
+        lack -= one.need_bytes
+        room_s = one.gives_in_s
+    return room_s
 
 
 def _spares(model: ModelFacts, evicted: Iterable[ModelFacts]) -> bool:
@@ -192,8 +237,8 @@ class _CountedWake:
     at: float
     model: str
     tenant: str
-    gains: bool
-    """Whether the model was used more than those that slept for it."""
+    kept: bool
+    """Whether the model was one of the most used that fit."""
 
 
 @dataclass(slots=True)
@@ -204,10 +249,14 @@ class WakeGuard:
     of_all: int = MOST_WAKES
     of_tenant: int = MOST_WAKES_OF_TENANT
     kept: int = KEPT_WAKES
+    gap_s: float = GUESTS_GAP_S
     _wakes: deque[_CountedWake] = field(default_factory=deque)
+    _cost_at: float = -math.inf
+    """When a guest last took the place of a model that is used more."""
 
-    def wait_s(self, model: str, tenant: str, now: float, *, gains: bool = True) -> float:
-        """Return the seconds until a wake of this model may begin for this tenant; 0: now. ``gains`` as in ``Wake``."""
+    def wait_s(self, model: str, tenant: str, now: float, *, kept: bool = True) -> float:
+        """Return the seconds until a wake of this model may be asked for by this tenant; 0: now. ``kept`` as in
+        ``Wake``."""
         wakes = self._counted(now)
         counted = (
             ([one.at for one in wakes if one.model == model], self.of_model),
@@ -215,18 +264,26 @@ class WakeGuard:
             ([one.at for one in wakes], self.of_all),
         )
         waits = [times[-most] + WINDOW_S - now if len(times) >= most else 0.0 for times, most in counted]
-        return max(*waits, 0.0 if gains else self._guest_wait_s(tenant, now))
+        return max(*waits, 0.0 if kept else self._guest_wait_s(tenant, now))
 
     def _guest_wait_s(self, tenant: str, now: float) -> float:
         """Return the seconds until the tenant has a wake again of those that are not kept. It may begin one while those
         that it has begun are fewer than half of what is left, so that some are left for tenants that come later."""
-        guests = [one for one in self._counted(now) if not one.gains]
+        guests = [one for one in self._counted(now) if not one.kept]
         for gone in range(len(guests) + 1):
             left = guests[gone:]
             mine = sum(one.tenant == tenant for one in left)
             if 2 * mine < self.of_all - self.kept - len(left):
                 return guests[gone - 1].at + WINDOW_S - now if gone else 0.0
         return WINDOW_S
+
+    def place_wait_s(self, now: float) -> float:
+        """Return the seconds until a guest may take the place of a model that is used more; 0: now."""
+        return max(0.0, self._cost_at + self.gap_s - now)
+
+    def note_cost(self, now: float) -> None:
+        """Note that a guest takes the place of a model that is used more."""
+        self._cost_at = now
 
     def stay_s(self, model: str, now: float) -> float:
         """Return the seconds that a model stays awake after its last wake; one that the operator woke stays longest."""
@@ -235,9 +292,9 @@ class WakeGuard:
             return 0.0
         return min(STAY_S, LEAST_STAY_S * 2 ** (wakes - FREE_WAKES - 1)) if wakes else STAY_S
 
-    def note(self, model: str, tenant: str, now: float, *, gains: bool = True) -> None:
-        """Count a wake that a request of this tenant has begun."""
-        self._wakes.append(_CountedWake(now, model, tenant, gains))
+    def note(self, model: str, tenant: str, now: float, *, kept: bool = True) -> None:
+        """Count a wake that a request of this tenant has asked for."""
+        self._wakes.append(_CountedWake(now, model, tenant, kept))
 
     def _counted(self, now: float) -> deque[_CountedWake]:
         while self._wakes and now - self._wakes[0].at >= WINDOW_S:

@@ -63,7 +63,8 @@ from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_re
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
 from appliance.gateway.sandboxes.publications import published_for
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
-from appliance.gateway.sandboxes.sleep_control import TURNED_AWAY, WOKEN, SleepControl
+from appliance.gateway.sandboxes.sleep_control import SleepControl
+from appliance.gateway.sandboxes.sleep_decisions import TURNED_AWAY, WOKEN
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes

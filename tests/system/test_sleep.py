@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from bench.process_times import held_kib, label, tree
 from tests.system.audit_files import written
 from tests.system.conftest import PLAIN, Appliance
 
@@ -172,3 +173,33 @@ def kill(pids: list[int]) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return False
+
+
+GROWTH_KIB = 3 << 10
+"""Most memory by which a supervisor may grow in ``ROUNDS`` wakes: what its allocator keeps in pieces. What it held of
+each checkpoint, or of each sandbox, would be more."""
+
+ROUNDS = 6
+
+
+@pytest.mark.full  # Wakes take seconds.
+def test_a_supervisor_does_not_grow_with_wakes(sleeper: Appliance) -> None:
+    """After two wakes, in which what it needs is imported, six more leave the supervisor's own memory and its open
+    files as they were. Control: the measure sees a few MiB that this process holds."""
+    pid = next(one for one in tree([sleeper.process.pid]) if label(one) == "supervisor")
+
+    def wake(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            fall_asleep(sleeper)
+            until(lambda: bool(order(sleeper, "wake")["ok"]))
+        return held_kib(pid)["anonymous"], len(os.listdir(f"/proc/{pid}/fd"))
+
+    before, files = wake(2)
+    after, files_after = wake(ROUNDS)
+    assert after - before < GROWTH_KIB
+    assert files_after <= files + 1  # One more where a look at its folders is under way.
+
+    own = held_kib(os.getpid())["anonymous"]
+    taken = bytearray(os.urandom(2 * GROWTH_KIB << 10))
+    assert held_kib(os.getpid())["anonymous"] - own > GROWTH_KIB
+    del taken

@@ -11,49 +11,41 @@ is told: what sleeps has ended before a program of what wakes starts.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
-from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
-from appliance.common.model_memory import machine_memory
-from appliance.common.model_uses import ModelUses
+from appliance.common.model_uses import REFUSED_GAP_S
 from appliance.common.sleep_rules import (
     ASLEEP,
     AWAKE,
     GUEST_WAIT_S,
     IDLE,
     KEEPS,
+    KEPT_WAIT_S,
     MEMORY,
     OPERATOR,
     REQUEST,
     SLEEP_STATES,
     WAKING,
     WINDOW_S,
-    ModelFacts,
     Refuse,
     SleepOutcome,
     Wait,
     Wake,
-    WakeGuard,
-    decide,
     sleeps,
     unused,
 )
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.sleep_decisions import SLEPT, WOKEN, SleepDecisions
 from appliance.gateway.sandboxes.sleep_state import LEAST_LEFT_S
 from policy.model import ModelState
 
 log = structlog.get_logger()
-
-COUNTED = WOKEN, SLEPT, TURNED_AWAY = ("woken", "slept", "turned_away")
-"""What is counted of a model: it is woken, it is put to sleep, a request is refused because it sleeps."""
 
 MAX_WAITING = 256
 """Most requests that wait for one model to wake: what an engine of the default size takes up in two steps."""
@@ -61,8 +53,13 @@ MAX_WAITING = 256
 TENANT_WAITING = 64
 """Most of them of one tenant: the others find places."""
 
-ROOM_WAIT_S = 30.0
-"""Longest that a request waits for another model's requests to end, in seconds, so that its own model has room."""
+LONGEST_WAIT_S = 10.0
+"""Longest that a request may be expected to wait for a wake to begin, in seconds; one for which more is expected is
+refused at once."""
+
+ROOM_WAIT_S = 120.0
+"""Longest that a request waits for other models' requests to end, in seconds, so that its own model has room. When they
+end nobody knows, so this cannot be told when it comes."""
 
 LOOK_S = 0.1
 """Seconds between two looks whether there is room."""
@@ -76,31 +73,12 @@ WAKE_PATIENCE_S = 600.0
 
 
 @dataclass(slots=True)
-class SleepControl:
+class SleepControl(SleepDecisions):
     """Keeps which models sleep. All methods run in one event loop.
 
     A decision takes a look at all models and all requests: a millisecond where there are many. So each request that
     comes has one, and of those that wait for room the one that has waited longest looks again for all of them.
     """
-
-    models: Mapping[str, ModelSandboxes]
-    """Shared sandboxes by model."""
-    tell: Callable[[Control], None]
-    """Sends to the supervisor."""
-    attached: Callable[[], bool]
-    """Whether a supervisor is there."""
-    end_own: Callable[[str], int]
-    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
-    count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
-    """Called with one of ``COUNTED``, the model and the reason."""
-    live: Callable[[], Mapping[ModelSandboxes, int]] = dict
-    """Counts the requests that use each model, in one pass over all requests."""
-    budget: int = 0
-    """Bytes that all awake models may need together; 0: what the machine has available."""
-    available: Callable[[], int] = lambda: machine_memory().available
-    clock: Callable[[], float] = time.monotonic
-    guard: WakeGuard = field(default_factory=WakeGuard)
-    uses: ModelUses = field(default_factory=ModelUses)
 
     async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
         """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
@@ -119,8 +97,13 @@ class SleepControl:
         sleep.order[me := object()] = None
         try:
             await self._until_awake(model, until, tenant, me, wakes=wakes)
+        except ModelAsleepError:
+            self.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+            raise
         finally:
             del sleep.order[me]
+            if not sleep.order:
+                self.queue.leave(model.name)
             sleep.waiting[tenant] -= 1
             if not sleep.waiting[tenant]:
                 del sleep.waiting[tenant]
@@ -128,8 +111,8 @@ class SleepControl:
         return self.clock() - began
 
     def served(self, model: ModelSandboxes, tenant: str, came: float) -> None:
-        """Count the use of a model by a request that was served and came at this time. One that is refused does not
-        count: a tenant could keep its models awake, and have those of others sleep, without being served."""
+        """Count the use of a model by a request that was served and came at this time. One that is refused counts
+        seldom: a tenant could keep its models awake, and have those of others sleep, without being served."""
         self.uses.note(model.name, tenant, came)
 
     def wake_behind(self, name: str, tenant: str) -> None:
@@ -147,29 +130,59 @@ class SleepControl:
 
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, me: object, *, wakes: bool) -> None:
         sleep, began = model.sleep_state, self.clock()
-        comes = True
+        if sleep.waking and began + (left := sleep.left_s(began)) > until:
+            raise self._late(model, left)
+        if sleep.asleep and wakes:
+            self._admit(model, until, tenant)
+        # Who was admitted is not refused afterwards because of what others do.
         while not sleep.awake:
-            left = sleep.left_s(now := self.clock())
-            if sleep.asleep and not wakes:
-                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
-            if sleep.asleep and (comes or me is next(iter(sleep.order))):
-                comes = False
-                decision = self._decide(model, tenant)
-                # One that cannot be answered in time ends no other model.
-                spare_s = until - now - left
-                if isinstance(decision, Wake) and not _waits_for_cheaper(decision, now - began, spare_s):
-                    if spare_s >= 0 or not decision.evicted:
-                        self._wake(model, decision, REQUEST, tenant)
-                elif spare_s >= 0:  # Who waits for room is not refused afterwards because of others' wakes.
-                    self._grant(model, tenant, gains=_gains(decision))
-            if now + left > until:
-                raise self._asleep(model, "and its wake takes longer than the request's deadline", left)
             if sleep.waking:
                 await self._join(model, until)
-            elif now - began > ROOM_WAIT_S:
-                raise self._asleep(model, "and others use the memory that it needs", left)
-            else:
-                await asyncio.sleep(LOOK_S)
+                continue
+            if not wakes:
+                raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
+            await asyncio.sleep(LOOK_S)
+            if not sleep.asleep:
+                continue
+            if (spare_s := until - (now := self.clock()) - sleep.estimate_s) < 0:
+                raise self._late(model, sleep.estimate_s)
+            if now - began > ROOM_WAIT_S:
+                raise self._asleep(model, "and others use the memory that it needs", sleep.estimate_s)
+            if me is next(iter(sleep.order)):
+                self._take_turn(model, self._possible(model, tenant), tenant, now - began, spare_s)
+
+    def _admit(self, model: ModelSandboxes, until: float, tenant: str) -> None:
+        """Let a request wait for the wake of a sleeping model, or begin the wake.
+
+        Raises:
+            UnavailableError: it cannot be woken now, or not in time.
+        """
+        decision, sleep, now = self._decide(model, tenant), model.sleep_state, self.clock()
+        self.queue.join(model.name, kept=decision.kept)
+        begins_s = self._begins_s(model, decision)
+        spare_s = until - now - begins_s - sleep.estimate_s
+        if begins_s > LONGEST_WAIT_S:
+            raise self._asleep(model, "and others are woken before it", begins_s + sleep.estimate_s)
+        # One that cannot be answered in time ends no other model.
+        if spare_s < 0 and not (isinstance(decision, Wake) and not decision.evicted and not begins_s):
+            raise self._late(model, begins_s + sleep.estimate_s)
+        self._grant(model, tenant, kept=decision.kept)
+        self._take_turn(model, decision, tenant, 0.0, spare_s)
+        if spare_s < 0:
+            raise self._late(model, sleep.left_s(now))
+
+    def _take_turn(
+        self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, waited_s: float, spare_s: float
+    ) -> None:
+        """Begin the wake of a model for which requests wait, if it is its turn and there is room. A guest that has
+        waited for long waits for guests no more."""
+        due = waited_s >= GUEST_WAIT_S
+        self.queue.join(model.name, kept=decision.kept or due)
+        if not isinstance(decision, Wake) or not self.queue.is_turn(model.name, len(self._lefts())):
+            return
+        dear = decision.costs and not due and self.guard.place_wait_s(self.clock()) > 0
+        if not dear and not _waits_for_cheaper(decision, waited_s, spare_s):
+            self._wake(model, decision, REQUEST, tenant)
 
     async def _join(self, model: ModelSandboxes, until: float) -> None:
         """Wait for the end of a wake.
@@ -189,30 +202,6 @@ class SleepControl:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
-        """Decide about a sleeping model that a tenant's request needs.
-
-        Raises:
-            UnavailableError: it cannot be woken now.
-        """
-        if not self.attached():
-            raise UnavailableError(
-                f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
-            )
-        decision = self._decision(model, tenant)
-        counted = self.clock() < model.sleep_state.counted_until
-        wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
-        if wait_s:
-            raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
-        if isinstance(decision, Refuse):
-            log.warning("a model cannot be woken", model=model.name, reason=decision.why)
-            raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
-        return decision
-
-    def _guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
-        """Return the seconds until a wake may begin, so that not too many do; 0: now."""
-        return self.guard.wait_s(model.name, tenant, self.clock(), gains=_gains(decision))
-
     def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
         """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
         over, as is one whose memory the requests of others use where the route passes over busy models."""
@@ -227,39 +216,25 @@ class SleepControl:
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(decision)]
 
-    def _decision(self, model: ModelSandboxes, tenant: str = "") -> Wake | Wait | Refuse:
-        counts = self.live()
-        facts = (self._facts(one, counts, tenant if one is model else "") for one in self.models.values())
-        return decide(model.name, facts, self.budget, self.available())
-
-    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int], asked_by: str = "") -> ModelFacts:
-        sleep = model.sleep_state
-        # One that is being taken away gives its memory back without being told to.
-        live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
-        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name, asked_by)
-        stays = sleep.stays(now := self.clock(), self.guard.stay_s(model.name, now))
-        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays)
-
-    def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
-        self.count(TURNED_AWAY, model.name, "")
-        return ModelAsleepError(f"the model {model.name} is asleep, {why}", retry_after_s=retry_after_s)
-
     def _wake(self, model: ModelSandboxes, decision: Wake, reason: str, tenant: str = "") -> None:
         for name in decision.evicted:
             self._sleep(self.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
-            self._grant(model, tenant, gains=decision.gains)
+            self._grant(model, tenant, kept=decision.kept)
+        if decision.costs:
+            self.guard.note_cost(self.clock())
         model.sleep_state.counted_until = 0.0
+        self.queue.leave(model.name)
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
         self.count(WOKEN, model.name, reason)
 
-    def _grant(self, model: ModelSandboxes, tenant: str, *, gains: bool) -> None:
+    def _grant(self, model: ModelSandboxes, tenant: str, *, kept: bool) -> None:
         """Count a wake that begins now, or once there is room for it."""
         now = self.clock()
         if now >= model.sleep_state.counted_until:
-            self.guard.note(model.name, tenant, now, gains=gains)
+            self.guard.note(model.name, tenant, now, kept=kept)
             model.sleep_state.counted_until = now + WINDOW_S
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
@@ -373,11 +348,7 @@ class SleepControl:
             model.fall_asleep(message.cause)
 
 
-def _gains(decision: Wake | Wait | Refuse) -> bool:
-    """Return whether a model is woken at the cost of none that is used more, as far as is known."""
-    return not isinstance(decision, Wake) or decision.gains
-
-
 def _waits_for_cheaper(decision: Wake, waited_s: float, spare_s: float) -> bool:
     """Return whether a request waits until a model can sleep that is used less than the one that could at once."""
-    return decision.cheaper_soon and waited_s < GUEST_WAIT_S and spare_s > 2 * LOOK_S
+    patience_s = KEPT_WAIT_S if decision.kept else GUEST_WAIT_S
+    return decision.cheaper_soon and waited_s < patience_s and spare_s > 2 * LOOK_S

@@ -65,9 +65,9 @@ class SleepState:
         """Expected seconds of a wake."""
         return self.wake_s or self.boot_s or DEFAULT_WAKE_S
 
-    def stays(self, now: float, stay_s: float) -> bool:
-        """Return whether it was woken less than ``stay_s`` ago, so that it does not sleep yet."""
-        return self.awake and self.wake_s > 0 and now - self.since < stay_s
+    def stays_for_s(self, now: float, stay_s: float) -> float:
+        """Return the seconds that it does not sleep yet, because it was woken less than ``stay_s`` ago; 0: it may."""
+        return max(0.0, self.since + stay_s - now) if self.awake and self.wake_s > 0 else 0.0
 
     def left_s(self, now: float) -> float:
         """Return the expected seconds until it is awake, if it is woken now or is being woken."""

@@ -40,7 +40,7 @@ CASES = {
     "the budget is used up and nothing may give": ([model("a", keep=ALWAYS)], 1, 8, Refuse),
     "of those that are used alike the least recently used makes room": (
         [model("a", used_at=5.0), model("b", used_at=3.0), model("c", used_at=4.0)],
-        *(3, 8, Wake(("b",), gains=False)),
+        *(3, 8, Wake(("b",), kept=False, costs=True)),
     ),
     "the least used makes room, however lately": (
         [model("a", uses=0.5, used_at=9.0), model("b", uses=2.0), model("c", uses=0.7)],
@@ -48,40 +48,57 @@ CASES = {
     ),
     "one that is used less than all others": (
         [model("a", uses=2.0), model("b", uses=3.0)],
-        *(2, 8, Wake(("a",), gains=False)),
+        *(2, 8, Wake(("a",), kept=False, costs=True)),
     ),
     "one that is used less than all others, and a cheaper one is in use": (
         [model("a", uses=2.0), model("b", uses=0.1, live=1)],
-        *(2, 8, Wake(("a",), gains=False, cheaper_soon=True)),
+        *(2, 8, Wake(("a",), cheaper_soon=True)),
     ),
     "a cheaper one in use is too small to help": (
         [model("a", uses=2.0), model("b", uses=0.1, live=1, need_bytes=GIB // 2)],
-        *(1.5, 8, Wake(("a",), gains=False)),
+        *(1.5, 8, Wake(("a",), kept=False, costs=True)),
     ),
-    "one that is used more waits for no cheaper one": (
+    "one of the most used that fit waits for the place of one that is not": (
         [model("a", uses=0.9), model("b", uses=0.1, live=1)],
-        *(2, 8, Wake(("a",))),
+        *(2, 8, Wake(("a",), cheaper_soon=True)),
+    ),
+    "one of the most used that fit takes the place of one that is not at once": (
+        [model("a", uses=0.9), model("d", ASLEEP, uses=0.5), model("b", uses=0.2), model("c", uses=0.1, live=1)],
+        *(3, 8, Wake(("b",))),
+    ),
+    "a guest takes the place of a guest": (
+        [model("a", uses=3.0), model("b", uses=2.0, live=1), model("d", ASLEEP, uses=1.5), model("c", uses=0.5)],
+        *(3, 8, Wake(("c",), kept=False)),
+    ),
+    "a guest waits for the place of a guest": (
+        [model("a", uses=3.0), model("b", uses=2.0), model("c", ASLEEP, uses=1.5), model("d", uses=0.1, live=1)],
+        *(3, 8, Wake(("b",), kept=False, costs=True, cheaper_soon=True)),
     ),
     "one that is always kept makes none": (
         [model("a", keep=ALWAYS, used_at=1.0), model("b")],
         2,
         8,
-        Wake(("b",), gains=False),
+        Wake(("b",), kept=False, costs=True),
     ),
-    "one with requests makes none": ([model("a", live=1), model("b", used_at=9.0)], 2, 8, Wake(("b",), gains=False)),
-    "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait()),
-    "one that was woken just now stays": ([model("a", stays=True)], 1, 8, Wait()),
-    "all others wake": ([model("a", WAKING)], 1, 8, Wait()),
+    "one with requests makes none": (
+        [model("a", live=1), model("b", used_at=9.0)],
+        2,
+        8,
+        Wake(("b",), kept=False, costs=True),
+    ),
+    "all have requests": ([model("a", live=1), model("b", live=2)], 2, 8, Wait(kept=False)),
+    "one that was woken just now stays": ([model("a", stays=True, gives_in_s=3.0)], 1, 8, Wait(False, 3.0)),
+    "all others wake": ([model("a", WAKING, gives_in_s=2.0)], 1, 8, Wait(False, 2.0)),
     "those asleep take nothing": ([model("a", ASLEEP), model("b", ASLEEP)], 1, 8, Wake()),
     "two small ones make room for a large one": (
         [model("a", need_bytes=GIB // 2, used_at=1.0), model("b", need_bytes=GIB // 2, used_at=2.0)],
-        *(1, 8, Wake(("a", "b"), gains=False)),
+        *(1, 8, Wake(("a", "b"), kept=False, costs=True)),
     ),
     "a small one stays where the large one after it is enough": (
         [model("a", need_bytes=GIB // 4, used_at=1.0), model("b", used_at=2.0), model("c", need_bytes=3 * GIB // 4)],
-        *(2, 8, Wake(("c", "a"), gains=False)),
+        *(2, 8, Wake(("c", "a"), kept=False, costs=True)),
     ),
-    "the machine has less than the budget": ([model("a", used_at=1.0)], 8, 0, Wake(("a",), gains=False)),
+    "the machine has less than the budget": ([model("a", used_at=1.0)], 8, 0, Wake(("a",), kept=False, costs=True)),
     "without a budget the machine's memory counts": ([model("a", keep=ALWAYS)], 0, 0, Refuse),
     "what boots has not taken its memory yet": ([model("a", WAKING, keep=ALWAYS)], 0, 1, Refuse),
     "what ends gives its memory back": ([model("a", ASLEEP, ending=True)], 0, 0, Wake()),
@@ -139,32 +156,33 @@ def test_wakes_are_bounded_per_model_and_in_total() -> None:
 
 
 def test_the_last_wakes_of_a_minute_are_kept_for_models_that_are_used_more() -> None:
-    """With three of which two are kept, one that gains nothing may begin and a second may not; one that gains may, and
-    takes none of what is left for those that gain nothing."""
+    """With three of which two are kept, one of a guest may begin and a second may not; one of another model may, and
+    takes none of what is left for guests."""
     guard = WakeGuard(of_all=3, kept=2)
     guard.note("b", "t", 0.0)
-    assert guard.wait_s("a", "t", 0.0, gains=False) == 0
-    guard.note("a", "t", 5.0, gains=False)
-    assert guard.wait_s("b", "t", 10.0, gains=False) == WINDOW_S - 5.0
+    assert guard.wait_s("a", "t", 0.0, kept=False) == 0
+    guard.note("a", "t", 5.0, kept=False)
+    assert guard.wait_s("b", "t", 10.0, kept=False) == WINDOW_S - 5.0
     assert guard.wait_s("b", "t", 10.0) == 0
 
 
 def test_no_two_tenants_use_up_the_wakes_that_are_not_kept() -> None:
-    """Tenants that ask for as many as they may, one after the other: the first gets two of the five that are not kept,
-    and three others get one. One that is alone (control) is refused its third until the first is out of the window."""
+    """Tenants that ask for as many as they may, one after the other: the first two get two each of the six that are
+    not kept, and two others get one. One that is alone (control) is refused its third until the first is out of the
+    window."""
     guard, found = WakeGuard(), list[int]()
     for tenant in "abcd":
         found.append(0)
-        while not guard.wait_s(f"{tenant}-{found[-1]}", tenant, 0.0, gains=False):
-            guard.note(f"{tenant}-{found[-1]}", tenant, 0.0, gains=False)
+        while not guard.wait_s(f"{tenant}-{found[-1]}", tenant, 0.0, kept=False):
+            guard.note(f"{tenant}-{found[-1]}", tenant, 0.0, kept=False)
             found[-1] += 1
-    assert found == [2, 1, 1, 1] and sum(found) == MOST_WAKES - KEPT_WAKES
+    assert found == [2, 2, 1, 1] and sum(found) == MOST_WAKES - KEPT_WAKES
     alone = WakeGuard()
     for at in (0.0, 10.0):
-        assert alone.wait_s("m", "a", at, gains=False) == 0
-        alone.note("m", "a", at, gains=False)
-    assert alone.wait_s("m", "a", 30.0, gains=False) == WINDOW_S - 30.0
-    assert alone.wait_s("m", "b", 30.0, gains=False) == 0
+        assert alone.wait_s("m", "a", at, kept=False) == 0
+        alone.note("m", "a", at, kept=False)
+    assert alone.wait_s("m", "a", 30.0, kept=False) == WINDOW_S - 30.0
+    assert alone.wait_s("m", "b", 30.0, kept=False) == 0
 
 
 def test_models_that_take_turns_stay_longer_with_each_wake() -> None:
@@ -187,3 +205,13 @@ def test_a_tenant_that_wakes_much_is_refused_alone() -> None:
     guard.note("b", "t", 10.0)
     assert guard.wait_s("c", "t", 20.0) == WINDOW_S - 20.0
     assert guard.wait_s("c", "u", 20.0) == 0
+
+
+def test_guests_take_a_place_now_and_then() -> None:
+    """After a guest has taken the place of one of the most used models, the next waits for as long as is left of the
+    gap; before the first (the control) none waits."""
+    guard = WakeGuard(gap_s=30.0)
+    assert guard.place_wait_s(5.0) == 0
+    guard.note_cost(5.0)
+    assert guard.place_wait_s(15.0) == 20.0
+    assert guard.place_wait_s(35.0) == 0

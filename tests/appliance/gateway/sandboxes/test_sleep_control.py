@@ -12,6 +12,7 @@ import pytest
 
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
+from appliance.common.model_uses import REFUSED_GAP_S
 from appliance.common.sleep_rules import (
     ASLEEP,
     AWAKE,
@@ -189,19 +190,24 @@ async def test_the_least_recently_used_model_makes_room() -> None:
     assert scene.models["b"].sleep_state.state == AWAKE
 
 
-async def test_refused_requests_are_no_uses() -> None:
-    """A tenant whose requests are refused, each second for minutes, gives its model no count, and a request that was
-    served (control) does: as if it had been served, a request is judged all the same."""
+async def test_refused_requests_count_seldom() -> None:
+    """A tenant whose requests are refused, each second for minutes, gives its model one count in ten seconds; a request
+    that was served (control) counts in full, though one was refused a second before."""
     scene, now = Scene(), [1_000.0]
     scene.control.clock = lambda: now[0]
+    counted = [0.0]
     for _ in range(300):
         with pytest.raises(ModelAsleepError):
             await scene.control.awaken(scene.models["a"], now[0] + 0.1, "t")
+        if (found := scene.control.uses.of("a")) != counted[-1]:
+            counted.append(found)
         now[0] += 1.0
-    assert scene.control.uses.of("a") == 0
-    assert scene.control.uses.of("a", "t") == pytest.approx(1.0)
-    scene.control.served(scene.models["a"], "t", now[0])
-    assert scene.control.uses.of("a") == pytest.approx(1.0)
+    # One tenant counts as sixteen uses at most, which these reach.
+    assert len(counted) - 1 <= 300 / REFUSED_GAP_S
+    assert counted[1] == pytest.approx(1.0)
+    before = scene.control.uses.of("b")
+    scene.control.served(scene.models["b"], "t", now[0])
+    assert scene.control.uses.of("b") > before + 0.5
 
 
 def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> None:
@@ -213,11 +219,13 @@ def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> Non
 
 async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one that is used often and one that is used less and has a request, a seldom used model waits for the
-    latter, and after a while takes the place of the former; one that is used most (the control) takes it at once. A
+    latter, and after a while takes the place of the former; one that is used most, which has no such patience here
+    (the control), takes it at once. A
     wake that was counted while it waited is not refused because of others that came meanwhile, and counts once."""
     for patience_s, freed, most, slept in ((60.0, "b", 1, "b"), (0.15, "", 1, "a"), (60.0, "", 30, "a")):
         scene = Scene()
         monkeypatch.setattr(sleep_control, "GUEST_WAIT_S", patience_s)
+        monkeypatch.setattr(sleep_control, "KEPT_WAIT_S", 0.0)
         used(scene, {"a": 9, "b": 2, "c": most - 1})
         for name in "ab":
             scene.awake(name, time.monotonic() - 100)
@@ -303,7 +311,7 @@ async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
     for name in "ab":
         scene.awake(name, time.monotonic() - 100)
     for number in range(MOST_WAKES - KEPT_WAKES):
-        scene.control.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), gains=False)
+        scene.control.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), kept=False)
     began = time.perf_counter()
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("c")
@@ -343,7 +351,7 @@ async def test_what_was_woken_just_now_stays() -> None:
     scene = Scene()
     for name in "ab":
         scene.awake(name, time.monotonic())
-        scene.models[name].sleep_state.since = time.monotonic()
+        scene.models[name].sleep_state.since = time.monotonic() - STAY_S + 5.0
     task = scene.ask("c")
     await turns()
     assert scene.told == []
@@ -445,3 +453,69 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     await turns()
     scene.come_up("a")
     await asyncio.gather(other, joined)
+
+
+async def test_wakes_take_turns_and_each_is_told_how_long_it_waits() -> None:
+    """Of three models for which there is room two wake at a time, and the third when one of them is awake. A request
+    for it whose deadline is before that is refused at once, with what is left of the first two and its own wake; one
+    without a deadline (the control) waits and is served."""
+    scene = Scene()
+    scene.control.budget = 8 * GIB
+    tasks = [scene.ask(name) for name in "abc"]
+    await turns()
+    assert [one.model for one in scene.told] == ["a", "b"]
+    began = time.perf_counter()
+    with pytest.raises(ModelAsleepError, match="takes longer") as refused:
+        await scene.ask("c", 1.5 * WAKE_MS / 1e3)
+    assert time.perf_counter() - began < 0.05
+    assert refused.value.retry_after_s == pytest.approx(2 * WAKE_MS / 1e3, abs=0.2)
+    scene.come_up("a")
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert [one.model for one in scene.told] == ["a", "b", "c"]
+    for name in "bc":
+        scene.come_up(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    """A guest is refused while guests may not take a place for long, with the seconds until then and of its wake; with
+    little left (the control) it waits, and takes the place."""
+    for left_s, waits in ((sleep_control.LONGEST_WAIT_S + 2.0, False), (0.1, True)):
+        scene = Scene()
+        used(scene, {"a": 9, "b": 9})
+        for name in "ab":
+            scene.awake(name, time.monotonic() - 100)
+        scene.control.guard.note_cost(time.monotonic() + left_s - scene.control.guard.gap_s)
+        task = scene.ask("c")
+        await turns()
+        assert scene.told == []
+        if waits:
+            await asyncio.sleep(3 * sleep_control.LOOK_S)
+            assert scene.told[-1] == WakeModel("c", "request", "t")
+            scene.come_up("c")
+            await task
+        else:
+            with pytest.raises(ModelAsleepError, match="woken before it") as refused:
+                await task
+            assert refused.value.retry_after_s == pytest.approx(left_s + WAKE_MS / 1e3, abs=0.2)
+        assert scene.control.guard.place_wait_s(time.monotonic()) > 0
+
+
+async def test_a_guest_that_has_waited_for_long_takes_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that was let wait and whose place others take again and again is served after its patience, though no
+    guest may take a place yet; before that (the control) it waits."""
+    scene = Scene()
+    used(scene, {"a": 9, "b": 9})
+    for name in "ab":
+        scene.awake(name, time.monotonic() - 100)
+    scene.control.guard.note_cost(time.monotonic() - scene.control.guard.gap_s + 1.0)
+    task = scene.ask("c")
+    await turns()
+    scene.control.guard.note_cost(time.monotonic())
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert scene.told == [], "the control"
+    monkeypatch.setattr(sleep_control, "GUEST_WAIT_S", 0.0)
+    await asyncio.sleep(2 * sleep_control.LOOK_S)
+    assert scene.told[-1] == WakeModel("c", "request", "t")
+    scene.come_up("c")
+    await task

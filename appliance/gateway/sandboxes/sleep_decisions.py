@@ -1,0 +1,123 @@
+"""Facts and decisions about models that sleep, of one gateway: what a request of a sleeping model has to expect.
+
+Nothing is changed here; ``appliance.gateway.sandboxes.sleep_control`` carries out what is decided.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from appliance.common.control import Control
+from appliance.common.errors import ModelAsleepError, UnavailableError
+from appliance.common.model_memory import machine_memory
+from appliance.common.model_uses import ModelUses
+from appliance.common.sleep_rules import ModelFacts, Refuse, Wait, Wake, WakeGuard, decide
+from appliance.common.wake_queue import WakeQueue, most_at_once
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+
+log = structlog.get_logger()
+
+COUNTED = WOKEN, SLEPT, TURNED_AWAY = ("woken", "slept", "turned_away")
+"""What is counted of a model: it is woken, it is put to sleep, a request is refused because it sleeps."""
+
+
+@dataclass(slots=True)
+class SleepDecisions:
+    """Decides about sleeping models; all methods run in one event loop."""
+
+    models: Mapping[str, ModelSandboxes]
+    """Shared sandboxes by model."""
+    tell: Callable[[Control], None]
+    """Sends to the supervisor."""
+    attached: Callable[[], bool]
+    """Whether a supervisor is there."""
+    end_own: Callable[[str], int]
+    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
+    count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
+    """Called with one of ``COUNTED``, the model and the reason."""
+    live: Callable[[], Mapping[ModelSandboxes, int]] = dict
+    """Counts the requests that use each model, in one pass over all requests."""
+    budget: int = 0
+    """Bytes that all awake models may need together; 0: what the machine has available."""
+    available: Callable[[], int] = lambda: machine_memory().available
+    clock: Callable[[], float] = time.monotonic
+    guard: WakeGuard = field(default_factory=WakeGuard)
+    queue: WakeQueue = field(default_factory=lambda: WakeQueue(most_at_once(len(os.sched_getaffinity(0)))))
+    uses: ModelUses = field(default_factory=ModelUses)
+
+    def _begins_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
+        """Return the expected seconds until the wake of a sleeping model begins that waits for its turn."""
+        turn_s = self.queue.left_s(
+            model.name, self._lefts(), lambda name: self.models[name].sleep_state.estimate_s, self.guard.gap_s
+        )
+        if isinstance(decision, Wait):
+            return max(turn_s, decision.room_s)
+        dear = decision.costs and not decision.cheaper_soon
+        return turn_s + (self.guard.place_wait_s(self.clock()) if dear else 0.0)
+
+    def _lefts(self) -> list[float]:
+        """Return the expected seconds that are left of each wake."""
+        now = self.clock()
+        return [one.sleep_state.left_s(now) for one in self.models.values() if one.sleep_state.waking]
+
+    def _decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+        """Decide about a sleeping model that a tenant's request needs, which has just come.
+
+        Raises:
+            UnavailableError: it cannot be woken now.
+        """
+        decision = self._possible(model, tenant)
+        counted = self.clock() < model.sleep_state.counted_until
+        wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
+        if wait_s:
+            raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
+        return decision
+
+    def _possible(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+        """Decide whether there is room for a sleeping model.
+
+        Raises:
+            UnavailableError: there will be none, or nobody is there who could wake it.
+        """
+        if not self.attached():
+            raise UnavailableError(
+                f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
+            )
+        decision = self._decision(model, tenant)
+        if isinstance(decision, Refuse):
+            log.warning("a model cannot be woken", model=model.name, reason=decision.why)
+            raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
+        return decision
+
+    def _guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
+        """Return the seconds until a wake may begin, so that not too many do; 0: now."""
+        return self.guard.wait_s(
+            model.name, tenant, self.clock(), kept=not isinstance(decision, Refuse) and decision.kept
+        )
+
+    def _decision(self, model: ModelSandboxes, tenant: str = "") -> Wake | Wait | Refuse:
+        counts = self.live()
+        facts = (self._facts(one, counts, tenant if one is model else "") for one in self.models.values())
+        return decide(model.name, facts, self.budget, self.available())
+
+    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int], asked_by: str = "") -> ModelFacts:
+        sleep = model.sleep_state
+        # One that is being taken away gives its memory back without being told to.
+        live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
+        facts = sleep.state, sleep.keep, sleep.need_bytes, sleep.used_at, self.uses.of(model.name, asked_by)
+        stays_s = sleep.stays_for_s(now := self.clock(), self.guard.stay_s(model.name, now))
+        gives_in_s = sleep.left_s(now) if sleep.waking else stays_s
+        return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays_s > 0, gives_in_s=gives_in_s)
+
+    def _late(self, model: ModelSandboxes, left_s: float) -> ModelAsleepError:
+        return self._asleep(model, "and its wake takes longer than the request's deadline", left_s)
+
+    def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
+        self.count(TURNED_AWAY, model.name, "")
+        return ModelAsleepError(f"the model {model.name} is asleep, {why}", retry_after_s=retry_after_s)

@@ -1,0 +1,55 @@
+"""Turns of sleeping models that are to be woken, and the expected seconds until they begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.common.wake_queue import MOST_AT_ONCE, WakeQueue, most_at_once
+
+
+def left_s(queue: WakeQueue, model: str, *waking: float) -> float:
+    """Expected seconds until a model's turn, where each wake takes 2 s and guests have a place every 30 s."""
+    return queue.left_s(model, waking, lambda _model: 2.0, 30.0)
+
+
+def test_as_many_wakes_run_as_the_cores_carry() -> None:
+    """One for two cores, and never fewer than two."""
+    assert [most_at_once(cores) for cores in (1, 2, 8)] == [MOST_AT_ONCE, MOST_AT_ONCE, 4]
+
+
+def test_models_come_in_their_order_and_guests_behind_the_others() -> None:
+    """Of three that wait two may begin, in the order in which they came; a guest that came first begins when none of
+    the others waits. One that joins again keeps its place."""
+    queue = WakeQueue(2)
+    queue.join("guest", kept=False)
+    assert queue.is_turn("guest", 0), "the control: nobody else waits"
+    for name in ("a", "b", "c", "a"):
+        queue.join(name, kept=True)
+    assert [name for name in ("guest", "a", "b", "c") if queue.is_turn(name, 0)] == ["a", "b"]
+    assert [name for name in ("guest", "a", "b", "c") if queue.is_turn(name, 1)] == ["a"]
+    for name in ("a", "b", "c", "c"):
+        queue.leave(name)
+    assert queue.is_turn("guest", 1)
+    assert not queue.is_turn("guest", 2)
+
+
+def test_what_is_expected_counts_wakes_that_run_and_those_before() -> None:
+    """Without a wake that runs the first begins at once; with two it waits for the one that ends first, and others for
+    those before them. Beyond what may run, as after orders of the operator, all but the last two have to end."""
+    queue = WakeQueue(2)
+    for name in ("a", "b", "c"):
+        queue.join(name, kept=True)
+    assert [left_s(queue, name) for name in ("a", "b", "c")] == [0.0, 0.0, 2.0]
+    assert [left_s(queue, name, 0.5, 1.5) for name in ("a", "b", "c")] == [0.5, 1.5, 2.5]
+    assert left_s(queue, "a", 0.5, 1.5, 4.0) == 1.5
+
+
+@pytest.mark.parametrize(("place", "expected"), [(0, 2.0), (1, 32.0), (2, 62.0)])
+def test_a_guest_expects_one_place_for_each_guest_before_it(place: int, expected: float) -> None:
+    """Behind two wakes of 2 s and so many guests."""
+    queue = WakeQueue(2)
+    for name in ("g0", "g1", "g2"):
+        queue.join(name, kept=False)
+    for name in ("a", "b"):
+        queue.join(name, kept=True)
+    assert left_s(queue, f"g{place}") == expected
