@@ -1,10 +1,11 @@
 """Fuzzed schedules on every layout of ranks against one rank, and the deterministic class in many batches.
 
-``python -m bench.rank_schedules --out FILE [--layouts NAME ...] [--seeds FROM TO]`` plays each seed in each case of each
-family on each layout, in float32, and appends one JSON line for each layout, case and seed. ``--batches N`` plays
-batches of deterministic requests in place of them: N of each seed in each case. What FILE has already is not played
-again, so a run that was cut off goes on. ``--sum`` adds up what is in FILE. Ends with 1 where something differs that
-may not: greedy tokens where the two best logits are 1e-4 apart or more, any bit of the deterministic class.
+``python -m bench.rank_schedules --models DIR --out FILE [--layouts NAME ...] [--seeds FROM TO]`` plays the seeds in
+each case of each family on each layout, in float32, and appends one JSON line for each layout, case and seed.
+``--batches N`` plays batches of deterministic requests in place of them: N of each seed in each case. What FILE has
+already is not played again, so a run that was cut off goes on. ``--sum`` adds up what is in FILE. Ends with 1 where
+something differs that may not: greedy tokens where the two best logits are 1e-4 apart or more, any bit of the
+deterministic class.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from pathlib import Path
 
 import torch
 
+from tests.engine.model.families.table import RANK_CASES
 from tests.engine.ranks.comparison import LAYOUTS, alone, cases_of, differences, play_on, ranks_of, saved
 
-CASES = 12
-"""Cases that are played in one set of processes: each loads tensors first, and results come when all have ended."""
+SEEDS = 5
+"""Seeds of all cases that are played in one set of processes: each loads tensors first, and results come when all have
+ended."""
+
+APART = 1000
+"""Between the seeds of one case and those of the next, so that no two cases have the same schedules."""
 
 Key = tuple[str, str, str, int, int]
 """Layout, family, case, seed, and batches; 0: a schedule against one rank."""
+
+Missing = dict[tuple[str, str], list[int]]
+"""Seeds to play, by family and case."""
 
 
 def key_of(line: dict) -> Key:
@@ -46,20 +55,25 @@ def read(path: Path) -> dict[Key, dict]:
     return found
 
 
-def play(
-    layout: str, chunk: list[tuple[str, str]], jobs: dict[tuple[str, str], dict], seed: int, batches: int, folder: Path
-) -> Iterator[dict]:
-    """Play one seed in some cases; gives a line for each."""
-    more = {"batches": batches, "config": {"prefix_caching": bool(seed % 2)}} if batches else {}
-    asked = [{**jobs[case], "seeds": [seed], "layout": LAYOUTS[layout], **more} for case in chunk]
-    found = play_on(ranks_of(LAYOUTS[layout]), asked, Path.cwd(), folder)
-    for (family, case), job, one in zip(chunk, asked, found, strict=True):
-        line = {"layout": layout, "family": family, "case": case, "seed": seed}
-        if batches:
-            yield {**line, "promised": one["deterministic"], **one["played"][0], "batches": batches}
-        else:
-            tokens, ties, wrong = differences(alone(job), one["played"])
-            yield {**line, "tokens": tokens, "ties": ties, "wrong": wrong}
+def play(layout: str, jobs: dict[tuple[str, str], dict], missing: Missing, batches: int) -> Iterator[dict]:
+    """Play some seeds of each case in one set of processes; gives a line for each."""
+    asked = []
+    for case, seeds in missing.items():
+        # Blocks that were computed in one batch serve the next in every second case.
+        cached = bool(seeds[0] % 2)
+        more = {"batches": batches, "config": {"prefix_caching": cached}} if batches else {}
+        asked.append({**jobs[case], "seeds": seeds, "layout": LAYOUTS[layout], **more})
+    with tempfile.TemporaryDirectory() as folder:
+        found = play_on(ranks_of(LAYOUTS[layout]), asked, Path.cwd(), Path(folder))
+    for (family, case), job, ranks in zip(missing, asked, found, strict=True):
+        line = {"layout": layout, "family": family, "case": case}
+        for place, seed in enumerate(job["seeds"]):
+            if batches:
+                own = {**ranks["played"][place], "promised": ranks["deterministic"], "batches": batches}
+            else:
+                tokens, ties, wrong = differences([alone(job)[place]], [ranks["played"][place]])
+                own = {"tokens": tokens, "ties": ties, "wrong": wrong}
+            yield {**line, "seed": seed, **own}
 
 
 def add_up(lines: dict[Key, dict]) -> bool:
@@ -85,6 +99,7 @@ def main(arguments: list[str]) -> int:
     """Play what is missing; 0 when nothing differs that may not."""
     parser = argparse.ArgumentParser(prog="bench.rank_schedules")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, required=True, help="kept for the next run")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 15), metavar=("FROM", "TO"))
     parser.add_argument("--batches", type=int, default=0)
@@ -94,23 +109,31 @@ def main(arguments: list[str]) -> int:
     if options.sum:
         return int(not add_up(lines))
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as where, options.out.open("a") as out:
-        folder = Path(where)
-        cases = list(dict.fromkeys(case for layout in options.layouts for case in cases_of(LAYOUTS[layout])))
-        made = saved(folder / "models", cases, [[0]] * len(cases))
-        jobs = dict(zip(cases, made, strict=True))
-        for seed in range(*options.seeds):
+    jobs = load_jobs(options.models)
+    with options.out.open("a") as out:
+        for start in range(options.seeds[0], options.seeds[1], SEEDS):
             for layout in options.layouts:
-                names = cases_of(LAYOUTS[layout])
-                left = [case for case in names if (layout, *case, seed, options.batches) not in lines]
-                for start in range(0, len(left), CASES):
-                    chunk = left[start : start + CASES]
-                    for line in play(layout, chunk, jobs, seed, options.batches, folder):
-                        lines[key_of(line)] = line
-                        out.write(json.dumps(line) + "\n")
+                missing: Missing = {}
+                for number, case in enumerate(jobs):
+                    seeds = [number * APART + one for one in range(start, min(start + SEEDS, options.seeds[1]))]
+                    left = [one for one in seeds if (layout, *case, one, options.batches) not in lines]
+                    if left and case in cases_of(LAYOUTS[layout]):
+                        missing[case] = left
+                for line in play(layout, jobs, missing, options.batches) if missing else ():
+                    lines[key_of(line)] = line
+                    out.write(json.dumps(line) + "\n")
                 out.flush()
-            print(f"seed {seed} at load {os.getloadavg()[0]:.1f}", flush=True)
+                print(f"{layout} from seed {start}, load {os.getloadavg()[0]:.1f}", flush=True)
     return int(not add_up(lines))
+
+
+def load_jobs(folder: Path) -> dict[tuple[str, str], dict]:
+    """A job for each case of ``RANK_CASES``, with its model in the folder; made where it is not there yet."""
+    listed = folder / "jobs.json"
+    if not listed.exists():
+        jobs = saved(folder, RANK_CASES, [[]] * len(RANK_CASES))
+        listed.write_text(json.dumps(jobs))
+    return dict(zip(RANK_CASES, json.loads(listed.read_text()), strict=True))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.startup.load import load_engine
-from tests.engine.model.families.table import FAMILIES, MIXTURES, RANK_CASES, VOCAB, save_reference
+from tests.engine.model.families.table import BASE, FAMILIES, RANK_CASES, VOCAB, save_reference
 from tests.engine.ranks.pair import configured, play_job
 
 TIE = 1e-4
@@ -33,6 +33,10 @@ LAYOUTS = {
 }
 
 
+EXPERT_COUNTS = "num_local_experts", "num_experts", "n_routed_experts"
+"""Names that descriptions have for the number of experts."""
+
+
 def ranks_of(layout: dict[str, int]) -> int:
     """Processes of a layout."""
     wide = max(layout.get("tensor_parallel", 1), layout.get("expert_parallel", 1))
@@ -40,8 +44,15 @@ def ranks_of(layout: dict[str, int]) -> int:
 
 
 def cases_of(layout: dict[str, int]) -> list[tuple[str, str]]:
-    """Cases of all families that have what a layout deals."""
-    return [case for case in RANK_CASES if "expert_parallel" not in layout or case[0] in MIXTURES]
+    """Cases of all families that a layout can deal: several experts, or as many layers as stages."""
+    return [case for case in RANK_CASES if _deals(layout, *case)]
+
+
+def _deals(layout: dict[str, int], family: str, case: str) -> bool:
+    values = {**BASE, **FAMILIES[family].base, **FAMILIES[family].cases[case]}
+    experts = max((values[name] for name in EXPERT_COUNTS if name in values), default=0)
+    dealt, stages = layout.get("expert_parallel", 1), layout.get("pipeline_parallel", 1)
+    return values["num_hidden_layers"] >= stages and (dealt == 1 or experts >= dealt)
 
 
 def play_on(size: int, jobs: list[dict], root: Path, folder: Path) -> list[dict]:

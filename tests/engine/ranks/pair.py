@@ -1,8 +1,9 @@
 """Ranks outside of a sandbox: ``python -m tests.engine.ranks.pair RANKS JOBS OUT`` plays each job's schedules on all.
 
 JOBS is a JSON list of jobs (folder, seeds, vocab, layout of ranks, fields of the configuration and of the requests,
-``batches``: of deterministic requests, compared with each alone, and ``fault``: a row is given another's block); OUT gets a JSON list with the answers of each schedule. Unlike
-``engine.ranks``, tensors are imported before the fork, once for all ranks: on one thread nothing is lost by it.
+``batches``: of deterministic requests, compared with each alone, and ``fault``: a row is given another's block); OUT
+gets a JSON list with the answers of each schedule. Unlike ``engine.ranks``, tensors are imported before the fork, once
+for all ranks: on one thread nothing is lost by it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,20 @@ import pytest
 
 from isolation.ipc.messages import FailureCode
 from tests.engine.model.families.table import MIXTURES, RANK_CASES
-from tests.engine.ranks.comparison import BOTH, EXPERT, MIXED, PIPELINE, alone, blind_pair, differences, play_on, saved
+from tests.engine.ranks.comparison import (
+    BOTH,
+    EXPERT,
+    LAYOUTS,
+    MIXED,
+    PIPELINE,
+    alone,
+    blind_pair,
+    cases_of,
+    differences,
+    play_on,
+    ranks_of,
+    saved,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
