@@ -1,12 +1,12 @@
 """Random kills of processes of engines of several ranks in real sandboxes: gone within 1 s, back within 5 s.
 
-``python -m bench.rank_kills [--kills 200] [--seed N] [--load N] [--layouts NAME ...]`` boots an engine as the
-supervisor does, from a checkpoint, has it serve four requests, kills a process of it (the keeper or a rank) at a moment
-drawn at random, and measures: until its channel has ended, until the sandbox has, and until another one has given a real
-token. The kill is asked for on the sandbox's own control socket, since a start of ``runsc kill`` takes as long as what is
-measured. ``--load`` adds so many busy processes from just before each kill until the engine has ended, with
-``--busy-boot`` until the next one serves. Needs root. One JSON line a kill, then the sums; ends with 1 where a bar is
-missed.
+``python -m bench.rank_kills [--kills 200] [--seed N] [--load N] [--layouts NAME ...]`` boots an engine of each layout
+as the supervisor does, from a checkpoint, has one after the other serve four requests, kills a process of it (the keeper
+or a rank) at a moment drawn at random, and measures: until its channel has ended, until the sandbox has, and until
+another one has given a real token. ``one rank`` is the control, an engine of one process. The kill is asked for on the
+sandbox's own control socket, since ``runsc kill`` takes as long to start as what is measured. ``--load`` adds so many
+busy processes from just before each kill until the engine has ended, with ``--busy-boot`` until the next one serves.
+Needs root. One JSON line a kill, then the sums; ends with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -57,6 +57,7 @@ CORES = 4
 """Cores that a plan counts with, so that four ranks are planned on fewer."""
 
 LAYOUTS = {
+    "one rank": {},
     "tensor": {"tensor_parallel": 2},
     "stages": {"pipeline_parallel": 2},
     "tensor and stages": {"tensor_parallel": 2, "pipeline_parallel": 2},
@@ -135,6 +136,11 @@ def busy(processes: int) -> Iterator[None]:
             one.wait()
 
 
+def processes(plan: BootPlan) -> int:
+    """Processes of an engine: its ranks, and the one that keeps them where there are several."""
+    return plan.ranks + (plan.ranks > 1)
+
+
 class Kills:
     """Engines of one layout that are killed one after the other."""
 
@@ -145,7 +151,7 @@ class Kills:
 
     def kill(self, dice: random.Random, load: int, *, busy_boot: bool) -> Kill:
         """Kill one process at a moment drawn at random, and have the next engine serve."""
-        booted, pid, after_s = self._booted, dice.randint(1, 1 + self._plan.ranks), dice.uniform(0, SPREAD_S)
+        booted, pid, after_s = self._booted, dice.randint(1, processes(self._plan)), dice.uniform(0, SPREAD_S)
         assert booted is not None
         with busy(load if busy_boot else 0):
             with busy(0 if busy_boot else load):
@@ -168,15 +174,16 @@ class Kills:
             end(self._booted)
 
 
-def config_for(folder: Path, name: str) -> ApplianceConfig:
-    """An appliance of the embedded model in one layout."""
+def config_for(folder: Path, names: list[str]) -> ApplianceConfig:
+    """An appliance of the embedded model in each of some layouts."""
     model, run_dir = embedded_model(), folder / "run"
     run_dir.mkdir(exist_ok=True)
     run_dir.chmod(0o755)
-    entry = ModelConfig(name="athanor-mini", path=model, kv_bytes=32 << 20, dtype="float32", **LAYOUTS[name])
+    values = {"path": model, "kv_bytes": 32 << 20, "dtype": "float32"}
+    entries = tuple(ModelConfig(name=name.replace(" ", "-"), **values, **LAYOUTS[name]) for name in names)
     saved = SandboxConfig(checkpoints=folder / "saved")
     return ApplianceConfig(
-        models=(entry,), policy=model, credentials=model, pepper=model, run_dir=run_dir, sandbox=saved
+        models=entries, policy=model, credentials=model, pepper=model, run_dir=run_dir, sandbox=saved
     )
 
 
@@ -188,19 +195,27 @@ def measure(options: argparse.Namespace) -> Iterator[Kill]:
     with tempfile.TemporaryDirectory() as where, intruder.gvisor() as runtime:
         folder = Path(os.path.realpath(where))
         folder.chmod(0o755)
-        for place, name in enumerate(options.layouts):
-            config = config_for(folder, name)
-            starts = open_warm_starts(config, runtime)
-            assert starts is not None
-            plan = plan_boot(
-                config, config.models[0], read_model("athanor-mini", embedded_model()), runtime, Role.ENGINE
-            )
-            kills = Kills(name, plan, runtime, starts)
-            try:
-                for _ in range(place, options.kills, len(options.layouts)):
-                    yield kills.kill(dice, options.load, busy_boot=options.busy_boot)
-            finally:
-                kills.close()
+        config = config_for(folder, options.layouts)
+        starts = open_warm_starts(config, runtime)
+        assert starts is not None
+        with ExitStack() as engines:
+            kills = []
+            for name, entry in zip(options.layouts, config.models, strict=True):
+                plan = plan_boot(config, entry, read_model(entry.name, entry.path), runtime, Role.ENGINE)
+                kills.append(Kills(name, plan, runtime, starts))
+                engines.callback(kills[-1].close)
+            for number in range(options.kills):
+                yield kills[number % len(kills)].kill(dice, options.load, busy_boot=options.busy_boot)
+
+
+def add_up(name: str, found: list[Kill]) -> dict[str, object]:
+    """Median, 95th percentile and longest of each time of a layout, and how many are above its bar."""
+    sums: dict[str, object] = {"layout": name, "kills": len(found)}
+    for time_of, bar in (("told_s", GONE_S), ("gone_s", GONE_S), ("back_s", BACK_S)) if found else ():
+        values = sorted(getattr(one, time_of) for one in found)
+        sums[time_of] = [round(one, 3) for one in (median(values), values[int(len(values) * 0.95)], values[-1])]
+        sums[f"{time_of} above {bar:g}"] = sum(one > bar for one in values)
+    return sums
 
 
 def main(arguments: list[str]) -> int:
@@ -217,13 +232,8 @@ def main(arguments: list[str]) -> int:
         found.append(one)
         row = {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(one).items()}
         print(json.dumps(row), flush=True)
-    sums: dict[str, object] = {"kills": len(found)}
-    for name, bar in (("told_s", GONE_S), ("gone_s", GONE_S), ("back_s", BACK_S)):
-        values = sorted(getattr(one, name) for one in found)
-        late = sum(one > bar for one in values)
-        shown = [round(one, 3) for one in (median(values), values[int(len(values) * 0.95)], values[-1])]
-        sums |= {name: shown, f"{name} above {bar:g}": late}
-    print(json.dumps(sums))
+    for name in options.layouts:
+        print(json.dumps(add_up(name, [one for one in found if one.layout == name])))
     return int(any(max(one.gone_s / GONE_S, one.back_s / BACK_S) > 1 for one in found))
 
 

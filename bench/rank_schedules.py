@@ -24,7 +24,7 @@ import torch
 from tests.engine.model.families.table import RANK_CASES
 from tests.engine.ranks.comparison import LAYOUTS, alone, cases_of, differences, play_on, ranks_of, saved
 
-SEEDS = 5
+SEEDS = 2
 """Seeds of all cases that are played in one set of processes: each loads tensors first, and results come when all have
 ended."""
 
