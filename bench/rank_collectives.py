@@ -1,6 +1,6 @@
 """Collectives between two ranks: shared memory against raw gloo, in turn, in the same processes.
 
-``python -m bench.rank_collectives [ROUNDS]`` prints one JSON line a size, with the time of ours as a multiple of gloo's.
+``python -m bench.rank_collectives [ROUNDS]`` prints one JSON line a size, with the time of ours as a part of gloo's.
 One thread a rank; gloo by way of loopback. Inside a sandbox without a network, as root: ``.venv/bin/runsc
 --ignore-cgroups --network=none do --cwd=$PWD -- /usr/bin/env PYTHONPATH=$PWD $PWD/.venv/bin/python -m
 bench.rank_collectives``.

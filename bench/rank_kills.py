@@ -4,8 +4,8 @@
 as the supervisor does, from a checkpoint, has one after the other serve four requests, kills a process of it (the
 keeper or a rank) at a moment drawn at random, and measures: until its channel has ended, until the sandbox has, and
 until another one has given a real token. ``one rank`` is the control, an engine of one process. The kill is asked for
-on the sandbox's own control socket, since ``runsc kill`` takes as long to start as what is measured. ``--load`` adds so many
-busy processes from just before each kill until the engine has ended, with ``--busy-boot`` until the next one serves.
+on the sandbox's own control socket, since ``runsc kill`` takes as long to start as what is measured. ``--load`` adds so
+many busy processes from just before each kill until the engine has ended, with ``--busy-boot`` until the next serves.
 Needs root. One JSON line a kill, then the sums; ends with 1 where a bar is missed.
 """
 
