@@ -227,6 +227,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--busy-boot", action="store_true")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # Sandboxes are removed on the way out.
     found = []
     for one in measure(options):
         found.append(one)
