@@ -37,6 +37,10 @@ KINDS = {"sampled": True, "structured": True, "prompt_logprobs": 0}
 """Fields of requests."""
 
 FULL_SCHEDULES = 500
+
+BATCHES = 5
+"""Batches of deterministic requests beside ordinary ones."""
+
 Play = Callable[[int, list[dict]], list[dict]]
 
 
@@ -66,6 +70,7 @@ def two(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Playe
         "stages": staged,
         "blind tensor": blind_pair(few[0], [1, 2]),
         "blind stages": blind_pair(staged[0], [1]),
+        "batches": [{**few[0], "seeds": [5], "batches": BATCHES, "config": {"prefix_caching": False}}],
         "requests": [{**staged[0], "seeds": [21, 22], "fields": {name: value}} for name, value in KINDS.items()],
         "fault": [{**staged[0], "seeds": [], "fault": True}],
     }
@@ -111,6 +116,8 @@ def test_two_ranks_give_the_tokens_of_one_and_the_deterministic_class_its_bits(
     tensor = two["tensor"]
     check_families(tensor.jobs, tensor.found, record_property)
     assert check_blind(*two["blind tensor"].found) > 30
+    batches = two["batches"].found[0]["played"][0]
+    assert batches["batches"] == BATCHES and batches["tokens"] > BATCHES and not batches["wrong"]
     job, other = ({**tensor.jobs[0], "seeds": [seed]} for seed in (7, 8))
     assert differences(alone(job), alone(other))[2] > 0
 
