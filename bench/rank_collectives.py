@@ -1,6 +1,9 @@
 """Collectives between two ranks: shared memory against raw gloo, in turn, in the same processes.
 
-``python -m bench.rank_collectives [ROUNDS]`` prints one JSON line a size. One thread a rank; gloo by way of loopback.
+``python -m bench.rank_collectives [ROUNDS]`` prints one JSON line a size, with the time of ours as a part of gloo's.
+One thread a rank; gloo by way of loopback. Inside a sandbox without a network, as root: ``.venv/bin/runsc
+--ignore-cgroups --network=none do --cwd=$PWD -- /usr/bin/env PYTHONPATH=$PWD $PWD/.venv/bin/python -m
+bench.rank_collectives``.
 
 ``experts_reduce`` and ``experts_exchange`` are two ways to bring the results of dealt experts together, of which the
 engine takes the first. Reduce: every rank has every row, computes its own experts' share of each, and all sum up.
@@ -28,6 +31,7 @@ EXPERT_SIZES = ((1, 2048), (16, 2048), (64, 2048), (512, 2048))
 TOP = 4
 """Experts of a token."""
 
+KINDS = "all_reduce", "all_gather"
 ROUNDS = 5
 CALLS = 100
 """Calls of one kind in a round."""
@@ -50,7 +54,7 @@ def measure(link: RankLink, store: str, rounds: int) -> list[dict[str, float]]:
         times: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, group in groups.items():
-                for kind in ("all_reduce", "all_gather"):
+                for kind in KINDS:
                     call = getattr(group, kind)
                     for _ in range(CALLS):
                         x.fill_(link.rank + 1)
@@ -60,7 +64,8 @@ def measure(link: RankLink, store: str, rounds: int) -> list[dict[str, float]]:
                         times.setdefault(f"{name}_{kind}", []).append(time.perf_counter() - begun)
                         assert kind == "all_gather" or x[0, 0] == 3
         micros = {name: round(median(values) * 1e6, 1) for name, values in times.items()}
-        found.append({"rows": rows, "columns": columns, **micros})
+        ratios = {f"{kind}_of_gloo": round(micros[f"shared_{kind}"] / micros[f"gloo_{kind}"], 2) for kind in KINDS}
+        found.append({"rows": rows, "columns": columns, **micros, **ratios})
     dist.destroy_process_group()
     return found
 

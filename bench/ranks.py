@@ -62,9 +62,13 @@ LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, 1),
     "pp2": ({"pipeline_parallel": 2}, 1),
     "ep2": ({"expert_parallel": 2}, 1),
+    "bfloat16 tp2": ({"tensor_parallel": 2, "dtype": "bfloat16"}, 1),
     "native": ({"kernels": os.environ.get("ATHANOR_KERNELS", ""), "backend": "auto"}, 2),
 }
 """By name: the configuration beside the common part, and threads of each rank."""
+
+OWN = ("tp1", "tp2", "pp2", "ep2", "native")
+"""Those that ``main`` compares; ``bench.rank_peer`` has the other."""
 
 
 def _mlp(begin: str, shape: Shape) -> dict[str, tuple[int, int]]:
@@ -122,11 +126,10 @@ def make_config(folder: Path, layout: dict[str, object], threads: int) -> object
     """The engine's configuration."""
     from engine.config import EngineConfig
 
-    values = {"backend": "plain", **layout}
+    values = {"backend": "plain", "dtype": "float32", **layout}
     return EngineConfig(
         model_dir=str(folder),
         model_digest="00",
-        dtype="float32",
         threads=threads,
         kv_bytes=256 << 20,
         max_num_seqs=max(ROWS),
@@ -253,7 +256,7 @@ def main(arguments: list[str]) -> None:
     rounds = int(arguments[0]) if arguments else ROUNDS
     shape = arguments[1] if len(arguments) > 1 else "dense"
     deals = SHAPES[shape].experts > 0
-    names = [name for name in LAYOUTS if (deals or name != "ep2") and (name != "native" or LAYOUTS[name][0]["kernels"])]
+    names = [name for name in OWN if (deals or name != "ep2") and (name != "native" or LAYOUTS[name][0]["kernels"])]
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
         maker = os.fork()

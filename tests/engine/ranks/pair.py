@@ -1,8 +1,9 @@
 """Ranks outside of a sandbox: ``python -m tests.engine.ranks.pair RANKS JOBS OUT`` plays each job's schedules on all.
 
 JOBS is a JSON list of jobs (folder, seeds, vocab, layout of ranks, fields of the configuration and of the requests,
-and ``fault``: a row is given another's block); OUT gets a JSON list with the answers of each schedule. Unlike
-``engine.ranks``, tensors are imported before the fork, once for all ranks: on one thread nothing is lost by it.
+``batches``: of deterministic requests, compared with each alone, and ``fault``: a row is given another's block); OUT
+gets a JSON list with the answers of each schedule. Unlike ``engine.ranks``, tensors are imported before the fork, once
+for all ranks: on one thread nothing is lost by it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from engine.sandbox.rank_link import RankLink, RankRoom
@@ -37,8 +39,11 @@ def configured(job: dict, size: int) -> object:
 
 def play_job(engine: object, job: dict) -> list[dict]:
     """Answers of each of a job's schedules, one after the other in one engine."""
+    from tests.engine.ranks.batches import play_batches
     from tests.engine.ranks.schedules import draw, play, play_fault, told
 
+    if job.get("batches"):
+        return [asdict(play_batches(engine, seed, job["vocab"], job["batches"])) for seed in job["seeds"]]
     found = []
     if job.get("fault"):
         answers = play_fault(engine, job["vocab"])

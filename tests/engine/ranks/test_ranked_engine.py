@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from engine.startup.load import load_engine
 from isolation.ipc.messages import FailureCode
-from tests.engine.model.families.table import FAMILIES, MIXTURES, RANK_CASES, VOCAB, save_reference
-from tests.engine.ranks.pair import configured, play_job
+from tests.engine.model.families.table import MIXTURES, RANK_CASES
+from tests.engine.ranks.comparison import (
+    BOTH,
+    EXPERT,
+    LAYOUTS,
+    MIXED,
+    PIPELINE,
+    alone,
+    blind_pair,
+    cases_of,
+    differences,
+    play_on,
+    ranks_of,
+    saved,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-TIE = 1e-4
-"""Two best logits nearer than this may change places between rank layouts: sums are rounded in another order."""
-
-NEAR = 1e-3
-"""Log-probabilities of a prompt's tokens differ by less between rank layouts."""
 
 FEW = [next(case for case in RANK_CASES if case[0] == family) for family in dict.fromkeys(one[0] for one in RANK_CASES)]
 """One case of each family."""
@@ -31,15 +33,14 @@ FEW = [next(case for case in RANK_CASES if case[0] == family) for family in dict
 EXPERTS = [case for case in FEW if case[0] in MIXTURES]
 """One case of each family with experts."""
 
-EXPERT = {"expert_parallel": 2}
-PIPELINE = {"pipeline_parallel": 2}
-BOTH = {"tensor_parallel": 2, "pipeline_parallel": 2}
-MIXED = {"expert_parallel": 2, "pipeline_parallel": 2}
-
 KINDS = {"sampled": True, "structured": True, "prompt_logprobs": 0}
 """Fields of requests."""
 
 FULL_SCHEDULES = 500
+
+BATCHES = 5
+"""Batches of deterministic requests beside ordinary ones."""
+
 Play = Callable[[int, list[dict]], list[dict]]
 
 
@@ -49,21 +50,6 @@ class Played:
 
     jobs: list[dict]
     found: list[dict]
-
-
-def play_on(size: int, jobs: list[dict], root: Path, folder: Path) -> list[dict]:
-    """Play jobs on so many ranks in processes of their own."""
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "tests.engine.ranks.pair", str(size)]
-    done = subprocess.run(
-        [*command, str(folder / "jobs.json"), str(folder / "out.json")],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=1000,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "out.json").read_text())
 
 
 @pytest.fixture
@@ -84,63 +70,12 @@ def two(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Playe
         "stages": staged,
         "blind tensor": blind_pair(few[0], [1, 2]),
         "blind stages": blind_pair(staged[0], [1]),
+        "batches": [{**few[0], "seeds": [5], "batches": BATCHES, "config": {"prefix_caching": False}}],
         "requests": [{**staged[0], "seeds": [21, 22], "fields": {name: value}} for name, value in KINDS.items()],
         "fault": [{**staged[0], "seeds": [], "fault": True}],
     }
     found = iter(play_on(2, [job for jobs in kinds.values() for job in jobs], root, folder))
     return {kind: Played(jobs, [next(found) for _ in jobs]) for kind, jobs in kinds.items()}
-
-
-def saved(
-    folder: Path, cases: list[tuple[str, str]], seeds: list[list[int]], layout: dict[str, int] | None = None
-) -> list[dict]:
-    """A job for each case, with its checkpoint on disk; ``layout`` of the ranks, if heads are not all that is dealt."""
-    jobs = []
-    for number, ((family, case), own) in enumerate(zip(cases, seeds, strict=True)):
-        place = folder / f"model-{number}"
-        place.mkdir(parents=True)
-        save_reference(place, family, **FAMILIES[family].cases[case])
-        job = {"folder": str(place), "seeds": own, "vocab": VOCAB}
-        jobs.append(job if layout is None else {**job, "layout": layout})
-    return jobs
-
-
-def blind_pair(job: dict, seeds: list[int]) -> list[dict]:
-    """Deterministic requests in a batch with short steps, and each alone."""
-    config = {"prefix_caching": False}
-    strict = {**job, "seeds": seeds, "fields": {"deterministic": True}}
-    return [{**strict, "config": {**config, "max_num_batched_tokens": 31}}, {**strict, "config": config, "alone": True}]
-
-
-@functools.cache
-def _alone(job: str) -> list[dict]:
-    told = json.loads(job)
-    return play_job(load_engine(configured(told, 1), warm=False), told)
-
-
-def alone(job: dict) -> list[dict]:
-    """The same schedules on one rank, in this process; once for all layouts."""
-    return _alone(json.dumps({**job, "layout": None}))
-
-
-def differences(one: list[dict], two: list[dict]) -> tuple[int, int, int]:
-    """Tokens compared, requests that part at a tie, and requests that part elsewhere."""
-    compared = ties = wrong = 0
-    for first, second in zip(one, two, strict=True):
-        assert first.keys() == second.keys()
-        for request, left in first.items():
-            right = second[request]
-            assert right["prompt"] == pytest.approx(left["prompt"], abs=NEAR)
-            for place, (a, b) in enumerate(zip(left["token_ids"], right["token_ids"], strict=False)):
-                compared += 1
-                if a != b:
-                    _, best, next_best = left["best"][place][:3]
-                    ties, wrong = (ties + 1, wrong) if best - next_best < TIE else (ties, wrong + 1)
-                    break
-            else:
-                same = len(left["token_ids"]) == len(right["token_ids"])
-                wrong += not (same or left["aborted"] or right["aborted"])
-    return compared, ties, wrong
 
 
 def check_families(jobs: list[dict], found: list[dict], record: Callable[[str, object], None]) -> None:
@@ -181,20 +116,10 @@ def test_two_ranks_give_the_tokens_of_one_and_the_deterministic_class_its_bits(
     tensor = two["tensor"]
     check_families(tensor.jobs, tensor.found, record_property)
     assert check_blind(*two["blind tensor"].found) > 30
+    batches = two["batches"].found[0]["played"][0]
+    assert batches["batches"] == BATCHES and batches["tokens"] > BATCHES and not batches["wrong"]
     job, other = ({**tensor.jobs[0], "seeds": [seed]} for seed in (7, 8))
     assert differences(alone(job), alone(other))[2] > 0
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3000)
-def test_two_ranks_give_the_tokens_of_one_over_many_schedules(
-    play: Play, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """The full count: 500 schedules and more, over all cases of all families."""
-    count = -(-FULL_SCHEDULES // len(RANK_CASES))
-    seeds = [list(range(1000 * number, 1000 * number + count)) for number in range(len(RANK_CASES))]
-    jobs = saved(tmp_path, RANK_CASES, seeds)
-    check_families(jobs, play(2, jobs), record_property)
 
 
 @pytest.mark.full
@@ -248,9 +173,6 @@ def test_four_ranks_give_the_tokens_of_one(
     check_families(jobs, play(4, jobs), record_property)
 
 
-LAYOUTS = {"experts": EXPERT, "stages": PIPELINE, "tensor and stages": BOTH, "experts and stages": MIXED}
-
-
 @pytest.mark.full
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -258,9 +180,8 @@ def test_each_layout_gives_the_tokens_of_one_rank_over_many_schedules(
     play: Play, tmp_path: Path, layout: dict[str, int], record_property: Callable[[str, object], None]
 ) -> None:
     """The full count of each layout: 500 schedules and more, over all cases of all families that have what it deals."""
-    cases = [case for case in RANK_CASES if "expert_parallel" not in layout or case[0] in MIXTURES]
+    cases = cases_of(layout)
     count = -(-FULL_SCHEDULES // len(cases))
     seeds = [list(range(1000 * number, 1000 * number + count)) for number in range(len(cases))]
     jobs = saved(tmp_path, cases, seeds, layout)
-    size = layout.get("pipeline_parallel", 1) * max(layout.get("tensor_parallel", 1), layout.get("expert_parallel", 1))
-    check_families(jobs, play(size, jobs), record_property)
+    check_families(jobs, play(ranks_of(layout), jobs), record_property)
