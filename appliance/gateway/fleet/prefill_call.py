@@ -97,12 +97,7 @@ class Way:
 
 
 async def call(
-    host: PrefillHost,
-    way: Way,
-    request: pb.ComputeRequest,
-    traceparent: str,
-    until: float,
-    begun: Callable[[], None],
+    host: PrefillHost, way: Way, request: pb.ComputeRequest, traceparent: str, until: float, begun: Callable[[], None]
 ) -> pb.Computed:
     """Have a prompt computed; cancelled, it ends the work on the other host.
 

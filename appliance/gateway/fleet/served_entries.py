@@ -53,7 +53,14 @@ class ServedEntries:
             rate = self._rates[call.host, computed] = Allowance(COMPUTED_RATE if computed else OTHER_RATE, now)
         if not rate.spend(1, now):
             self.audit.count(
-                "prefill", what="served", request="", tenant="", host=call.host, model="", outcome=call.outcome, tokens=0
+                "prefill",
+                what="served",
+                request="",
+                tenant="",
+                host=call.host,
+                model="",
+                outcome=call.outcome,
+                tokens=0,
             )
             return
         self.audit.add(
