@@ -3,8 +3,8 @@
 A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first look
 that finds it there, and counts as not sent until then. Nothing here waits: a ring that is full means no.
 
-A store that hosts have in common forgets a block after a time (``Share.lasts_s``). Of a namespace with such a time, what
-was sent counts as not sent when the time is over, and so leaves once more.
+A store that hosts have in common forgets a block after a time (``Share.lasts_s``). Of a namespace with such a time,
+what was sent counts as not sent when the time is over, and so leaves once more.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Outbox:
     @property
     def owners(self) -> set[bytes]:
         """Namespaces of what was sent and of what is being copied out."""
-        return {one.owner for one in (*self.index.values(), *self._leaving.values())}
+        return {*(one.owner for one in self.index.values()), *(one.owner for one in self._leaving.values())}
 
     def leaves(self, block_id: bytes, owner: bytes) -> bool:
         """Whether a block may leave and has not yet, or so long ago that other hosts do not find it any more."""

@@ -4,7 +4,8 @@ Out. A block that loses its place in the pool, or will soon, is sent to the supe
 step; what does not fit is dropped and counted: to spill is a chance, never a duty. Blocks whose owner lets nothing
 be kept are never cached, so they are never here. Where the host says so (``Share.computed``), blocks of prompts are
 sent when they are computed (``engine.core.kv.backlog``): their copies are in order, and what is sent then is not sent
-again when it loses its place, as long as the store where other hosts look has it (``Share.lasts_s``). A block that turns out to be wrong after it was sent is withdrawn.
+again when it loses its place, as long as the store where other hosts look has it (``Share.lasts_s``). A block that
+turns out to be wrong after it was sent is withdrawn.
 
 In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
 prefix. Of a namespace that the host has named with ``Share``, blocks are asked for that were never here: another host
