@@ -188,9 +188,7 @@ Attach = Callable[[GatewayService, Callable[[], KeyTable]], StoredWork | None]
 def _policy(features: str, terms: str, others: str) -> str:
     """Return the text of the policy."""
     lines = dict.fromkeys(TENANTS, others or terms) | {TENANTS[0]: terms}
-    tenants = "".join(
-        TENANT.format(tenant, features, line.replace(", ", "\n    ")) for tenant, line in lines.items()
-    )
+    tenants = "".join(TENANT.format(tenant, features, line.replace(", ", "\n    ")) for tenant, line in lines.items())
     public = "" if terms else "public_prefixes:\n" + "".join(map(PUBLIC.format, TENANTS))
     return f"version: 1\ntenants:\n{tenants}{public}"
 
@@ -219,9 +217,7 @@ async def scripted_gateway(
         one.set_text(link)
     written = _policy(features, terms, others)
     policy = load_policy([Source("policy.yaml", written)])
-    owned = {
-        public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items() if policy.public
-    }
+    owned = {public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items() if policy.public}
     telemetry = open_telemetry(TelemetrySettings(version="0"))
     service = GatewayService(rooms, Ledger(policy, NAMESPACES | owned), telemetry)
     problems = await service.publications.prepare(policy)

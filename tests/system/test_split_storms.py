@@ -90,7 +90,12 @@ def split_pair(folder: Path) -> Iterator[Pair]:
     """Two appliances that split prompts, and a store that the test may kill."""
     sign(folder, (PREFILL, DECODE))
     split = sections(folder)
-    model = {"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": BLOCKS * BLOCK_BYTES}
+    model = {
+        "name": "athanor-mini",
+        "path": str(embedded_model()),
+        "dtype": "float32",
+        "kv_bytes": BLOCKS * BLOCK_BYTES,
+    }
     with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, ExitStack() as stack:
         running = Store(Path(name))
         stack.callback(running.kill)
@@ -177,7 +182,7 @@ class Storm:
         if answer.status_code != 200:
             self.seen.end(f"{answer.status_code} {content[:300]!r}")
             await asyncio.sleep(0.5)
-        elif stream and not content.rstrip().endswith(b"[DONE]") or b'"error"' in content:
+        elif (stream and not content.rstrip().endswith(b"[DONE]")) or b'"error"' in content:
             self.seen.end(f"a stream that ends with {content[-200:]!r}")
         else:
             self.seen.whole[name] = TOKENS if stream else json.loads(content)["usage"]["completion_tokens"]
@@ -255,9 +260,7 @@ def blocks_held(host: Spilling) -> float:
 def charges_open(host: Spilling) -> int:
     """Requests that a host's gateway would be charged for if it ended now, read where the supervisor would."""
     folder = Path(f"/proc/{gateway_of(host)}/fd")
-    (memory,) = {
-        os.stat(one).st_ino: one for one in folder.iterdir() if "athanor-charges" in os.readlink(one)
-    }.values()
+    (memory,) = {os.stat(one).st_ino: one for one in folder.iterdir() if "athanor-charges" in os.readlink(one)}.values()
     with memory.open("rb") as file, mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ) as pages:
         states = [struct.unpack_from("=q", pages, at)[0] for at in range(0, SIZE, SLOT_BYTES)]
     return sum(state != FREE for state in states)
