@@ -287,7 +287,7 @@ def _calls(gateway: ScriptedGateway, *, control: bool) -> Iterator[tuple[HostCal
             changed = _compute(sharing, digest)
             setattr(changed, at.name, word)
             yield HostCall(proof, changed.SerializeToString()), sharing, True
-    # Fields that no version of the service has, as texts (wire type 2), and the tenant's name twice: the last one counts.
+    # Fields that no version of the service has, as texts (wire type 2); and the tenant twice: the last one counts.
     key = NAMESPACES[shy]
     for number in range(100, 140):
         tag = number << 3 | 2

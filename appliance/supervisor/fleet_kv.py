@@ -79,7 +79,7 @@ class FleetKv:
         key, now = (name, b""), time.monotonic()
         with self._lock:
             held = self._books.use(of.account, key)
-            # A block that an engine sends again after `lasts_s` came here a little later than the first time, or earlier.
+            # What an engine sends again after `lasts_s` may have come here faster than it did the first time.
             if held is not None and now < held.until - MARGIN_S:
                 return of.account
         sealed = seal_for_fleet(of, binding, self._producer, life.epoch, data)

@@ -41,9 +41,9 @@ PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORM
 """Priorities of the engine as other hosts are told them."""
 
 OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys")
-"""What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one has; ``away`` it cannot be
-reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files; ``stranger`` another's
-certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left`` the client has gone;
+"""What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one
+has; ``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
+``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left`` the client has gone;
 ``no_keys`` this host has not the fleet's keys now."""
 
 _RESTS = frozenset({"away", "silent", "stranger", "broken"})
