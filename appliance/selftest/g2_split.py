@@ -52,7 +52,7 @@ LISTED, OTHER = "spiffe://athanor.test/host/b", "spiffe://athanor.test/host/c"
 
 
 @dataclass(slots=True)
-class Prompts:
+class NotingPrefiller:
     """Stands for the other hosts: has every prompt asked for, and computes none."""
 
     asked: list[SplitPrompt] = field(default_factory=list)
@@ -80,7 +80,7 @@ class SplitCount:
 
     sent: int = 0
     reached: int = 0
-    """Prompts that were asked for, or reached an engine."""
+    """NotingPrefiller that were asked for, or reached an engine."""
     wrong: int = 0
     """Those of them under a namespace that is not the tenant's, or of a tenant that may have none there."""
     example: str = ""
@@ -142,7 +142,7 @@ async def _rows() -> list[Result]:
 
 async def _of_clients() -> tuple[SplitCount, SplitCount]:
     """Send all that could name a tenant; then, for the control, plain calls of the second one judged as the first's."""
-    found, control, prompts = SplitCount(), SplitCount(), Prompts()
+    found, control, prompts = SplitCount(), SplitCount(), NotingPrefiller()
     async with scripted_gateway(terms=SHARES) as gateway:
         gateway.service.dependencies.prefiller = prompts
 

@@ -14,7 +14,7 @@ import h2.connection
 from appliance.common.split_config import PrefillHost
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.host_addresses import HostAddresses
-from appliance.gateway.fleet.prefill_call import Way, call
+from appliance.gateway.fleet.prefill_call import Dialer, call
 from appliance.gateway.fleet.prefill_service import _asked
 from appliance.gateway.grpc.wire import framed
 
@@ -58,7 +58,7 @@ class _Writer:
         pass
 
 
-class _Said(Way):
+class _Said(Dialer):
     """A way to a host that says these bytes and closes."""
 
     __slots__ = ("_data",)

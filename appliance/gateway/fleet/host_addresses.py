@@ -1,8 +1,8 @@
 """Addresses of other hosts by their names, looked up in threads of their own.
 
 A name server that does not answer holds a look-up for many seconds, and nothing can end it. In the event loop's shared
-threads a few of these would hold up everything else that needs one. Here each name has one look-up at a time, whoever
-waits for it, and few run at once; a name that is known stays in use while it is looked up again.
+threads a few of these would hold up everything else that needs one. Here each name has one look-up at a time, which all
+callers wait for, and few run at once; a name that is known stays in use while it is looked up again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from appliance.common.split_config import PrefillHost, SplitConfig
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.fleet.known_prompts import KnownPrompts
-from appliance.gateway.fleet.prefill_call import PrefillCallError, Way, call, client_context
+from appliance.gateway.fleet.prefill_call import Dialer, PrefillCallError, call, client_context
 from appliance.gateway.fleet.prefill_choice import PrefillHosts
 from appliance.gateway.front.key_file import Stamp, stamp_of
 from appliance.gateway.request.audit_feed import AuditFeed
@@ -43,8 +43,8 @@ PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORM
 OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys")
 """What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one
 has; ``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
-``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left`` the client has gone;
-``no_keys`` this host has not the fleet's keys now."""
+``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left``
+the client has gone; ``no_keys`` this host has not the fleet's keys now."""
 
 _RESTS = frozenset({"away", "silent", "stranger", "broken"})
 """Outcomes after which a host is not asked for a while; after ``late``, where it seems to stall
@@ -107,7 +107,7 @@ class Asking:
             context = await self._tls()
             # The other half is the local engine's: a host that says that it works, and does not, ends no request.
             until = now + min(ASK_S, (prompt.until - now) / 2)
-            await call(host, Way(context, self.addresses), _request(prompt), prompt.traceparent, until, begun)
+            await call(host, Dialer(context, self.addresses), _request(prompt), prompt.traceparent, until, begun)
         except PrefillCallError as error:
             ended = time.monotonic()
             rests = error.outcome == LATE and self._hosts.late(host, now, ended)

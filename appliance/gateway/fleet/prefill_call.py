@@ -71,15 +71,15 @@ def client_context(tls: SplitTlsConfig) -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Dialer:
     """How other hosts are reached."""
 
     context: ssl.SSLContext
-    """Of ``client_context``."""
+    """TLS of ``client_context``."""
     addresses: HostAddresses
 
     async def open(self, host: PrefillHost) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the streams of a new connection, whoever its other end is.
+        """Return the streams of a new connection, before the other end has proved who it is.
 
         Raises:
             OSError: the host has no address, none of them answers, or not over TLS (``ssl.SSLError``).
@@ -97,7 +97,12 @@ class Way:
 
 
 async def call(
-    host: PrefillHost, way: Way, request: pb.ComputeRequest, traceparent: str, until: float, begun: Callable[[], None]
+    host: PrefillHost,
+    way: Dialer,
+    request: pb.ComputeRequest,
+    traceparent: str,
+    until: float,
+    begun: Callable[[], None],
 ) -> pb.Computed:
     """Have a prompt computed; cancelled, it ends the work on the other host.
 

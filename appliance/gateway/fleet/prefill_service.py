@@ -122,7 +122,7 @@ class PrefillService:
         except (TimeoutError, DecodeError, ValueError, ApplianceError):
             self._count("refused")
             return Status(3, "no prompt came, or it is not of this form")
-        if not has_part(self._of_tenants[asked.tenant], MAX_RUNS - self.running + 1):  # Less this one's own place.
+        if not has_part(self._of_tenants[asked.tenant], MAX_RUNS - self.running + 1):  # Its own place is free.
             self._count("busy")
             return Status(8, "enough prompts of the tenant are computed here")
         outcome, status = "left", OK
