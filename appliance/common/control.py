@@ -33,7 +33,7 @@ from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.control_usage import UsageAnswer, UsageQuestion
 from appliance.common.errors import ControlError, MessageTooLargeError
 
-CONTROL_VERSION = 26
+CONTROL_VERSION = 27
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10

@@ -58,6 +58,7 @@ TENANT = """\
     models: ["*"]
     deterministic: allowed
     features: {{{1}}}
+    {2}
     limits: {{requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 4096,
              max_context_tokens: 1048576, max_output_tokens: 1048576}}
 """
@@ -184,11 +185,20 @@ Attach = Callable[[GatewayService, Callable[[], KeyTable]], StoredWork | None]
 """Makes what keeps files and responses, from the service and the keys in force."""
 
 
+def _policy(features: str, terms: str, others: str) -> str:
+    """Return the text of the policy."""
+    lines = dict.fromkeys(TENANTS, others or terms) | {TENANTS[0]: terms}
+    tenants = "".join(TENANT.format(tenant, features, line.replace(", ", "\n    ")) for tenant, line in lines.items())
+    public = "" if terms else "public_prefixes:\n" + "".join(map(PUBLIC.format, TENANTS))
+    return f"version: 1\ntenants:\n{tenants}{public}"
+
+
 @contextlib.asynccontextmanager
 async def scripted_gateway(
-    attach: Attach = lambda _service, _keys: None, features: str = ""
+    attach: Attach = lambda _service, _keys: None, features: str = "", terms: str = "", others: str = ""
 ) -> AsyncIterator[ScriptedGateway]:
-    """Serve on free loopback ports for the duration of the block; ``features`` are each tenant's, as in a policy."""
+    """Serve on free loopback ports for the duration of the block; ``features`` are each tenant's, as in a policy. With
+    ``terms`` each tenant has these too, all but the first ``others`` where given, and no public prefix."""
     heard = Heard()
     lost: list[str] = []
     guests: list[_Guest] = []
@@ -205,11 +215,9 @@ async def scripted_gateway(
         link = TextLink(text.host, TEXT_READY, 1, lambda _link, reason, _fault: lost.append(reason))
         link.table = words
         one.set_text(link)
-    tenants = "".join(TENANT.format(tenant, features) for tenant in TENANTS)
-    public = "".join(map(PUBLIC.format, TENANTS))
-    written = f"version: 1\ntenants:\n{tenants}public_prefixes:\n{public}"
+    written = _policy(features, terms, others)
     policy = load_policy([Source("policy.yaml", written)])
-    owned = {public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items()}
+    owned = {public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items() if policy.public}
     telemetry = open_telemetry(TelemetrySettings(version="0"))
     service = GatewayService(rooms, Ledger(policy, NAMESPACES | owned), telemetry)
     problems = await service.publications.prepare(policy)

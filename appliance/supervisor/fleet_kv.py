@@ -62,6 +62,8 @@ class FleetKv:
         self._carrier = carrier
         self._producer, self._producers = producer, producers
         self._seconds = limits.store_seconds
+        self.lasts_s = max(1, int(limits.store_seconds - MARGIN_S))
+        """Seconds after which an engine is to send a block again: before the store forgets it."""
         self._figures = figures
         self._lock = threading.Lock()
         self._books = TierBooks(limits.store)
@@ -77,7 +79,8 @@ class FleetKv:
         key, now = (name, b""), time.monotonic()
         with self._lock:
             held = self._books.use(of.account, key)
-            if held is not None and now < held.until:
+            # What an engine sends again after `lasts_s` may have come here faster than it did the first time.
+            if held is not None and now < held.until - MARGIN_S:
                 return of.account
         sealed = seal_for_fleet(of, binding, self._producer, life.epoch, data)
         item = SpilledObject(b"", size, None, name=name, until=now + self._seconds - MARGIN_S)
@@ -112,7 +115,8 @@ class FleetKv:
 
     def find(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife, size: int) -> list[bytes]:
         """Return the content of the first of these blocks of ``size`` bytes each that one question to the store brings,
-        up to the first that is absent or does not open. Blocks for a bounded time (``kv_carrier.PATIENCE_S``)."""
+        up to the first that is absent or does not open. Blocks for a bounded time (``kv_carrier.PATIENCE_S``). Who
+        asks for one again counts it as absent once it asks no more (``absent``)."""
         of, fleet = self._keys.current(namespace), self._keys.fleet_key
         whole = size + OVERHEAD_BYTES
         if of is None or fleet is None or not size or whole > MAX_OBJECT_BYTES:
@@ -122,11 +126,23 @@ class FleetKv:
         names = [fleet_name(fleet, of, binding) for binding in bindings]
         answers = self._carrier.get(names, [whole] * len(names))
         found = self._opened(of, list(zip(bindings, answers, strict=True)))
-        self._figures.fleet_absent += len(found) < len(chosen)
         if self._keys.current(namespace) != of:
             return []
         self._figures.fleet_restored += len(found)
         return found
+
+    def absent(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife) -> None:
+        """Count a block of a namespace that shares, the first of these, which the store has not got or did not give in
+        time. What this host wrote of them counts as not written: behind the gap nobody finds it, and who computes it
+        has it written again, as where the store was started anew."""
+        of, fleet = self._keys.current(namespace), self._keys.fleet_key
+        if of is None or fleet is None:
+            return
+        self._figures.fleet_absent += 1
+        names = [fleet_name(fleet, of, FleetBinding(block, life.model, life.backend)) for block in blocks]
+        with self._lock:
+            for name in names if self._books.objects.get(of.account) else ():
+                self._books.pop(of.account, (name, b""))
 
     def count(self, account: str) -> int:
         """Return how many objects the store has of what this host wrote for an account."""

@@ -5,7 +5,7 @@ asked by a thread of its own, one question after the other, and comes back to it
 share never waits for one that does. What has come and was not sent yet is one answer of the store at most.
 
 Blocks that another host has just computed may still be on their way to the store. A fetch that says so (``coming``) is
-asked again after others, until for ``WAIT_S`` nothing of it has come.
+asked again after others, until for ``WAIT_S`` nothing of it has come; it counts as absent once.
 """
 
 from __future__ import annotations
@@ -145,6 +145,8 @@ class FleetSeeker:
                 with self._changed:
                     self._asked.append(_Asked(fetch, at, since, now + AGAIN_S))
                 return
+            if not found:
+                self._kv.absent(fetch.namespace, fetch.blocks[at:], self._life)
             if not self._give(found or [Fetched(fetch.request, at, b"")]) or not found:
                 return
             at, since = at + len(found), now

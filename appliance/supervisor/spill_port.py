@@ -124,7 +124,8 @@ class SpillPort:
     def share(self, namespace: bytes) -> None:
         """Tell the engine that other hosts may have blocks of a namespace, where it shares; sent by the thread."""
         if self._fleet is not None:
-            self._words.append(Share(mark_of(namespace), self._fleet[0].writes_computed))
+            kv = self._fleet[0]
+            self._words.append(Share(mark_of(namespace), kv.writes_computed, kv.lasts_s))
             self._ring()
 
     def _ring(self) -> None:

@@ -20,12 +20,13 @@ from appliance.common.catalog import embedded_model
 from appliance.common.config_loader import load_config
 from appliance.common.errors import ApplianceError, CarrierError
 from appliance.common.keys import parse_records
+from appliance.gateway.fleet.prefill_call import PrefillCallError
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import Operation
 from appliance.gateway.grpc import message_mapping
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.http import openai, openai_embeddings
-from bench.fuzz import carrier
+from bench.fuzz import carrier, prefill
 from engine.errors import EngineError
 from engine.model.checkpoint.registry import load_model_config
 from engine.model.checkpoint.safetensors import SafetensorsFile, parse_header
@@ -252,6 +253,8 @@ TARGETS: dict[str, Target] = {
         + tuple(bytes((number, 7)) + "".join(form.markers).encode() + b"f(a=1)" for number, form in enumerate(FORMATS)),
     ),
     "tools": Target(parse_tools, (EngineError,), (_TOOLS,)),
+    "prefill prompt": Target(prefill.prompt, (DecodeError, ValueError), prefill.PROMPTS),
+    "prefill answer": Target(prefill.answer, (PrefillCallError,), prefill.ANSWERS),
     "carrier request": Target(carrier.request, (CarrierError,), carrier.REQUESTS),
     "carrier answer": Target(carrier.answer, (CarrierError,), carrier.ANSWERS),
     "carrier store": Target(carrier.reply, (carrier.ReplyRefusedError,), carrier.REPLIES),

@@ -119,6 +119,8 @@ class Share:
     mark: bytes
     computed: bool = False
     """Whether those hosts are to have the blocks of prompts when they are computed, and not only what is evicted."""
+    lasts_s: int = 0
+    """Seconds for which those hosts find a block that was sent: it is to be sent again after that. 0: for ever."""
 
 
 def mark_of(namespace: bytes) -> bytes:
@@ -200,5 +202,5 @@ ARMS = (
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
     record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B", tier=KvTier), tail="content"),
     record_codec(Kind.FORGET, Forget, Record(f"mark:{MARK_BYTES}s"), names_request=False),
-    record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s computed:?"), names_request=False),
+    record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s computed:? lasts_s:I"), names_request=False),
 )

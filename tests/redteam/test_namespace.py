@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.gateway.grpc.servicer import SERVICE
-from appliance.selftest import g2_namespace, g2_stored
+from appliance.selftest import g2_namespace, g2_split, g2_stored
 from appliance.selftest.scripted_gateway import scripted_gateway
 
 
@@ -36,6 +36,15 @@ def test_nothing_makes_the_store_answer_for_another_tenant() -> None:
     asked for the caller's tenant alone, and by each of them; with another key (control) for that one's."""
     rows = {row.id: row for row in g2_stored.run(full=False)}
     assert rows.keys() == {"G2.stored", "G2.stored.control"}
+    assert [(row.id, row.figure) for row in rows.values() if row.verdict != "pass"] == []
+
+
+def test_no_client_and_no_host_names_another_tenants_namespace() -> None:
+    """Prompts that other hosts are to compute have their caller's tenant, whatever the caller writes; a prefill host
+    computes for a listed host, under the namespace of the sharing tenant that it names. Controls: another key, and
+    another sharing tenant's name, give that one's."""
+    rows = {row.id: row for row in g2_split.run(full=False)}
+    assert rows.keys() == {"G2.split", "G2.split.control", "G2.prefill", "G2.prefill.control"}
     assert [(row.id, row.figure) for row in rows.values() if row.verdict != "pass"] == []
 
 

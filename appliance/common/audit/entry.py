@@ -117,7 +117,16 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     "card": {"event": _T, "card": _N, "model": _T, "tenant": _T, "to": _T, "cause": _T},
     "lease": {"what": _T, "tenant": _T, "host": _T, "lease": _T, "day": _N, "cost": _N},
     "kv_export": {"what": _T, "tenant": _T, "count": _N},
-    "prefill": {"what": _T, "request": _T, "tenant": _T, "host": _T, "model": _T, "outcome": _T, "tokens": _N},
+    "prefill": {
+        "what": _T,
+        "request": _T,
+        "tenant": _T,
+        "host": _T,
+        "model": _T,
+        "outcome": _T,
+        "tokens": _N,
+        "count": _N,
+    },
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }
@@ -168,7 +177,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
   shredded);
 * ``prefill``: another host was asked to compute the prompt of a request (asked, with its name), or one was computed
   for another host (served, with the SPIFFE id of its certificate), with the outcome and the prompt's tokens;
-  ``request`` is the id of the request on the asking host, where its entry has what it is charged for;
+  ``request`` is the id of the request on the asking host, where its entry has what it is charged for. Calls of one
+  host beyond a rate are in one entry for each outcome, with their ``count`` and without what differs;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
@@ -189,6 +199,7 @@ LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "call": (frozenset({"caller", "reason"}),),
     "model": (frozenset({"model_signer"}), frozenset({"model_signer", "reason", "tenant"})),
     "policy": (frozenset({"by"}),),
+    "prefill": (frozenset({"count"}),),
     "sandbox": (frozenset({"weights"}), frozenset({"weights", "model_signer"})),
 }
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0

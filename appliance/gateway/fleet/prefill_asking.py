@@ -16,8 +16,9 @@ import structlog
 from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import PrefillHost, SplitConfig
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
+from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.fleet.known_prompts import KnownPrompts
-from appliance.gateway.fleet.prefill_call import PrefillCallError, call, client_context
+from appliance.gateway.fleet.prefill_call import Dialer, PrefillCallError, call, client_context
 from appliance.gateway.fleet.prefill_choice import PrefillHosts
 from appliance.gateway.front.key_file import Stamp, stamp_of
 from appliance.gateway.request.audit_feed import AuditFeed
@@ -40,13 +41,14 @@ PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORM
 """Priorities of the engine as other hosts are told them."""
 
 OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys")
-"""What becomes of a long prompt: ``busy`` all hosts have enough calls or rest, or this one has; ``away`` it cannot be
-reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files; ``stranger`` another's
-certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left`` the client has gone;
-``no_keys`` this host has not the fleet's keys now."""
+"""What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one
+has; ``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
+``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left``
+the client has gone; ``no_keys`` this host has not the fleet's keys now."""
 
 _RESTS = frozenset({"away", "silent", "stranger", "broken"})
-"""Outcomes after which a host is not asked for a while."""
+"""Outcomes after which a host is not asked for a while; after ``late``, where it seems to stall
+(``PrefillHosts.late``)."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Asking:
     """Whether this host has the keys under which its fleet shares KV."""
     least_blocks: int = LEAST_BLOCKS
     known: KnownPrompts = field(default_factory=KnownPrompts)
+    addresses: HostAddresses = field(default_factory=HostAddresses)
     _hosts: PrefillHosts = field(init=False)
     _context: ssl.SSLContext | None = None
     _stamp: Stamp = ()
@@ -92,10 +95,10 @@ class Asking:
         try:
             if self.keys() is not FleetKeyState.HELD:
                 outcome = "no_keys"
-            elif (host := self._hosts.choose(prompt.chosen, began)) is None:
+            elif (host := self._hosts.choose(prompt.chosen, prompt.tenant, began)) is None:
                 outcome = "busy"
             else:
-                with self._hosts.asking(host, len(prompt.token_ids)):
+                with self._hosts.asking(host, prompt.tenant, len(prompt.token_ids)):
                     outcome = await self._ask(host, prompt, began, begun)
         finally:
             self._told(prompt, host, outcome, began)
@@ -106,10 +109,13 @@ class Asking:
             context = await self._tls()
             # The other half is the local engine's: a host that says that it works, and does not, ends no request.
             until = now + min(ASK_S, (prompt.until - now) / 2)
-            await call(host, context, _request(prompt), prompt.traceparent, until, begun)
+            await call(host, Dialer(context, self.addresses), _request(prompt), prompt.traceparent, until, begun)
         except PrefillCallError as error:
+            ended = time.monotonic()
+            rests = error.outcome == LATE and self._hosts.late(host, now, ended)
             if error.outcome in _RESTS:
-                self._hosts.rest(host, time.monotonic())
+                self._hosts.rest(host, ended)
+            if rests or error.outcome in _RESTS:
                 log.warning(
                     "a host computes no prompts; this one does", host=host.host, outcome=error.outcome, cause=str(error)
                 )
@@ -117,6 +123,7 @@ class Asking:
         except OSError as error:
             log.error("split.tls cannot be used; prompts are computed here", cause=str(error))
             return "away"
+        self._hosts.computed(host, time.monotonic())
         return COMPUTED
 
     async def _tls(self) -> ssl.SSLContext:
@@ -135,7 +142,7 @@ class Asking:
     def _told(self, prompt: SplitPrompt, host: PrefillHost | None, outcome: str, began: float) -> None:
         """Count how it ended, and tell the audit log where a host was asked."""
         self.count(names.SPLIT_ASKED, outcome=outcome)
-        self.count(names.SPLIT_WAITED, round((time.monotonic() - began) * 1_000), outcome=outcome)
+        self.count(names.SPLIT_WAITED, time.monotonic() - began, outcome=outcome)
         if host is not None:
             self.audit.add(
                 "prefill",
@@ -146,6 +153,7 @@ class Asking:
                 model=prompt.model,
                 outcome=outcome,
                 tokens=len(prompt.token_ids),
+                count=1,
             )
 
 

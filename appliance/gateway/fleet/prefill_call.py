@@ -12,6 +12,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import h2.config
@@ -24,6 +25,7 @@ from appliance.common.addresses import split_address
 from appliance.common.errors import InvalidRequestError, PayloadTooLargeError
 from appliance.common.split_config import PrefillHost, SplitTlsConfig
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
+from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.front.operator_access import certificate_credential
 from appliance.gateway.grpc.wire import MessageReader, framed
 
@@ -68,9 +70,35 @@ def client_context(tls: SplitTlsConfig) -> ssl.SSLContext:
     return context
 
 
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """How other hosts are reached."""
+
+    context: ssl.SSLContext
+    """TLS of ``client_context``."""
+    addresses: HostAddresses
+
+    async def open(self, host: PrefillHost) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the streams of a new connection, before the other end has proved who it is.
+
+        Raises:
+            OSError: the host has no address, none of them answers, or not over TLS (``ssl.SSLError``).
+        """
+        name, port = split_address(host.address)
+        failed = OSError("it has no address")
+        for address in await self.addresses.find(name):
+            try:
+                return await asyncio.open_connection(
+                    address, port, ssl=self.context, limit=READ_BYTES, server_hostname=name
+                )
+            except OSError as error:
+                failed = error
+        raise failed
+
+
 async def call(
     host: PrefillHost,
-    context: ssl.SSLContext,
+    way: Dialer,
     request: pb.ComputeRequest,
     traceparent: str,
     until: float,
@@ -80,7 +108,7 @@ async def call(
 
     Args:
         host: whom to ask.
-        context: of ``client_context``.
+        way: how it is reached.
         request: the prompt.
         traceparent: the request's span.
         until: deadline in monotonic seconds; the other host is told it too.
@@ -91,8 +119,7 @@ async def call(
     """
     try:
         async with asyncio.timeout(SILENCE_S):
-            address, port = split_address(host.address)
-            reader, writer = await asyncio.open_connection(address, port, ssl=context, limit=READ_BYTES)
+            reader, writer = await way.open(host)
     except TimeoutError:
         raise PrefillCallError("silent", "no connection in time") from None
     except (OSError, ssl.SSLError) as error:

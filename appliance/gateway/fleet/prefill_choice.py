@@ -1,8 +1,9 @@
 """Choice of the host that computes a prompt: the router's, if it is one of the configured hosts, else the one with the
-least tokens in flight. Pure; time is an argument."""
+least tokens in flight. Tenants have parts of each host's places. Pure; time is an argument."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,10 +12,19 @@ from appliance.common.split_config import PrefillHost
 
 MAX_CALLS = 8
 """Most calls in flight to one host: a prefill engine computes one or two long prompts at once, and what waits behind
-eight is sooner computed locally. A host gives each caller twice as many connections (``operator_door.MAX_EACH``)."""
+eight is sooner computed locally. A host gives each caller twice as many connections (``operator_door.MAX_EACH``). One
+tenant has four of them at most, which keep such an engine busy (``has_part``)."""
 
 REST_S = 2.0
-"""Seconds for which a host that was away or silent is not asked: each attempt costs a request up to 250 ms."""
+"""Seconds for which a host that was away or silent is not asked: each attempt costs a request up to 250 ms. One that
+let a prompt wait for longer than this, and computed nothing for anybody meanwhile, is not asked for as long again."""
+
+
+def has_part(held: int, free: int) -> bool:
+    """Return whether a tenant that holds so many places may take one more, with so many free: while it holds fewer than
+    are free. So one tenant alone has half of the places, two a third each, and a place is left for who has none, until
+    there are very many."""
+    return held < free
 
 
 @dataclass(slots=True)
@@ -22,6 +32,10 @@ class _Load:
     calls: int = 0
     tokens: int = 0
     rests_until: float = float("-inf")
+    computed_at: float = float("-inf")
+    """Monotonic time of the last prompt that the host has computed."""
+    of_tenants: Counter[str] = field(default_factory=Counter)
+    """Calls of each tenant; a tenant without calls has no row."""
 
 
 @dataclass(slots=True)
@@ -35,43 +49,63 @@ class PrefillHosts:
         """Return the host with this HOST:PORT; None where there is none."""
         return next((one for one in self.hosts if one.address == address), None)
 
-    def choose(self, address: str, now: float) -> PrefillHost | None:
-        """Return the host to ask; None where none has room, or all of them rest.
+    def choose(self, address: str, tenant: str, now: float) -> PrefillHost | None:
+        """Return the host to ask; None where none has room for the tenant, or all of them rest.
 
         Args:
             address: HOST:PORT that the router named. Unless it is that of a host with room, the least loaded is taken.
+            tenant: whose prompt it is.
             now: monotonic seconds.
         """
-        ready = [one for one in self.hosts if self._ready(one, now)]
+        ready = [one for one in self.hosts if self._ready(one, tenant, now)]
         wanted = self.named(address)
         if wanted is not None and wanted in ready:
             return wanted
         return min(ready, key=lambda one: self._load(one).tokens, default=None)
 
     @contextmanager
-    def asking(self, host: PrefillHost, tokens: int) -> Iterator[None]:
+    def asking(self, host: PrefillHost, tenant: str, tokens: int) -> Iterator[None]:
         """Count a call with so many tokens for the time of the block."""
         load = self._load(host)
         load.calls += 1
+        load.of_tenants[tenant] += 1
         load.tokens += tokens
         try:
             yield
         finally:
             load.calls -= 1
             load.tokens -= tokens
+            load.of_tenants[tenant] -= 1
+            if not load.of_tenants[tenant]:
+                del load.of_tenants[tenant]
 
-    def rest(self, host: PrefillHost, now: float) -> None:
+    def rest(self, host: PrefillHost, now: float, seconds: float = REST_S) -> None:
         """Ask a host no more for a while."""
-        self._load(host).rests_until = now + REST_S
+        self._load(host).rests_until = now + seconds
+
+    def computed(self, host: PrefillHost, now: float) -> None:
+        """Note that a host has computed a prompt."""
+        self._load(host).computed_at = now
+
+    def late(self, host: PrefillHost, began: float, now: float) -> bool:
+        """Note that a prompt was given up at its deadline though the host said that it works on it; returns whether the
+        host rests now. It does where it has computed nothing for anybody in more than ``REST_S``: for as long as the
+        prompt has waited. So a host that stalls has half of the time at most, and a tenant whose deadlines are short
+        has no host rest for others."""
+        waited, load = now - began, self._load(host)
+        stalls = waited >= REST_S and load.computed_at < began
+        if stalls:
+            self.rest(host, now, waited)
+        return stalls
 
     def in_flight(self, host: PrefillHost) -> tuple[int, int]:
         """Return the calls to a host that have not ended, and their tokens."""
         load = self._load(host)
         return load.calls, load.tokens
 
-    def _ready(self, host: PrefillHost, now: float) -> bool:
+    def _ready(self, host: PrefillHost, tenant: str, now: float) -> bool:
         load = self._load(host)
-        return load.calls < MAX_CALLS and now >= load.rests_until
+        return has_part(load.of_tenants[tenant], MAX_CALLS - load.calls) and now >= load.rests_until
 
     def _load(self, host: PrefillHost) -> _Load:
         return self._loads.setdefault(host.host, _Load())

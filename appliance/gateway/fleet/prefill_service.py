@@ -10,21 +10,23 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from appliance.common.errors import ApplianceError, DeadlineExceededError
-from appliance.common.split_config import SplitConfig
+from appliance.common.split_config import MAX_PEERS, SplitConfig
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.prefill_call import METHOD
+from appliance.gateway.fleet.prefill_choice import MAX_CALLS, has_part
 from appliance.gateway.fleet.prefill_run import AskedPrompt, ComputedPrompt, PrefillRuns
+from appliance.gateway.fleet.served_entries import ServedCall, ServedEntries
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.operator_access import certificate_credential
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.wire import OK, Status
-from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.telemetry import split_names as names
 from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Priority
 
@@ -45,7 +47,12 @@ MESSAGE_S = 5.0
 """Seconds for a prompt to arrive."""
 
 MAX_RUNS = 64
-"""Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from."""
+"""Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from. A tenant has
+part of them as of a host's places (``prefill_choice.has_part``): half at most, whichever hosts ask for it."""
+
+MAX_CALLERS = MAX_PEERS * MAX_CALLS
+"""Connections at once: as many as all hosts of the longest list may have, so that each is told that this one is busy
+and does not find it away."""
 
 MAX_RUNS_OF_ONE = 16
 """Prompts of one host among them: twice what a host asks for (``prefill_choice.MAX_CALLS``), so that ends on their way
@@ -71,7 +78,7 @@ class PrefillService:
 
     config: SplitConfig
     runs: PrefillRuns
-    audit: AuditFeed
+    entries: ServedEntries
     count: Callable[..., None]
     """Adds to a counter of ``names``."""
     told: Told
@@ -79,6 +86,8 @@ class PrefillService:
     """Prompts that are computed now."""
     _of_hosts: Counter[str] = field(default_factory=Counter, init=False)
     """Those of each host; bounded by the list of hosts."""
+    _of_tenants: Counter[str] = field(default_factory=Counter, init=False)
+    """Those of each tenant that has some."""
 
     async def serve(self, wire: GrpcCall) -> Status:
         """Answer one call; returns its end."""
@@ -113,15 +122,30 @@ class PrefillService:
         except (TimeoutError, DecodeError, ValueError, ApplianceError):
             self._count("refused")
             return Status(3, "no prompt came, or it is not of this form")
+        if not has_part(self._of_tenants[asked.tenant], MAX_RUNS - self.running + 1):  # Its own place is free.
+            self._count("busy")
+            return Status(8, "enough prompts of the tenant are computed here")
         outcome, status = "left", OK
         try:
-            outcome, status = await self._answer(asked, wire)
+            with self._part(asked.tenant):
+                outcome, status = await self._answer(asked, wire)
         finally:
             self._count(outcome)
             self._tell(host, asked, outcome)
             traceparent = next((value for name, value in wire.metadata if name == "traceparent"), None)
             self.told(traceparent, asked, outcome, began)
         return status
+
+    @contextmanager
+    def _part(self, tenant: str) -> Iterator[None]:
+        """Count a prompt of a tenant for the time of the block."""
+        self._of_tenants[tenant] += 1
+        try:
+            yield
+        finally:
+            self._of_tenants[tenant] -= 1
+            if not self._of_tenants[tenant]:
+                del self._of_tenants[tenant]
 
     async def _answer(self, asked: AskedPrompt, wire: GrpcCall) -> tuple[str, Status]:
         try:
@@ -159,16 +183,15 @@ class PrefillService:
 
     def _tell(self, host: str, asked: AskedPrompt, outcome: str) -> None:
         tenant, model = self.runs.known(asked)
-        self.audit.add(
-            "prefill",
-            what="served",
+        call = ServedCall(
+            host=host,
             request=asked.request_id,
             tenant=tenant,
-            host=host,
             model=model,
             outcome=outcome,
             tokens=len(asked.token_ids),
         )
+        self.entries.add(call)
 
 
 def _asked(request: pb.ComputeRequest, left_s: float | None) -> AskedPrompt:

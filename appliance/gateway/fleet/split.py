@@ -14,7 +14,8 @@ from appliance.common.kv_store_state import FleetKeyState
 from appliance.common.split_config import SplitConfig
 from appliance.gateway.fleet.prefill_asking import Asking
 from appliance.gateway.fleet.prefill_run import AskedPrompt, PrefillRuns
-from appliance.gateway.fleet.prefill_service import STRANGER_MESSAGE_BYTES, PrefillService
+from appliance.gateway.fleet.prefill_service import MAX_CALLERS, STRANGER_MESSAGE_BYTES, PrefillService
+from appliance.gateway.fleet.served_entries import ServedEntries
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
@@ -58,7 +59,7 @@ class Split:
             return
         service = self.service
         runs = PrefillRuns(service.dependencies, service.operator_drain, self.keys)
-        answers = PrefillService(config, runs, service.audit, service.count, self._told)
+        answers = PrefillService(config, runs, ServedEntries(service.audit), service.count, self._told)
         strangers = StrangersAllowances(STRANGER, time.monotonic)
 
         def make(opened: Opened, slot: Slot) -> GrpcConnection:
@@ -67,7 +68,7 @@ class Split:
 
         bound = bind_port(config.listen, "split.listen")
         try:
-            door = OperatorDoor(bound, config.tls.files, lambda contexts: contexts.grpc, make)
+            door = OperatorDoor(bound, config.tls.files, lambda contexts: contexts.grpc, make, MAX_CALLERS)
         except BaseException:
             bound.close()
             raise

@@ -26,7 +26,7 @@ from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.front.tls_files import TlsContexts, TlsFiles
 
 MAX_CONNECTIONS = 64
-"""Connections at once: dashboards, scrapers and programs of operators."""
+"""Connections at once: dashboards, scrapers and programs of operators. Each listener has its own."""
 
 MAX_EACH = 16
 """Connections of one address, or of one operator, at once."""
@@ -74,6 +74,7 @@ class OperatorDoor:
         tls: TlsConfig,
         pick: Callable[[TlsContexts], ssl.SSLContext],
         make: Callable[[Opened, Slot], asyncio.Protocol],
+        connections: int = MAX_CONNECTIONS,
     ) -> None:
         """Load the certificates; blocks.
 
@@ -82,6 +83,7 @@ class OperatorDoor:
             tls: certificates.
             pick: the context of the protocol that is spoken here.
             make: gives the protocol of a connection, a ``listener.Connection``.
+            connections: most of them at once.
 
         Raises:
             StartError: a file of the certificates cannot be used.
@@ -89,7 +91,7 @@ class OperatorDoor:
         self._files, self._pick = TlsFiles(tls), pick
         self._contexts = self._files.load()
         handshakes, starts = Handshakes(time.monotonic), Starts(time.monotonic)
-        places = Places(MAX_EACH, MAX_CONNECTIONS, MAX_STRANGERS, handshakes.credential)
+        places = Places(MAX_EACH, connections, MAX_STRANGERS, handshakes.credential)
         self.opened = Opened(places, handshakes, starts, StrangerTime(starts.strangers))
         """What its connections have in common."""
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)  # accepted sockets inherit it

@@ -204,7 +204,7 @@ class Metrics:
         for values in product(*words.values()):
             self.count(name, 0, **dict(zip(words, values, strict=True)))
 
-    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter.
 
         Raises:

@@ -9,13 +9,13 @@ SPLIT_IGNORED, SPLIT_SERVED = "athanor.split.ignored_choices", "athanor.split.se
 
 _OUTCOME = frozenset({"outcome"})
 _ENDS = (
-    "computed, busy (no host has room, or all rest), away, silent (for 250 ms), refused, stranger (another's "
-    "certificate), broken (no answer), late, left (the client has gone), no_keys (of the fleet)"
+    "computed, busy (no host has room for the tenant, or all rest), away, silent (for 250 ms), refused, stranger "
+    "(another's certificate), broken (no answer), late, left (the client has gone), no_keys (of the fleet)"
 )
 
 SPLIT_COUNTERS: dict[str, tuple[str, str, frozenset[str]]] = {
     SPLIT_ASKED: ("{prompt}", f"Prompts to be computed by another host, by outcome: {_ENDS}.", _OUTCOME),
-    SPLIT_WAITED: ("{millisecond}", "Time for which requests waited for other hosts, by the outcome.", _OUTCOME),
+    SPLIT_WAITED: ("s", "Time for which requests waited for other hosts, by the outcome.", _OUTCOME),
     SPLIT_TAKEN: (
         "{prompt}",
         "Prompts computed by another host, by what the local engine had of them from the store: taken, nothing.",

@@ -73,7 +73,7 @@ class OtelTelemetry:
         """Return the trace of a call, whose server span is open."""
         return RequestTrace(self._spans, context, request_id, tenant, self._finished)
 
-    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter; see ``Metrics.count``."""
         self.metrics.count(name, amount, **labels)
 

@@ -2,6 +2,9 @@
 
 A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first look
 that finds it there, and counts as not sent until then. Nothing here waits: a ring that is full means no.
+
+A store that hosts have in common forgets a block after a time (``Share.lasts_s``). Of a namespace with such a time,
+what was sent counts as not sent when the time is over, and so leaves once more.
 """
 
 from __future__ import annotations
@@ -14,13 +17,19 @@ from engine.core.kv.backlog import Backlog
 from engine.core.kv.leaving import Contents, Leaving, SpillChannel
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES
-from isolation.ipc.spill import Fetch, Keep, Withdraw
+from isolation.ipc.spill import Fetch, Keep, Withdraw, mark_of
 
 MAX_INDEX = 1 << 18
 """Blocks that are remembered as sent away: 4 Mi tokens in blocks of 16, some 40 MiB of memory."""
 
 MAX_FOUND = 1 << 16
-"""Blocks that are remembered as found on other hosts: 1 Mi tokens in blocks of 16, some 6 MiB of memory."""
+"""Blocks that are remembered as found on other hosts: 1 Mi tokens in blocks of 16, some 8 MiB of memory."""
+
+FOUND_PART = 2
+"""One part in so many of a block's time in the store for which one counts as there that another host has written: how
+long it was there when it was found is not known."""
+
+_S = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -50,6 +59,15 @@ class _Departure:
     """Whether it leaves because it was computed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A block that was sent away."""
+
+    owner: bytes
+    lasts_until_ns: int | None
+    """Time from which on other hosts do not find it; None: never."""
+
+
 @dataclass(slots=True)
 class Outbox:
     """Sends blocks, and knows what was sent."""
@@ -59,16 +77,22 @@ class Outbox:
     counts: SpillCounts
     backlog: Backlog = field(default_factory=Backlog)
     """What is to be sent because it was computed."""
-    index: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
-    """Id to namespace of what was sent away, the oldest first."""
+    index: OrderedDict[bytes, Sent] = field(default_factory=OrderedDict)
+    """By id what was sent away, the oldest first."""
     known: Counter[bytes] = field(default_factory=Counter)
     """Number of blocks that were sent away, by namespace."""
     gone: bool = False
     """Whether the supervisor's end is closed: nothing is sent any more."""
+    now_ns: int = 0
+    """Time of the turn."""
+    lasts_s: dict[bytes, int] = field(default_factory=dict)
+    """Seconds for which other hosts find what is sent, by the mark of its namespace; as many as there are namespaces
+    that are shared."""
     _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
     """By id what is being copied out, the oldest first; as many as the contents have places for."""
-    _found: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    """Ids of blocks that came from other hosts, the oldest first."""
+    _found: OrderedDict[bytes, int | None] = field(default_factory=OrderedDict)
+    """Ids of blocks that came from other hosts, the oldest first, with the time until which they count as there; None:
+    for ever."""
     _wrong: dict[bytes, bytes] = field(default_factory=dict)
     """Id and owner of blocks that are to be withdrawn: of those in ``index`` or ``_found``, and so bounded as these."""
 
@@ -80,11 +104,13 @@ class Outbox:
     @property
     def owners(self) -> set[bytes]:
         """Namespaces of what was sent and of what is being copied out."""
-        return {*self.index.values(), *(one.owner for one in self._leaving.values())}
+        return {*(one.owner for one in self.index.values()), *(one.owner for one in self._leaving.values())}
 
     def leaves(self, block_id: bytes, owner: bytes) -> bool:
-        """Whether a block may leave and has not yet."""
-        return block_id not in self.index and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
+        """Whether a block may leave and has not yet, or so long ago that other hosts do not find it any more."""
+        sent = self.index.get(block_id)
+        there = sent is not None and not self._is_over(sent.lasts_until_ns)
+        return not there and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
 
     def evict(self, block_id: bytes) -> None:
         """A block has lost its place in the pool: if its copy cannot be sent, it is lost."""
@@ -116,15 +142,15 @@ class Outbox:
                 if departure.noted:
                     self.backlog.lose()
 
-    def found(self, block_id: bytes) -> None:
+    def found(self, block_id: bytes, owner: bytes) -> None:
         """Remember that another host had a block."""
-        self._found[block_id] = None
+        self._found[block_id] = self._until(owner, FOUND_PART)
         if len(self._found) > MAX_FOUND:
             self._found.popitem(last=False)
 
     def is_found(self, block_id: bytes) -> bool:
         """Whether another host is remembered to have had a block: so it is where other hosts find it."""
-        return block_id in self._found
+        return block_id in self._found and not self._is_over(self._found[block_id])
 
     def withdraw(self, spoiled: Iterable[tuple[bytes, bytes]]) -> None:
         """Have the supervisor drop what it has of blocks that turned out to be wrong, given by id and owner. What finds
@@ -133,7 +159,8 @@ class Outbox:
             departure = self._leaving.pop(block_id, None)
             if departure is not None:
                 departure.copy.drop()
-            key = self.index.get(block_id, owner)
+            sent = self.index.get(block_id)
+            key = owner if sent is None else sent.owner
             if len(key) == NAMESPACE_KEY_BYTES and (block_id in self.index or block_id in self._found):
                 self._wrong[block_id] = key
                 self.unlearn(block_id)
@@ -147,15 +174,15 @@ class Outbox:
     def unlearn(self, block_id: bytes) -> None:
         """Ask for a block no more."""
         self._found.pop(block_id, None)
-        owner = self.index.pop(block_id, None)
-        if owner is not None:
-            self.known[owner] -= 1
-            if not self.known[owner]:
-                del self.known[owner]
+        sent = self.index.pop(block_id, None)
+        if sent is not None:
+            self.known[sent.owner] -= 1
+            if not self.known[sent.owner]:
+                del self.known[sent.owner]
 
     def forget(self, owner: bytes) -> None:
         """Forget what was sent for an owner, and overwrite what is being copied out."""
-        for block_id in [block_id for block_id, one in self.index.items() if one == owner]:
+        for block_id in [block_id for block_id, one in self.index.items() if one.owner == owner]:
             self.unlearn(block_id)
         for departure in [one for one in self._leaving.values() if one.owner == owner]:
             del self._leaving[departure.block_id]
@@ -184,8 +211,17 @@ class Outbox:
             self.backlog.give_back(left_out)
             return False
         self.counts.sent += 1
-        self.index[block_id] = owner
+        self.unlearn(block_id)  # It may have been sent before, and comes last now.
+        self.index[block_id] = Sent(owner, self._until(owner))
         self.known[owner] += 1
         if len(self.index) > MAX_INDEX:
             self.unlearn(next(iter(self.index)))
         return True
+
+    def _until(self, owner: bytes, part: int = 1) -> int | None:
+        """Time until which what is sent now for an owner, or one part in ``part`` of that time, lasts."""
+        lasts_s = self.lasts_s.get(mark_of(owner), 0) if self.lasts_s else 0
+        return self.now_ns + lasts_s * _S // part if lasts_s else None
+
+    def _is_over(self, until_ns: int | None) -> bool:
+        return until_ns is not None and self.now_ns >= until_ns

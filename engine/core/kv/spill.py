@@ -4,7 +4,8 @@ Out. A block that loses its place in the pool, or will soon, is sent to the supe
 step; what does not fit is dropped and counted: to spill is a chance, never a duty. Blocks whose owner lets nothing
 be kept are never cached, so they are never here. Where the host says so (``Share.computed``), blocks of prompts are
 sent when they are computed (``engine.core.kv.backlog``): their copies are in order, and what is sent then is not sent
-again when it loses its place. A block that turns out to be wrong after it was sent is withdrawn.
+again when it loses its place, as long as the store where other hosts look has it (``Share.lasts_s``). A block that
+turns out to be wrong after it was sent is withdrawn.
 
 In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
 prefix. Of a namespace that the host has named with ``Share``, blocks are asked for that were never here: another host
@@ -204,6 +205,7 @@ class SpillTier:
         returned: list[Returned] = []
         spoiled = self.pool.spoiled
         assert spoiled is not None, "the pool does not say what was wrong"
+        self._out.now_ns = now_ns
         self._out.withdraw(spoiled)
         spoiled.clear()
         self._out.send_away()
@@ -232,10 +234,12 @@ class SpillTier:
                 words -= 1
                 if isinstance(message, Forget):
                     self._shared.discard(message.mark)
+                    self._out.lasts_s.pop(message.mark, None)
                     self._out.backlog.end(message.mark)
                     forgotten.add(message.mark)
                 elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
                     self._shared.add(message.mark)
+                    self._out.lasts_s[message.mark] = message.lasts_s
                     if message.computed:
                         self._out.backlog.begin(message.mark)
             if len(messages) < asked:
@@ -329,7 +333,10 @@ class SpillTier:
         block_id = one.blocks[one.come]
         if message.index != one.come or len(message.content) != self.contents.size:
             # Not there any more, or not what it should be: neither will be asked for again.
-            self._out.unlearn(block_id)
+            # Where other hosts have not got it either, what is behind the gap is of no use to them: it is computed
+            # here, and counts as not sent then, as where a store was started anew.
+            for missed in one.blocks[one.come :] if one.seeks else (block_id,):
+                self._out.unlearn(missed)
             self._end(message.request, now_ns, returned)
             return
         one.come += 1
@@ -343,7 +350,7 @@ class SpillTier:
             self.adopt([block], self.pool.contents.new_stamps([block]))
             self.counts.restored += 1
             if one.seeks and message.tier == KvTier.STORE:
-                self._out.found(block_id)
+                self._out.found(block_id, kv_key_of(one.submit))
             one.tiers[message.tier] += 1
         if one.come == len(one.blocks):
             self._end(message.request, now_ns, returned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,9 @@ def test_a_line_of_an_earlier_version_is_read() -> None:
         for later in versions:
             line = json.dumps({name: value for name, value in values.items() if name not in later})
             assert from_line(line.encode())[2].fields == one.fields | {name: KINDS[kind][name]() for name in later}
-        for gone in values.keys() & {"cost", "output_tokens", "count"}:
+        for gone in (values.keys() & {"cost", "output_tokens", "count"}) - {
+            *chain(*(one for one in versions if len(one) == 1))
+        }:
             with pytest.raises(EntryError):
                 from_line(json.dumps({name: value for name, value in values.items() if name != gone}).encode())
 

@@ -26,6 +26,7 @@ from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.prefill_asking import OUTCOMES, Asking
 from appliance.gateway.fleet.prefill_run import PrefillRuns
 from appliance.gateway.fleet.prefill_service import MAX_MESSAGE_BYTES, STRANGER_MESSAGE_BYTES, PrefillService
+from appliance.gateway.fleet.served_entries import ServedEntries
 from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.operator_door import OperatorDoor, bind_port
 from appliance.gateway.generate_request import Finished, TokenPrompt
@@ -54,10 +55,15 @@ class Kept(NoAuditFeed):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[dict[str, Any]] = []
+        self.summed: Counter[tuple[tuple[str, str | int], ...]] = Counter()
 
     def add(self, kind: str, **fields: str | int) -> None:
         """Keep it."""
         self.entries.append({"kind": kind, **fields})
+
+    def count(self, _kind: str, **fields: str | int) -> None:
+        """Add it to others of its fields."""
+        self.summed[tuple(fields.items())] += 1
 
 
 @dataclass
@@ -120,7 +126,7 @@ class Prefilling:
 def counter_of(counts: Counter[str]) -> Callable[..., None]:
     """What adds to counters, by name and outcome."""
 
-    def count(name: str, amount: int = 1, **labels: str) -> None:
+    def count(name: str, amount: float = 1, **labels: str) -> None:
         counts[f"{name}:{labels.get('outcome', '')}"] += amount
 
     return count
@@ -135,7 +141,7 @@ async def prefilling(stage: Stage, tmp_path: Path) -> AsyncIterator[Prefilling]:
     config = SplitConfig(role="prefill", listen="127.0.0.1:0", tls=tls, decode_hosts=(f"{SPIFFE}decode",))
     runs = PrefillRuns(stage.dependencies, OperatorDrain(), lambda: FleetKeyState.HELD)
     audit, counts = Kept(), Counter[str]()
-    service = PrefillService(config, runs, audit, counter_of(counts), lambda *_args: None)
+    service = PrefillService(config, runs, ServedEntries(audit), counter_of(counts), lambda *_args: None)
     strangers = StrangersAllowances(STRANGER, time.monotonic)
     bound = bind_port("127.0.0.1:0", "split.listen")
     door = OperatorDoor(

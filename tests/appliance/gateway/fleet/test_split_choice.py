@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import AbstractContextManager
 
 import pytest
 from pydantic import ValidationError
@@ -23,28 +24,65 @@ def test_the_router_s_choice_counts_and_else_the_least_loaded() -> None:
     """A configured host that the router names is asked though another is idle; a name of no host, a full host and one
     that rests give way to the host with the least tokens in flight."""
     hosts = PrefillHosts(HOSTS)
-    assert hosts.choose("10.0.0.1:8471", 0.0) is HOSTS[1]
-    with hosts.asking(HOSTS[0], 500), hosts.asking(HOSTS[1], 300):
+    assert hosts.choose("10.0.0.1:8471", "t", 0.0) is HOSTS[1]
+    with hosts.asking(HOSTS[0], "t", 500), hosts.asking(HOSTS[1], "t", 300):
         assert hosts.in_flight(HOSTS[0]) == (1, 500)
-        assert hosts.choose("", 0.0) is HOSTS[2]
-        assert hosts.choose("elsewhere:1", 0.0) is HOSTS[2]
-        assert hosts.choose("10.0.0.0:8471", 0.0) is HOSTS[0]
+        assert hosts.choose("", "t", 0.0) is HOSTS[2]
+        assert hosts.choose("elsewhere:1", "t", 0.0) is HOSTS[2]
+        assert hosts.choose("10.0.0.0:8471", "t", 0.0) is HOSTS[0]
         hosts.rest(HOSTS[2], 0.0)
-        assert hosts.choose("10.0.0.2:8471", REST_S / 2) is HOSTS[1]
-        assert hosts.choose("10.0.0.2:8471", REST_S) is HOSTS[2]
+        assert hosts.choose("10.0.0.2:8471", "t", REST_S / 2) is HOSTS[1]
+        assert hosts.choose("10.0.0.2:8471", "t", REST_S) is HOSTS[2]
     assert hosts.in_flight(HOSTS[0]) == (0, 0)
 
 
 def test_calls_in_flight_are_bounded() -> None:
-    """A host with its most calls is not asked, whatever the router says; with all of them full nobody is."""
-    hosts, held = PrefillHosts(HOSTS[:1]), []
-    for _ in range(MAX_CALLS):
-        assert hosts.choose(HOSTS[0].address, 0.0) is HOSTS[0]
-        held.append(hosts.asking(HOSTS[0], 1))
+    """A host with its most calls is not asked, whatever the router says and whoever asks; with all of them full nobody
+    is."""
+    hosts, held = PrefillHosts(HOSTS[:1]), list[AbstractContextManager[None]]()
+    for number in range(MAX_CALLS):
+        assert hosts.choose(HOSTS[0].address, f"t{number}", 0.0) is HOSTS[0]
+        held.append(hosts.asking(HOSTS[0], f"t{number}", 1))
         held[-1].__enter__()
-    assert hosts.choose(HOSTS[0].address, 0.0) is None
+    assert hosts.choose(HOSTS[0].address, "another", 0.0) is None
     held.pop().__exit__(None, None, None)
-    assert hosts.choose("", 0.0) is HOSTS[0]
+    assert hosts.choose("", "another", 0.0) is HOSTS[0]
+
+
+def test_a_tenant_leaves_places_to_others() -> None:
+    """A tenant with endless prompts gets half of a host's places, and with them gone one that comes later still gets
+    two and another one; what ends is given to who has less. Control: another host's places are its own."""
+    hosts, held = PrefillHosts(HOSTS[:2]), list[tuple[str, AbstractContextManager[None]]]()
+    address = HOSTS[0].address
+
+    def take(tenant: str) -> int:
+        count = 0
+        while hosts.choose(address, tenant, 0.0) is HOSTS[0]:
+            held.append((tenant, hosts.asking(HOSTS[0], tenant, 1)))
+            held[-1][1].__enter__()
+            count += 1
+        return count
+
+    assert [take(tenant) for tenant in ("greedy", "late", "last", "greedy")] == [MAX_CALLS // 2, 2, 1, 0]
+    assert hosts.choose(address, "greedy", 0.0) is HOSTS[1]
+    next(call for tenant, call in held if tenant == "greedy").__exit__(None, None, None)
+    assert [take(tenant) for tenant in ("greedy", "fourth")] == [0, 1]
+    for tenant, call in held[1:]:
+        call.__exit__(None, None, None)
+    assert hosts._loads[HOSTS[0].host].of_tenants == {}, "a tenant without calls is not remembered"
+
+
+def test_a_host_that_stalls_rests_for_as_long_as_it_was_waited_for() -> None:
+    """A host that said that it works, and computed nothing for anybody in ten seconds, is not asked for ten seconds:
+    half of the time at most is lost to it. Controls: one that computed another prompt meanwhile is asked again at once,
+    and so is one of which a tenant with a short deadline was told nothing."""
+    hosts, address = PrefillHosts(HOSTS[:1]), HOSTS[0].address
+    assert hosts.late(HOSTS[0], 0.0, 10.0)
+    assert [hosts.choose(address, "t", now) for now in (10.0, 19.9, 20.0)] == [None, None, HOSTS[0]]
+    hosts.computed(HOSTS[0], 25.0)
+    assert not hosts.late(HOSTS[0], 20.0, 30.0)
+    assert not hosts.late(HOSTS[0], 30.0, 30.0 + REST_S / 2)
+    assert hosts.choose(address, "t", 31.0) is HOSTS[0]
 
 
 def test_what_the_engine_had_is_known_by_tenant_and_model() -> None:

@@ -79,9 +79,9 @@ def chain(engine: Engine, token_ids: list[int], **fields: object) -> list[bytes]
     return list(engine.spill.cache.chain(submit(0, token_ids, **fields)))
 
 
-def shares(number: int = 1, *, computed: bool = True) -> Share:
+def shares(number: int = 1, *, computed: bool = True, lasts_s: int = 0) -> Share:
     """The word that a namespace's blocks are shared."""
-    return Share(mark_of(namespace(number)), computed)
+    return Share(mark_of(namespace(number)), computed, lasts_s)
 
 
 def test_blocks_of_a_prompt_are_sent_in_order_while_it_is_computed(wire: Wire) -> None:
@@ -128,6 +128,80 @@ def test_what_was_sent_when_computed_is_not_sent_again(wire: Wire) -> None:
     assert len(sent) == len(set(sent)) and sent[: len(ids)] == ids and len(sent) > 4 * len(ids)
     engine.add(submit(9, LONG))
     assert [one.blocks for one in told(wire) if isinstance(one, Fetch)] == [tuple(ids)]
+
+
+def test_what_the_store_has_forgotten_is_sent_again(wire: Wire) -> None:
+    """A prompt that lies in the pool is sent once for each time for which the store keeps it, when a request finds it.
+    Control: within that time, and of a namespace whose blocks last for ever, it is not sent again. The engine still
+    asks its own supervisor for what lost its place."""
+    engine, clock = engine_on(wire, shares(lasts_s=600), shares(2))
+    ids = chain(engine, LONG)
+
+    def again(number: int, later_s: int = 0, **fields: object) -> list[bytes]:
+        clock[0] += later_s * 10**9
+        engine.add(submit(number, LONG, 2, **fields))
+        clock[0] += 10**10 * (number < 3)  # No answer of the store to the first ones.
+        run(engine)
+        return kept(wire)
+
+    assert again(1) == ids and len(again(2, tenant=2)) == len(ids)
+    assert again(3, 500) == []
+    assert (again(4, 100), again(5, 1)) == (ids, [])
+    assert again(6, 600) == ids
+    assert again(7, 10_000, tenant=2) == []
+    assert engine.spill is not None and engine.spill._out.known == {namespace(1): len(ids), namespace(2): len(ids)}
+
+
+def test_what_came_from_another_host_is_sent_once_the_store_may_have_forgotten_it(wire: Wire) -> None:
+    """Blocks that came from the store are sent there when half of the time is over for which it keeps a block, since
+    nobody here knows how old they were. Control: before that they are not."""
+    engine, clock = engine_on(wire, shares(lasts_s=600))
+    assert engine.spill is not None
+    ids = chain(engine, LONG)
+    engine.add(submit(1, LONG, 2))
+    (fetch,) = [one for one in told(wire) if isinstance(one, Fetch)]
+    for index in range(len(ids)):
+        wire.host.send(Fetched(fetch.request, index, bytes(engine.spill.contents.size), KvTier.STORE))
+    run(engine)
+    assert kept(wire) == []
+    for number, (later_s, wanted) in enumerate(((290, []), (20, ids), (290, [])), 2):
+        clock[0] += later_s * 10**9
+        engine.add(submit(number, LONG, 2))
+        run(engine)
+        assert kept(wire) == wanted
+
+
+def test_what_was_found_and_is_missed_later_is_sent_when_it_is_computed(wire: Wire) -> None:
+    """A prompt came from the store, lost its place here, and is asked for again when the store has lost it, as after
+    its restart: all of its blocks are computed and sent, not the first alone. Control: those that another prompt pushed
+    out and that still came are not sent back."""
+    engine, clock = engine_on(wire, shares(), num_blocks=26)
+    assert engine.spill is not None
+    ids, size = chain(engine, LONG), engine.spill.contents.size
+
+    def asked(number: int, answers: int) -> list[bytes]:
+        engine.add(submit(number, LONG, 2))
+        (fetch,) = [one for one in told(wire) if isinstance(one, Fetch)]
+        for index in range(answers):
+            wire.host.send(Fetched(fetch.request, index, bytes(size), KvTier.STORE))
+        if answers < len(fetch.blocks):
+            wire.host.send(Fetched(fetch.request, answers, b""))
+        run(engine)
+        return kept(wire)
+
+    def push_out(number: int) -> None:
+        for other in (number, number + 1):
+            engine.add(submit(other, prompt(other, 70), 8))
+            clock[0] += 10**10
+            run(engine)
+            told(wire)
+        assert kv_of(engine, LONG) == []
+
+    assert not {*ids} & {*asked(1, len(ids))}
+    push_out(11)
+    assert not {*ids} & {*asked(2, len(ids))}
+    push_out(21)
+    assert [one for one in asked(3, 0) if one in ids] == ids
 
 
 def test_what_other_hosts_do_not_look_for_is_not_sent(wire: Wire) -> None:
