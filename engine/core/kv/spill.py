@@ -350,7 +350,7 @@ class SpillTier:
             self.adopt([block], self.pool.contents.new_stamps([block]))
             self.counts.restored += 1
             if one.seeks and message.tier == KvTier.STORE:
-                self._out.found(block_id, kv_key_of(one.submit))
+                self._out.found(block_id, one.key)
             one.tiers[message.tier] += 1
         if one.come == len(one.blocks):
             self._end(message.request, now_ns, returned)
