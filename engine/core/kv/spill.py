@@ -126,7 +126,9 @@ class SpillTier:
         self.pool.evicted, self.pool.spoiled = [], []
         self._out = Outbox(self.channel, self.contents, self.counts)
         self.prefetches = Prefetches(
-            self.contents.size, lambda block_id: self.pool.find(block_id) is not None, self._send_fetch
+            self.contents.size,
+            lambda block_id: self.pool.find(block_id) is not None,
+            lambda one: self._send_fetch(one, ahead=True),
         )
 
     @property
@@ -178,10 +180,10 @@ class SpillTier:
             return ()
         return self.prefetches.claim(kv_key_of(submit), self.cache.chain(submit))
 
-    def _send_fetch(self, one: Fetching, *, coming: bool = False) -> int:
+    def _send_fetch(self, one: Fetching, *, coming: bool = False, ahead: bool = False) -> int:
         """Ask for blocks; gives the number of the fetch, 0 where the ring has no room."""
-        number = self._next
-        if not self._out.send(Fetch(number, one.key, one.blocks, self.contents.size if one.seeks else 0, coming)):
+        number, size = self._next, self.contents.size if one.seeks else 0
+        if not self._out.send(Fetch(number, one.key, one.blocks, size, coming, ahead)):
             return 0
         self._next += 1
         return number

@@ -86,14 +86,14 @@ def test_blocks_are_taken_while_another_host_computes_them(wire: Wire) -> None:
             if (output := engine.step()) is not None:
                 one.take(output)
             for fetch in asked(wire):
-                assert (fetch.coming, fetch.namespace) == (False, namespace(1))
+                assert (fetch.coming, fetch.ahead, fetch.namespace) == (False, True, namespace(1))
                 sizes.append(len(fetch.blocks))
                 answer(wire, fetch, contents[:count], ids)
     assert sizes[:3] == [1, 1, 1], "one block, until it is there"
     assert max(sizes) == 16 and len(sizes) < 14
     engine.add(submit(2, LONG, 8, coming=True))
     (last,) = asked(wire)
-    assert (list(last.blocks), last.coming) == (ids[16:], True)
+    assert (list(last.blocks), last.coming, last.ahead) == (ids[16:], True, False)
     answer(wire, last, contents, ids)
     one.run()
     assert (one.outputs[2], one.cached[2], one.restored[2]) == (expected, 68, (0, 0, 68))
