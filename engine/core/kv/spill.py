@@ -337,8 +337,10 @@ class SpillTier:
             # Not there any more, or not what it should be: neither will be asked for again.
             # Where other hosts have not got it either, what is behind the gap is of no use to them: it is computed
             # here, and counts as not sent then, as where a store was started anew.
-            for missed in one.blocks[one.come :] if one.seeks else (block_id,):
-                self._out.unlearn(missed)
+            # Of a prompt that another host still computes it may be there in a moment: nothing is known by that.
+            if message.request in self._waiting:
+                for missed in one.blocks[one.come :] if one.seeks else (block_id,):
+                    self._out.unlearn(missed)
             self._end(message.request, now_ns, returned)
             return
         one.come += 1
