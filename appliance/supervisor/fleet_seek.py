@@ -5,7 +5,9 @@ asked by a thread of its own, one question after the other, and comes back to it
 share never waits for one that does. What has come and was not sent yet is one answer of the store at most.
 
 Blocks that another host has just computed may still be on their way to the store. A fetch that says so (``coming``) is
-asked again after others, until for ``WAIT_S`` nothing of it has come; it counts as absent once.
+asked again after others, until for ``WAIT_S`` nothing of it has come; it counts as absent once. One that another host
+still computes (``ahead``) has its turn when no other fetch is due, and what is not there of it counts as nothing: the
+engine asks again.
 """
 
 from __future__ import annotations
@@ -113,14 +115,16 @@ class FleetSeeker:
                 self._seek(asked)
 
     def _next(self) -> _Asked | None:
-        """Wait for the first fetch that is due; None: the thread is to end."""
+        """Wait for the first fetch that is due, of those that requests wait for if there is one; None: the thread is to
+        end."""
         with self._changed:
             while not self._closing:
                 now = time.monotonic()
-                for place, asked in enumerate(self._asked):
-                    if asked.due <= now:
-                        del self._asked[place]
-                        return asked
+                due = [asked for asked in self._asked if asked.due <= now]
+                if due:
+                    first = min(due, key=lambda asked: asked.fetch.ahead)
+                    self._asked.remove(first)
+                    return first
                 soonest = min((asked.due for asked in self._asked), default=None)
                 self._changed.wait(None if soonest is None else soonest - now)
         return None
@@ -145,7 +149,7 @@ class FleetSeeker:
                 with self._changed:
                     self._asked.append(_Asked(fetch, at, since, now + AGAIN_S))
                 return
-            if not found:
+            if not (found or fetch.ahead):
                 self._kv.absent(fetch.namespace, fetch.blocks[at:], self._life)
             if not self._give(found or [Fetched(fetch.request, at, b"")]) or not found:
                 return

@@ -91,6 +91,9 @@ class Fetch:
     """Bytes of a block, where what another host computed will do as well; 0: only what this engine has sent."""
     coming: bool = False
     """Whether another host has just computed them: one that the store does not have yet is asked for again."""
+    ahead: bool = False
+    """Whether no request waits for them yet, since another host still computes them: they are asked for behind those
+    that are waited for, and what is not there is no miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +185,18 @@ def _check_fetch(message: Fetch) -> None:
 
 
 def _pack_fetch(message: Fetch) -> bytes:
-    head = _FETCH.pack(message.namespace, message.size, len(message.blocks[0]), message.coming)
+    head = _FETCH.pack(message.namespace, message.size, len(message.blocks[0]), message.coming | message.ahead << 1)
     return b"".join((head, *message.blocks))
 
 
 def _unpack_fetch(request: int, frame: Frame) -> Fetch:
-    namespace, size, width, coming = _FETCH.unpack_from(frame, HEADER_BYTES)
+    namespace, size, width, flags = _FETCH.unpack_from(frame, HEADER_BYTES)
     names = take_bytes(frame, HEADER_BYTES + _FETCH.size)
-    require(coming < 2, "a flag that is neither 0 nor 1")
+    require(flags < 4, "a flag that there is not")
     require(width > 0 and len(names) % width == 0, "the frame holds no whole names")
     require_range("blocks", len(names) // width, 1, MAX_FETCH_BLOCKS)
     blocks = tuple(names[at : at + width] for at in range(0, len(names), width))
-    return Fetch(request, namespace, blocks, size, bool(coming))
+    return Fetch(request, namespace, blocks, size, bool(flags & 1), bool(flags & 2))
 
 
 ARMS = (

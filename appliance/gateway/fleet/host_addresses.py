@@ -8,6 +8,7 @@ callers wait for, and few run at once; a name that is known stays in use while i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -54,7 +55,7 @@ class HostAddresses:
         which ends no look-up: the next caller may find its result.
 
         Raises:
-            OSError: there are none, or too many other names are being looked up.
+            OSError: there are none, too many other names are being looked up, or the machine gives no thread.
         """
         if _is_address(name):
             return [name]
@@ -65,18 +66,25 @@ class HostAddresses:
             return known[0]
         running = self._begin(name)
         if running is None:
-            raise OSError(f"{name} cannot be looked up now: {MAX_LOOK_UPS} other names are, and none is answered")
+            raise OSError(
+                f"{name} cannot be looked up now: {MAX_LOOK_UPS} other names are, and none is answered, or the machine "
+                "gives no thread"
+            )
         return await asyncio.shield(running)
 
     def _begin(self, name: str) -> asyncio.Future[list[str]] | None:
-        """Return the look-up of a name, which begins unless it runs; None where too many run."""
+        """Return the look-up of a name, which begins unless it runs; None where too many run or none can."""
         running = self._running.get(name)
         if running is not None or len(self._running) >= MAX_LOOK_UPS:
             return running
         loop = asyncio.get_running_loop()
-        found = self._running[name] = loop.create_future()
         # A daemon: the process ends without waiting for a name server.
-        threading.Thread(target=self._look_up, args=(name, loop), name=f"name {name}", daemon=True).start()
+        thread = threading.Thread(target=self._look_up, args=(name, loop), name=f"name {name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # The machine gives no thread: a later caller may get one.
+            return None
+        found = self._running[name] = loop.create_future()
         return found
 
     def _look_up(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -87,9 +95,9 @@ class HostAddresses:
             result = [*dict.fromkeys(self.look_up(name))][:MAX_ADDRESSES]
         except OSError as error:
             result = error
-        except UnicodeError:  # A name that DNS cannot have, as one with a label of 64 characters.
+        except ValueError:  # A name that DNS cannot have, as one with a label of 64 characters (``UnicodeError``).
             result = OSError(f"{name} is no name of a host")
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
             loop.call_soon_threadsafe(self._end, name, result)
 
     def _end(self, name: str, result: list[str] | OSError) -> None:

@@ -196,12 +196,16 @@ class EngineLink(SandboxLink):
 
     def prefetch(self, message: Prefetch) -> None:
         """Have the engine take blocks of a prompt that another host computes; where the ring is full, it does not."""
-        with contextlib.suppress(LinkFullError):
-            self._link.send(message)
+        self._offer(message)
 
     def end_prefetch(self, request: int) -> None:
-        """Have the engine take no more of it; idempotent."""
-        self._tell(Abort(request))
+        """Have the engine take no more of it; idempotent. Where the ring is full it goes on, for a bounded time."""
+        self._offer(Abort(request))
+
+    def _offer(self, message: Prefetch | Abort) -> None:
+        """Send what the engine may miss: a queue that is full of others' frames costs nobody the engine."""
+        with contextlib.suppress(LinkFullError):
+            self._link.send(message)
 
     def send_masks(self, masks: Masks) -> None:
         """Send masks on, unless the engine is gone."""

@@ -126,7 +126,9 @@ class SpillTier:
         self.pool.evicted, self.pool.spoiled = [], []
         self._out = Outbox(self.channel, self.contents, self.counts)
         self.prefetches = Prefetches(
-            self.contents.size, lambda block_id: self.pool.find(block_id) is not None, self._send_fetch
+            self.contents.size,
+            lambda block_id: self.pool.find(block_id) is not None,
+            lambda one: self._send_fetch(one, ahead=True),
         )
 
     @property
@@ -178,10 +180,10 @@ class SpillTier:
             return ()
         return self.prefetches.claim(kv_key_of(submit), self.cache.chain(submit))
 
-    def _send_fetch(self, one: Fetching, *, coming: bool = False) -> int:
+    def _send_fetch(self, one: Fetching, *, coming: bool = False, ahead: bool = False) -> int:
         """Ask for blocks; gives the number of the fetch, 0 where the ring has no room."""
-        number = self._next
-        if not self._out.send(Fetch(number, one.key, one.blocks, self.contents.size if one.seeks else 0, coming)):
+        number, size = self._next, self.contents.size if one.seeks else 0
+        if not self._out.send(Fetch(number, one.key, one.blocks, size, coming, ahead)):
             return 0
         self._next += 1
         return number
@@ -335,8 +337,10 @@ class SpillTier:
             # Not there any more, or not what it should be: neither will be asked for again.
             # Where other hosts have not got it either, what is behind the gap is of no use to them: it is computed
             # here, and counts as not sent then, as where a store was started anew.
-            for missed in one.blocks[one.come :] if one.seeks else (block_id,):
-                self._out.unlearn(missed)
+            # Of a prompt that another host still computes it may be there in a moment: nothing is known by that.
+            if message.request in self._waiting:
+                for missed in one.blocks[one.come :] if one.seeks else (block_id,):
+                    self._out.unlearn(missed)
             self._end(message.request, now_ns, returned)
             return
         one.come += 1

@@ -441,3 +441,35 @@ def test_the_backend_is_all_that_changes_bits() -> None:
     others = [{"dtype": "float32"}, {"quantization": "int8"}, {"block_size": 32}, {"threads": 2}, {"backend": "plain"}]
     found = {digest(), digest(2), *(digest(**one) for one in others)}
     assert len(found) == 2 + len(others)
+
+
+def test_what_nobody_waits_for_is_asked_last_and_is_no_miss(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt that another host still computes the store is asked behind what requests wait for, though that came
+    later; that it has not got a block of it counts as nothing, however often it is asked, and has nothing written a
+    second time. Control: the same question of a request counts, and what this host wrote counts as lost."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)  # The machine may be busy.
+    one, rung, found = fleet.hosts[0], threading.Event(), list[Fetched]()
+    kept(one, one.space(), 1)
+    missing, written = b"m" * 16, one.kv.count("alpha")
+    seeker = FleetSeeker(one.kv, LIFE, rung.set, "engine")
+    for number in (1, 2, 3):
+        assert seeker.ask(Fetch(number, one.space(), (missing, BLOCKS[0]), SIZE, ahead=True), 0)
+    assert seeker.ask(Fetch(4, one.space(), (BLOCKS[0],), SIZE), 0)
+    seeker.start()
+
+    def hear(count: int) -> None:
+        while len(found) < count:
+            assert rung.wait(10)
+            rung.clear()
+            found.extend(seeker.take())
+
+    try:
+        hear(4)
+        order = [(answer.request, bool(answer.content)) for answer in found]
+        assert order == [(4, True), (1, False), (2, False), (3, False)]
+        assert (one.figures.fleet_absent, one.kv.count("alpha")) == (0, written)
+        assert seeker.ask(Fetch(5, one.space(), (missing, BLOCKS[0]), SIZE), 0)
+        hear(5)
+        assert (one.figures.fleet_absent, one.kv.count("alpha")) == (1, written - 1)
+    finally:
+        seeker.close()

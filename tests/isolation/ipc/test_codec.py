@@ -140,7 +140,7 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
         (frame(Kind.FETCH, bytes(36) + b"\x10\x00" + bytes(17)), "no whole names"),
         (frame(Kind.FETCH, bytes(36) + b"\x00\x00"), "no whole names"),
         (frame(Kind.FETCH, bytes(36) + b"\x10\x00"), "blocks is 0"),
-        (frame(Kind.FETCH, bytes(36) + b"\x10\x02" + bytes(16)), "neither 0 nor 1"),
+        (frame(Kind.FETCH, bytes(36) + b"\x10\x04" + bytes(16)), "flag that there is not"),
         (frame(Kind.FETCH, bytes(36) + b"\x01\x00" + bytes(8193)), "blocks is 8193"),
         (frame(Kind.FORGET, bytes(31)), "another length"),
         (frame(Kind.CONFIGURE, b"\xff"), "not UTF-8"),

@@ -102,3 +102,27 @@ async def test_look_ups_that_are_not_answered_are_few(names: Names) -> None:
     assert len(names.asked) == MAX_LOOK_UPS + 2
     with pytest.raises(OSError, match="no name"):
         await HostAddresses().find("x" * 70 + ".example")
+
+
+async def test_a_machine_without_threads_costs_no_request(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started a name counts as not found, and one that is known stays in use; with threads again
+    both are looked up (control). A loop that ends meanwhile is an error of nobody."""
+    now = [0.0]
+    addresses = HostAddresses(names.look_up, lambda: now[0])
+    await addresses.find("a")
+    now[0] = KNOWN_S
+    names.found["b"] = ["10.0.0.7"]
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert await addresses.find("a") == ["10.0.0.1", "fd00::1"]
+        with pytest.raises(OSError, match="no thread"):
+            await addresses.find("b")
+    assert addresses._running == {}
+    assert await addresses.find("b") == ["10.0.0.7"]
+    ended = asyncio.new_event_loop()
+    ended.close()
+    addresses._look_up("b", ended)

@@ -358,11 +358,14 @@ async def test_a_prompt_for_which_the_ring_has_no_room_is_not_taken(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The word that another host computes a prompt is a chance: an engine that reads nothing is not told, and not ended
-    for that. Control: what finds room arrives, in order, with its end."""
+    for that, nor for the word that a client has left meanwhile. Control: what finds room arrives, in order, with its
+    end; of a request of its own such an engine must hear."""
     monkeypatch.setattr(link_module, "MAX_PENDING", 2)
     large = array("I", [1] * 500_000)
     for number in range(1, 11):
         watched.link.prefetch(Prefetch(number, b"k" * 32, large))
+    watched.link.end_prefetch(10)
+    assert len(watched.link._link._pending) == 2, "the queue is full"
     assert watched.ends == []
     await asyncio.sleep(0.05)
     heard = list[object]()

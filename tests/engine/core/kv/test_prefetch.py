@@ -10,6 +10,7 @@ import pytest
 
 from engine.core.engine import Engine
 from engine.core.kv import prefetch
+from engine.core.kv.outbox import Sent
 from engine.core.kv.prefetch import AGAIN_NS, ANSWER_NS, LIFE_NS, MAX_PREFETCHES, MAX_PREFETCHES_OF_ONE, Prefetches
 from isolation.ipc.errors import RingFull
 from isolation.ipc.messages import Role
@@ -86,14 +87,14 @@ def test_blocks_are_taken_while_another_host_computes_them(wire: Wire) -> None:
             if (output := engine.step()) is not None:
                 one.take(output)
             for fetch in asked(wire):
-                assert (fetch.coming, fetch.namespace) == (False, namespace(1))
+                assert (fetch.coming, fetch.ahead, fetch.namespace) == (False, True, namespace(1))
                 sizes.append(len(fetch.blocks))
                 answer(wire, fetch, contents[:count], ids)
     assert sizes[:3] == [1, 1, 1], "one block, until it is there"
     assert max(sizes) == 16 and len(sizes) < 14
     engine.add(submit(2, LONG, 8, coming=True))
     (last,) = asked(wire)
-    assert (list(last.blocks), last.coming) == (ids[16:], True)
+    assert (list(last.blocks), last.coming, last.ahead) == (ids[16:], True, False)
     answer(wire, last, contents, ids)
     one.run()
     assert (one.outputs[2], one.cached[2], one.restored[2]) == (expected, 68, (0, 0, 68))
@@ -254,3 +255,30 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         large.over(len(sent), 0)
         large.ask(0)
         assert sent[-2:] == [1, wanted]
+
+
+def test_what_is_not_there_yet_stays_known(wire: Wire) -> None:
+    """A block that this engine has sent, and that the store has not got while another host computes its prompt, still
+    counts as sent: should it turn out to be wrong, it is withdrawn. Control: a request that misses it forgets it."""
+    contents, _ = computed(LONG, 1)
+    engine, clock = engine_on(wire, shares(computed=False))
+    ids = chain(engine, LONG)
+    assert engine.spill is not None
+    index = engine.spill._out.index
+    later(engine, clock, 0)
+    index[ids[1]] = Sent(namespace(1), None)
+    engine.spill._out.known[namespace(1)] += 1
+    engine.prefetch(taken())
+    for count in (1, 1):
+        later(engine, clock)
+        (fetch,) = asked(wire)
+        answer(wire, fetch, contents[:count], ids)
+    later(engine, clock, 0)
+    assert fetch.blocks[0] == ids[1] and ids[1] in index
+    engine.abort(TAKING)
+    engine.add(submit(1, LONG, 1, coming=True))
+    (fetch,) = asked(wire)
+    answer(wire, fetch, contents[:1], ids)
+    run(engine)
+    assert fetch.blocks[0] == ids[1] and not fetch.ahead
+    assert ids[1] not in index
