@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.common.wake_queue import MOST_AT_ONCE, WakeQueue, most_at_once
+from appliance.common.wake_queue import MOST_AT_ONCE, Turn, WakeQueue, most_at_once
 
 
 def left_s(queue: WakeQueue, model: str, *waking: float) -> float:
@@ -21,10 +21,10 @@ def test_models_come_in_their_order_and_guests_behind_the_others() -> None:
     """Of three that wait two may begin, in the order in which they came; a guest that came first begins when none of
     the others waits. One that joins again keeps its place."""
     queue = WakeQueue(2)
-    queue.join("guest", kept=False)
+    queue.join("guest", Turn(kept=False))
     assert queue.is_turn("guest", 0), "the control: nobody else waits"
     for name in ("a", "b", "c", "a"):
-        queue.join(name, kept=True)
+        queue.join(name, Turn(kept=True))
     assert [name for name in ("guest", "a", "b", "c") if queue.is_turn(name, 0)] == ["a", "b"]
     assert [name for name in ("guest", "a", "b", "c") if queue.is_turn(name, 1)] == ["a"]
     for name in ("a", "b", "c", "c"):
@@ -38,7 +38,7 @@ def test_what_is_expected_counts_wakes_that_run_and_those_before() -> None:
     those before them. Beyond what may run, as after orders of the operator, all but the last two have to end."""
     queue = WakeQueue(2)
     for name in ("a", "b", "c"):
-        queue.join(name, kept=True)
+        queue.join(name, Turn(kept=True))
     assert [left_s(queue, name) for name in ("a", "b", "c")] == [0.0, 0.0, 2.0]
     assert [left_s(queue, name, 0.5, 1.5) for name in ("a", "b", "c")] == [0.5, 1.5, 2.5]
     assert left_s(queue, "a", 0.5, 1.5, 4.0) == 1.5
@@ -49,7 +49,7 @@ def test_a_guest_expects_one_place_for_each_guest_before_it(place: int, expected
     """Behind two wakes of 2 s and so many guests."""
     queue = WakeQueue(2)
     for name in ("g0", "g1", "g2"):
-        queue.join(name, kept=False)
+        queue.join(name, Turn(kept=False))
     for name in ("a", "b"):
-        queue.join(name, kept=True)
+        queue.join(name, Turn(kept=True))
     assert left_s(queue, f"g{place}") == expected

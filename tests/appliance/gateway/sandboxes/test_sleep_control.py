@@ -27,6 +27,7 @@ from appliance.common.sleep_rules import (
 from appliance.gateway.sandboxes import sleep_control
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
 from appliance.gateway.sandboxes.sleep_control import SleepControl
+from appliance.gateway.sandboxes.sleep_decisions import SleepDecisions
 from policy.model import ModelState
 
 GIB = 1 << 30
@@ -62,16 +63,15 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.models = {name: ModelSandboxes(name) for name in "abc"}
-        self.control = SleepControl(
+        self.decisions = SleepDecisions(
             self.models,
-            self.told.append,
             lambda: self.attached,
-            lambda name: self.own.pop(name, 0),
             lambda *what: self.counted.append(what),
             lambda: {self.models[name]: count for name, count in self.live.items()},
             budget=2 * GIB,
             available=lambda: 8 * GIB,
         )
+        self.control = SleepControl(self.decisions, self.told.append, lambda name: self.own.pop(name, 0))
         for name, one in self.models.items():
             one.records |= {role: SandboxRecord() for role in ("engine", "text")}
             self.word(name, ASLEEP)
@@ -194,27 +194,27 @@ async def test_refused_requests_count_seldom() -> None:
     """A tenant whose requests are refused, each second for minutes, gives its model one count in ten seconds; a request
     that was served (control) counts in full, though one was refused a second before."""
     scene, now = Scene(), [1_000.0]
-    scene.control.clock = lambda: now[0]
+    scene.decisions.clock = lambda: now[0]
     counted = [0.0]
     for _ in range(300):
         with pytest.raises(ModelAsleepError):
             await scene.control.awaken(scene.models["a"], now[0] + 0.1, "t")
-        if (found := scene.control.uses.of("a")) != counted[-1]:
+        if (found := scene.decisions.uses.of("a")) != counted[-1]:
             counted.append(found)
         now[0] += 1.0
     # One tenant counts as sixteen uses at most, which these reach.
     assert len(counted) - 1 <= 300 / REFUSED_GAP_S
     assert counted[1] == pytest.approx(1.0)
-    before = scene.control.uses.of("b")
+    before = scene.decisions.uses.of("b")
     scene.control.served(scene.models["b"], "t", now[0])
-    assert scene.control.uses.of("b") > before + 0.5
+    assert scene.decisions.uses.of("b") > before + 0.5
 
 
 def used(scene: Scene, counts: dict[str, int], since_s: float = -1_000.0) -> None:
     """Have models used so often, long ago or soon."""
     for name, count in counts.items():
         for number in range(count):
-            scene.control.uses.note(name, f"u-{number}", time.monotonic() + since_s + 2 * number)
+            scene.decisions.uses.note(name, f"u-{number}", time.monotonic() + since_s + 2 * number)
 
 
 async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,12 +234,12 @@ async def test_a_seldom_used_model_waits_for_the_place_of_another(monkeypatch: p
         await turns()
         assert bool(scene.told) == (most > 1)
         for number in range(MOST_WAKES):
-            scene.control.guard.note(f"other-{number}", "u", time.monotonic())
+            scene.decisions.guard.note(f"other-{number}", "u", time.monotonic())
         if freed:
             scene.live[freed] = 0
         await asyncio.sleep(4 * sleep_control.LOOK_S)
         assert scene.told == [SleepModel(slept, "memory"), WakeModel("c", "request", "t")]
-        assert [one.model for one in scene.control.guard._wakes].count("c") == 1
+        assert [one.model for one in scene.decisions.guard._wakes].count("c") == 1
         scene.come_up("c")
         await task
 
@@ -258,7 +258,7 @@ async def test_one_of_those_that_wait_for_room_looks_for_all() -> None:
             looks[0] += 1
             return 8 * GIB
 
-        scene.control.available = available
+        scene.decisions.available = available
         tasks = [scene.ask("c") for _ in range(number)]
         await turns()
         assert looks == [number]
@@ -289,9 +289,9 @@ async def test_a_wake_that_was_counted_for_who_gave_up_is_not_kept(past_s: float
     task.cancel()
     await turns()
     scene.live.clear()
-    scene.control.clock = lambda: time.monotonic() + past_s
+    scene.decisions.clock = lambda: time.monotonic() + past_s
     for number in range(MOST_WAKES):
-        scene.control.guard.note(f"other-{number}", "u", scene.control.clock())
+        scene.decisions.guard.note(f"other-{number}", "u", scene.decisions.clock())
     task = scene.ask("c", 200.0)
     await turns()
     assert bool(scene.told) == (past_s < WINDOW_S)
@@ -311,7 +311,7 @@ async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
     for name in "ab":
         scene.awake(name, time.monotonic() - 100)
     for number in range(MOST_WAKES - KEPT_WAKES):
-        scene.control.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), kept=False)
+        scene.decisions.guard.note(f"other-{number}", f"u-{number}", time.monotonic(), kept=False)
     began = time.perf_counter()
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("c")
@@ -330,9 +330,9 @@ async def test_the_last_wakes_are_kept_for_what_is_used_more() -> None:
 async def test_what_cannot_be_woken_is_refused() -> None:
     """Too many wakes in a minute, too many that wait, no supervisor: a typed error each, and no order."""
     scene = Scene()
-    scene.control.guard = WakeGuard()
+    scene.decisions.guard = WakeGuard()
     for _ in range(MOST_WAKES_OF_MODEL):
-        scene.control.guard.note("a", "u", time.monotonic())
+        scene.decisions.guard.note("a", "u", time.monotonic())
     with pytest.raises(ModelAsleepError, match="too often") as refused:
         await scene.ask("a")
     assert refused.value.retry_after_s == pytest.approx(60, abs=1)
@@ -390,12 +390,12 @@ async def test_sandboxes_of_single_tenants_end_with_a_sleeping_model() -> None:
     scene = Scene()
     sleep = scene.models["a"].sleep_state
     scene.own["a"], scene.live["a"] = 1, 1
-    sleep.used_at = scene.control.clock() - sleep.idle_s
+    sleep.used_at = scene.decisions.clock() - sleep.idle_s
     scene.control.look()
     assert not scene.control.put_to_sleep("a").ok
     assert scene.own == {"a": 1}
     scene.live["a"] = 0
-    sleep.used_at = scene.control.clock()
+    sleep.used_at = scene.decisions.clock()
     scene.control.look()
     assert scene.own == {"a": 1}, "the control: used just now"
     sleep.used_at -= sleep.idle_s
@@ -443,7 +443,7 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     """A model that fell asleep after the policy had decided is not woken for a tenant that may not, which is told by
     type; a wake that another has begun is waited for."""
     scene = Scene()
-    until = scene.control.clock() + 60
+    until = scene.decisions.clock() + 60
     with pytest.raises(FeatureNotAllowedError):
         await scene.control.awaken(scene.models["a"], until, "t", wakes=False)
     assert scene.told == []
@@ -460,7 +460,7 @@ async def test_wakes_take_turns_and_each_is_told_how_long_it_waits() -> None:
     for it whose deadline is before that is refused at once, with what is left of the first two and its own wake; one
     without a deadline (the control) waits and is served."""
     scene = Scene()
-    scene.control.budget = 8 * GIB
+    scene.decisions.budget = 8 * GIB
     tasks = [scene.ask(name) for name in "abc"]
     await turns()
     assert [one.model for one in scene.told] == ["a", "b"]
@@ -485,7 +485,7 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
         used(scene, {"a": 9, "b": 9})
         for name in "ab":
             scene.awake(name, time.monotonic() - 100)
-        scene.control.guard.note_cost(time.monotonic() + left_s - scene.control.guard.gap_s)
+        scene.decisions.guard.note_cost(time.monotonic() + left_s - scene.decisions.guard.gap_s)
         task = scene.ask("c")
         await turns()
         assert scene.told == []
@@ -498,7 +498,7 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
             with pytest.raises(ModelAsleepError, match="woken before it") as refused:
                 await task
             assert refused.value.retry_after_s == pytest.approx(left_s + WAKE_MS / 1e3, abs=0.2)
-        assert scene.control.guard.place_wait_s(time.monotonic()) > 0
+        assert scene.decisions.guard.place_wait_s(time.monotonic()) > 0
 
 
 async def test_a_guest_that_has_waited_for_long_takes_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,10 +508,10 @@ async def test_a_guest_that_has_waited_for_long_takes_its_turn(monkeypatch: pyte
     used(scene, {"a": 9, "b": 9})
     for name in "ab":
         scene.awake(name, time.monotonic() - 100)
-    scene.control.guard.note_cost(time.monotonic() - scene.control.guard.gap_s + 1.0)
+    scene.decisions.guard.note_cost(time.monotonic() - scene.decisions.guard.gap_s + 1.0)
     task = scene.ask("c")
     await turns()
-    scene.control.guard.note_cost(time.monotonic())
+    scene.decisions.guard.note_cost(time.monotonic())
     await asyncio.sleep(2 * sleep_control.LOOK_S)
     assert scene.told == [], "the control"
     monkeypatch.setattr(sleep_control, "GUEST_WAIT_S", 0.0)
