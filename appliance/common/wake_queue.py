@@ -80,6 +80,10 @@ class WakeQueue:
             return False
         return waking + len(first) + len(guests) < self.most
 
+    def has_guests_before(self, model: str) -> bool:
+        """Return whether guests come before a model that waits: they take the next place that guests have."""
+        return bool(self._ahead(model)[0])
+
     def left_s(self, model: str, waking: Iterable[float], wake_s: Callable[[str], float], gap_s: float) -> float:
         """Return the expected seconds until the wake of a model that waits can begin, were there room.
 

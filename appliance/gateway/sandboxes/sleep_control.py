@@ -193,7 +193,9 @@ class SleepControl:
         self.decisions.queue.join(model.name, self.decisions.turn(model, decision, tenant, due=due))
         if not isinstance(decision, Wake) or not self.decisions.queue.is_turn(model.name, len(self.decisions.lefts())):
             return
-        dear = decision.costs and not due and self.decisions.guard.place_wait_s(self.decisions.clock()) > 0
+        before = self.decisions.queue.has_guests_before(model.name)
+        wait_s = self.decisions.guard.place_wait_s(self.decisions.clock())
+        dear = decision.costs and not due and (before or wait_s > 0)
         if not dear and not _waits_for_cheaper(decision, waited_s, spare_s):
             self._wake(model, decision, REQUEST, tenant)
 

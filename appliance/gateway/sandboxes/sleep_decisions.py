@@ -115,8 +115,8 @@ class SleepDecisions:
         )
 
     def decision(self, model: ModelSandboxes, tenant: str = "") -> Wake | Wait | Refuse:
-        """Decide about a sleeping model by what is there now; ``tenant``: whose request needs it, empty for the operator's
-        command."""
+        """Decide about a sleeping model by what is there now; ``tenant``: whose request needs it, empty for the
+        operator's command."""
         counts = self.live()
         facts = (self.facts(one, counts, tenant if one is model else "") for one in self.models.values())
         return decide(model.name, facts, self.budget, self.available())
