@@ -1,6 +1,6 @@
 """Facts and decisions about models that sleep, of one gateway: what a request of a sleeping model has to expect.
 
-Nothing is changed here; ``appliance.gateway.sandboxes.sleep_control`` carries out what is decided.
+No model is woken or put to sleep here; ``appliance.gateway.sandboxes.sleep_control`` carries out what is decided.
 """
 
 from __future__ import annotations
