@@ -22,6 +22,7 @@ from appliance.common.sleep_rules import ASLEEP, AWAKE, WAKING, WHILE_USED, WIND
 from appliance.common.wake_queue import WakeQueue
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.sleep_control import SleepControl
+from appliance.gateway.sandboxes.sleep_decisions import SleepDecisions
 from tests.appliance.gateway.request.virtual_time import VirtualLoop, virtual_now
 
 Request = tuple[float, str, str]
@@ -135,11 +136,9 @@ class Host:
 
     async def _serve(self, requests: Sequence[Request]) -> None:
         self.models = {name: _Sandboxes(name) for name in sorted({name for _, name, _ in requests})}
-        self._control = SleepControl(
+        decisions = SleepDecisions(
             self.models,
-            self._take,
             lambda: True,
-            lambda _name: 0,
             live=lambda: {self.models[name]: count for name, count in self._using.items() if count},
             budget=self.places * NEED_BYTES,
             available=lambda: (self.places + 1) * NEED_BYTES * len(self.models),
@@ -148,6 +147,7 @@ class Host:
             queue=self.queue,
             uses=self.uses,
         )
+        self._control = SleepControl(decisions, self._take, lambda _name: 0)
         for name in self.models:
             self._tell(name, ASLEEP)
         looking = asyncio.create_task(self._look())

@@ -277,6 +277,10 @@ class WakeGuard:
                 return guests[gone - 1].at + WINDOW_S - now if gone else 0.0
         return WINDOW_S
 
+    def guests_begun(self, tenant: str, now: float) -> int:
+        """Return how many wakes of guests requests of a tenant have begun in the last minute."""
+        return sum(one.tenant == tenant and not one.kept for one in self._counted(now))
+
     def place_wait_s(self, now: float) -> float:
         """Return the seconds until a guest may take the place of a model that is used more; 0: now."""
         return max(0.0, self._cost_at + self.gap_s - now)

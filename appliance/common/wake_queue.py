@@ -2,15 +2,18 @@
 
 A wake takes a core and more, so wakes that run side by side all end late. Only some run at a time, and the others wait
 for their turn: first the most used models that fit together, since most requests are theirs; then the *guests*. Of each
-kind the model that was asked for first comes first. All that wait were counted when they came
-(``appliance.common.sleep_rules.WakeGuard``), so no more than a minute's wakes can come before one of them.
+kind the model that was asked for first comes first; but a guest comes before those whose tenant has begun more wakes of
+guests in the last minute, so that no tenant's guests keep those of others waiting all the time. A model for which there
+is no room keeps none back that needs less: when other models' requests end nobody knows, and a tenant could have them
+go on. All that wait were counted when they came (``appliance.common.sleep_rules.WakeGuard``), so no more than a
+minute's wakes can come before one of them.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MOST_AT_ONCE = 2
 """Fewest wakes that run at a time where more are asked for: while one waits for the end of another model or for the
@@ -20,17 +23,29 @@ CORES_OF_WAKE = 2
 """Cores that a wake uses: its engine and its text sandbox are restored side by side."""
 
 
-ANSWER_S = 1.0
-"""Seconds for which a guest is taken to stay awake for the requests that waited for it."""
-
-GUESTS_IN_TURN = 1
-"""Guests that are expected to follow each other in one place before the model is asked for again that has slept for
-them."""
-
-
 def most_at_once(cores: int) -> int:
     """Return how many wakes run at a time on so many cores."""
     return max(MOST_AT_ONCE, cores // CORES_OF_WAKE)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A model that requests wait for, as it was looked at last."""
+
+    kept: bool
+    """Whether it is one of the most used models that fit together, or there is room for it; else it is a guest."""
+    need_bytes: int = 0
+    room: bool = True
+    """Whether there is room for it, once others have been put to sleep."""
+    due: bool = False
+    """Whether it has waited for so long that it comes before guests."""
+    begun: int = 0
+    """Wakes of guests that the tenant of its request has begun in the last minute, before this one."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it comes before guests."""
+        return self.kept or self.due
 
 
 @dataclass(slots=True)
@@ -39,24 +54,35 @@ class WakeQueue:
 
     most: int = MOST_AT_ONCE
     """Wakes that run at a time."""
-    _kept: dict[str, bool] = field(default_factory=dict)
-    """The models in the order in which they came, and whether each is no guest."""
+    _turns: dict[str, Turn] = field(default_factory=dict)
+    """In the order in which the models came."""
 
-    def join(self, model: str, *, kept: bool) -> None:
-        """Let a model wait for its turn. One that waits already keeps its place among those of its kind."""
-        self._kept[model] = kept
+    def join(self, model: str, turn: Turn) -> None:
+        """Let a model wait for its turn, or note what has changed. One that waits already keeps its place among those
+        of its kind; one that was due stays so, and of several requests' tenants the one that has begun fewest counts.
+        """
+        known = self._turns.get(model, turn)
+        self._turns[model] = replace(turn, due=turn.due or known.due, begun=min(turn.begun, known.begun))
 
     def leave(self, model: str) -> None:
         """Forget a model: its wake begins, or no request waits for it. Idempotent."""
-        self._kept.pop(model, None)
+        self._turns.pop(model, None)
+
+    def is_free(self, waking: int) -> bool:
+        """Return whether the wake of a model for which no request waits may begin beside so many others."""
+        return waking + len(self._turns) < self.most
 
     def is_turn(self, model: str, waking: int) -> bool:
         """Return whether the wake of a model that waits may begin beside so many others. A guest takes no place that
         one of the most used models waits for."""
         guests, first = self._ahead(model)
-        if not self._kept[model] and first:
+        if not self._turns[model].first and first:
             return False
         return waking + len(first) + len(guests) < self.most
+
+    def has_guests_before(self, model: str) -> bool:
+        """Return whether guests come before a model that waits: they take the next place that guests have."""
+        return bool(self._ahead(model)[0])
 
     def left_s(self, model: str, waking: Iterable[float], wake_s: Callable[[str], float], gap_s: float) -> float:
         """Return the expected seconds until the wake of a model that waits can begin, were there room.
@@ -71,13 +97,18 @@ class WakeQueue:
         guests, first = self._ahead(model)
         for one in first:
             heapq.heappush(ends, heapq.heappop(ends) + wake_s(one))
-        gaps, before = divmod(len(guests), GUESTS_IN_TURN)
-        return ends[0] + gaps * gap_s + sum(wake_s(one) + ANSWER_S for one in guests[:before])
+        return ends[0] + len(guests) * gap_s
 
     def _ahead(self, model: str) -> tuple[list[str], list[str]]:
         """Return the guests, and the others, whose turn comes before that of a model."""
-        names = list(self._kept)
-        before = names[: names.index(model)]
-        if self._kept[model]:
-            return [], [one for one in before if self._kept[one]]
-        return [one for one in before if not self._kept[one]], [one for one in names if self._kept[one]]
+        mine, came = self._turns[model], list(self._turns).index(model)
+        guests, first = list[str](), list[str]()
+        for place, (name, turn) in enumerate(self._turns.items()):
+            if name == model or (not turn.room and turn.need_bytes > mine.need_bytes):
+                continue
+            if turn.first:
+                if place < came or not mine.first:
+                    first.append(name)
+            elif not mine.first and (turn.begun, place) < (mine.begun, came):
+                guests.append(name)
+        return guests, first

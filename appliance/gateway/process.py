@@ -64,7 +64,7 @@ from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_
 from appliance.gateway.sandboxes.publications import published_for
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.sleep_control import SleepControl
-from appliance.gateway.sandboxes.sleep_decisions import TURNED_AWAY, WOKEN
+from appliance.gateway.sandboxes.sleep_decisions import TURNED_AWAY, WOKEN, SleepDecisions
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -332,7 +332,7 @@ class Gateway:
             lambda: self._namespaces.set_retention(retention_of(policy)),
             lambda: self._service.tenant_sandboxes.reconsider(policy),
             lambda: self._freezer.apply(policy, self._models),
-            lambda: self._sleep.uses.forget_others(policy.tenants),
+            lambda: self._sleep.decisions.uses.forget_others(policy.tenants),
             self._service.share_out,
             lambda: self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models),
         )
@@ -425,9 +425,9 @@ def _sleep_control(
 ) -> SleepControl:
     """Make what puts models to sleep and wakes them, for the service's requests."""
     end_own, budget = service.tenant_sandboxes.end_model, config.sandbox.models_memory_bytes
-    sleep = SleepControl(service.model_sandboxes, supervisor.tell, attached, end_own, budget=budget)
-    sleep.live = lambda: Counter(life.model for life in service.live if life.admitted is not None)
-    sleep.count = partial(_count_sleep, service.count)
+    decisions = SleepDecisions(service.model_sandboxes, attached, partial(_count_sleep, service.count), budget=budget)
+    decisions.live = lambda: Counter(life.model for life in service.live if life.admitted is not None)
+    sleep = SleepControl(decisions, supervisor.tell, end_own)
     service.dependencies.sleep, service.routing.asleep = sleep, sleep.route_state
     return sleep
 

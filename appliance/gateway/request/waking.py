@@ -28,7 +28,7 @@ async def awaken(life: Lifecycle, until: float) -> None:
     assert admitted is not None, "the policy has agreed"
     tenant, wakes = life.principal.tenant, admitted.obligations.wakes
     if life.outcome.came is None:
-        life.outcome.came = sleep.clock()
+        life.outcome.came = sleep.decisions.clock()
     if life.passed_over and wakes:
         sleep.wake_behind(life.passed_over, tenant)
     with life.waiting():

@@ -11,10 +11,12 @@ is told: what sleeps has ended before a program of what wakes starts.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
+from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
 from appliance.common.figures import counted
@@ -73,12 +75,19 @@ WAKE_PATIENCE_S = 600.0
 
 
 @dataclass(slots=True)
-class SleepControl(SleepDecisions):
+class SleepControl:
     """Keeps which models sleep. All methods run in one event loop.
 
     A decision takes a look at all models and all requests: a millisecond where there are many. So each request that
     comes has one, and of those that wait for room the one that has waited longest looks again for all of them.
     """
+
+    decisions: SleepDecisions
+    """What is known and decided about the models."""
+    tell: Callable[[Control], None]
+    """Sends to the supervisor."""
+    end_own: Callable[[str], int]
+    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
 
     async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
         """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
@@ -87,51 +96,54 @@ class SleepControl(SleepDecisions):
             FeatureNotAllowedError: it sleeps, and the tenant may not wake it (``wakes``).
             UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
         """
-        sleep, began = model.sleep_state, self.clock()
+        sleep, began = model.sleep_state, self.decisions.clock()
         sleep.used_at, sleep.used = began, True
         if sleep.awake:
             return 0.0
         if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
-            raise self._asleep(model, "and too many requests wait for it", sleep.left_s(began))
+            raise self.decisions.asleep(model, "and too many requests wait for it", sleep.left_s(began))
         sleep.waiting[tenant] += 1
         sleep.order[me := object()] = None
         try:
             await self._until_awake(model, until, tenant, me, wakes=wakes)
         except ModelAsleepError:
-            self.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+            self.decisions.uses.note(model.name, tenant, began, REFUSED_GAP_S)
             raise
         finally:
             del sleep.order[me]
-            if not sleep.order:
-                self.queue.leave(model.name)
+            # Another of this name may be served by now, with requests that wait for it.
+            if not self.decisions.models.get(model.name, model).sleep_state.order:
+                self.decisions.queue.leave(model.name)
             sleep.waiting[tenant] -= 1
             if not sleep.waiting[tenant]:
                 del sleep.waiting[tenant]
-            sleep.used_at = self.clock()
-        return self.clock() - began
+            sleep.used_at = self.decisions.clock()
+        return self.decisions.clock() - began
 
     def served(self, model: ModelSandboxes, tenant: str, came: float) -> None:
         """Count the use of a model by a request that was served and came at this time. One that is refused counts
         seldom: a tenant could keep its models awake, and have those of others sleep, without being served."""
-        self.uses.note(model.name, tenant, came)
+        self.decisions.uses.note(model.name, tenant, came)
 
     def wake_behind(self, name: str, tenant: str) -> None:
         """Wake a sleeping model for the requests to come, because a route has passed it over: no request waits for it,
-        and no other model sleeps for it. Nothing happens where it cannot be woken now."""
-        model = self.models.get(name)
+        and no other model sleeps for it. Nothing happens where it cannot be woken now, or where other wakes are before
+        it."""
+        parts = self.decisions
+        model = parts.models.get(name)
         if model is None or model.leaving is not Leaving.NO or not model.sleep_state.asleep:
             return
-        if self.route_state(model, tenant) is not ModelState.READY:
+        if not parts.queue.is_free(len(parts.lefts())) or self.route_state(model, tenant) is not ModelState.READY:
             return
-        decision = self._decision(model, tenant)
+        decision = parts.decision(model, tenant)
         if isinstance(decision, Wake) and not decision.evicted:
-            model.sleep_state.used_at, model.sleep_state.used = self.clock(), True
+            model.sleep_state.used_at, model.sleep_state.used = parts.clock(), True
             self._wake(model, decision, REQUEST, tenant)
 
     async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, me: object, *, wakes: bool) -> None:
-        sleep, began = model.sleep_state, self.clock()
+        sleep, began = model.sleep_state, self.decisions.clock()
         if sleep.waking and began + (left := sleep.left_s(began)) > until:
-            raise self._late(model, left)
+            raise self.decisions.late(model, left)
         if sleep.asleep and wakes:
             self._admit(model, until, tenant)
         # Who was admitted is not refused afterwards because of what others do.
@@ -144,12 +156,13 @@ class SleepControl(SleepDecisions):
             await asyncio.sleep(LOOK_S)
             if not sleep.asleep:
                 continue
-            if (spare_s := until - (now := self.clock()) - sleep.estimate_s) < 0:
-                raise self._late(model, sleep.estimate_s)
+            self.decisions.check_there(model)
+            if (spare_s := until - (now := self.decisions.clock()) - sleep.estimate_s) < 0:
+                raise self.decisions.late(model, sleep.estimate_s)
             if now - began > ROOM_WAIT_S:
-                raise self._asleep(model, "and others use the memory that it needs", sleep.estimate_s)
+                raise self.decisions.asleep(model, "and others use the memory that it needs", sleep.estimate_s)
             if me is next(iter(sleep.order)):
-                self._take_turn(model, self._possible(model, tenant), tenant, now - began, spare_s)
+                self._take_turn(model, self.decisions.possible(model, tenant), tenant, now - began, spare_s)
 
     def _admit(self, model: ModelSandboxes, until: float, tenant: str) -> None:
         """Let a request wait for the wake of a sleeping model, or begin the wake.
@@ -157,19 +170,19 @@ class SleepControl(SleepDecisions):
         Raises:
             UnavailableError: it cannot be woken now, or not in time.
         """
-        decision, sleep, now = self._decide(model, tenant), model.sleep_state, self.clock()
-        self.queue.join(model.name, kept=decision.kept)
-        begins_s = self._begins_s(model, decision)
+        decision, sleep, now = self.decisions.decide(model, tenant), model.sleep_state, self.decisions.clock()
+        self.decisions.queue.join(model.name, self.decisions.turn(model, decision, tenant))
+        begins_s = self.decisions.begins_s(model, decision)
         spare_s = until - now - begins_s - sleep.estimate_s
         if begins_s > LONGEST_WAIT_S:
-            raise self._asleep(model, "and others are woken before it", begins_s + sleep.estimate_s)
+            raise self.decisions.asleep(model, "and others are woken before it", begins_s + sleep.estimate_s)
         # One that cannot be answered in time ends no other model.
         if spare_s < 0 and not (isinstance(decision, Wake) and not decision.evicted and not begins_s):
-            raise self._late(model, begins_s + sleep.estimate_s)
+            raise self.decisions.late(model, begins_s + sleep.estimate_s)
         self._grant(model, tenant, kept=decision.kept)
         self._take_turn(model, decision, tenant, 0.0, spare_s)
         if spare_s < 0:
-            raise self._late(model, sleep.left_s(now))
+            raise self.decisions.late(model, sleep.left_s(now))
 
     def _take_turn(
         self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, waited_s: float, spare_s: float
@@ -177,10 +190,12 @@ class SleepControl(SleepDecisions):
         """Begin the wake of a model for which requests wait, if it is its turn and there is room. A guest that has
         waited for long waits for guests no more."""
         due = waited_s >= GUEST_WAIT_S
-        self.queue.join(model.name, kept=decision.kept or due)
-        if not isinstance(decision, Wake) or not self.queue.is_turn(model.name, len(self._lefts())):
+        self.decisions.queue.join(model.name, self.decisions.turn(model, decision, tenant, due=due))
+        if not isinstance(decision, Wake) or not self.decisions.queue.is_turn(model.name, len(self.decisions.lefts())):
             return
-        dear = decision.costs and not due and self.guard.place_wait_s(self.clock()) > 0
+        before = self.decisions.queue.has_guests_before(model.name)
+        wait_s = self.decisions.guard.place_wait_s(self.decisions.clock())
+        dear = decision.costs and not due and (before or wait_s > 0)
         if not dear and not _waits_for_cheaper(decision, waited_s, spare_s):
             self._wake(model, decision, REQUEST, tenant)
 
@@ -195,7 +210,8 @@ class SleepControl(SleepDecisions):
         except UnavailableError as error:
             if model.draining:
                 raise
-            raise self._asleep(model, "and was not awake within the request's deadline", LEAST_LEFT_S) from error
+            why = "and was not awake within the request's deadline"
+            raise self.decisions.asleep(model, why, LEAST_LEFT_S) from error
         if not model.ready:
             raise ModelWakeError(
                 f"the model {model.name} was asleep, and its sandboxes did not start; try again",
@@ -205,36 +221,36 @@ class SleepControl(SleepDecisions):
     def route_state(self, model: ModelSandboxes, tenant: str) -> ModelState:
         """Return how a route takes a model that is not awake: one that cannot be woken for this tenant now is passed
         over, as is one whose memory the requests of others use where the route passes over busy models."""
-        sleep, now = model.sleep_state, self.clock()
+        sleep, now = model.sleep_state, self.decisions.clock()
         if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
             return ModelState.BUSY
         if not sleep.asleep:
             return ModelState.READY
-        failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self._decision(model, tenant)
-        if failed or not self.attached() or self._guarded_s(model, tenant, decision):
+        failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self.decisions.decision(model, tenant)
+        if failed or not self.decisions.attached() or self.decisions.guarded_s(model, tenant, decision):
             return ModelState.UNREADY
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(decision)]
 
     def _wake(self, model: ModelSandboxes, decision: Wake, reason: str, tenant: str = "") -> None:
         for name in decision.evicted:
-            self._sleep(self.models[name], MEMORY)
+            self._sleep(self.decisions.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
             self._grant(model, tenant, kept=decision.kept)
         if decision.costs:
-            self.guard.note_cost(self.clock())
+            self.decisions.guard.note_cost(self.decisions.clock())
         model.sleep_state.counted_until = 0.0
-        self.queue.leave(model.name)
+        self.decisions.queue.leave(model.name)
         model.begin_wake()
         self.tell(WakeModel(model.name, reason, tenant))
-        self.count(WOKEN, model.name, reason)
+        self.decisions.count(WOKEN, model.name, reason)
 
     def _grant(self, model: ModelSandboxes, tenant: str, *, kept: bool) -> None:
         """Count a wake that begins now, or once there is room for it."""
-        now = self.clock()
+        now = self.decisions.clock()
         if now >= model.sleep_state.counted_until:
-            self.guard.note(model.name, tenant, now, kept=kept)
+            self.decisions.guard.note(model.name, tenant, now, kept=kept)
             model.sleep_state.counted_until = now + WINDOW_S
 
     def _sleep(self, model: ModelSandboxes, reason: str) -> None:
@@ -245,17 +261,17 @@ class SleepControl(SleepDecisions):
         self.tell(SleepModel(model.name, reason))
         model.close_links()
         model.fall_asleep()
-        self.count(SLEPT, model.name, reason)
+        self.decisions.count(SLEPT, model.name, reason)
 
     def look(self) -> None:
         """Put to sleep what nobody has used for long enough, and end what tenants have of their own of a model that
         sleeps; to be called every few seconds."""
-        now, counts = self.clock(), self.live()
-        self.uses.keep(self.models.keys())
-        for model in self.models.values():
-            if not self.attached():
+        now, counts = self.decisions.clock(), self.decisions.live()
+        self.decisions.uses.keep(self.decisions.models.keys())
+        for model in self.decisions.models.values():
+            if not self.decisions.attached():
                 continue
-            if sleeps(self._facts(model, counts), now, model.sleep_state.idle_s):
+            if sleeps(self.decisions.facts(model, counts), now, model.sleep_state.idle_s):
                 self._sleep(model, IDLE)
             elif model.sleep_state.asleep and unused(
                 model.sleep_state.keep, model.sleep_state.used_at, now, model.sleep_state.idle_s
@@ -265,57 +281,57 @@ class SleepControl(SleepDecisions):
     def _end_own(self, model: ModelSandboxes) -> int:
         """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
         booted while it slept. Returns of how many tenants."""
-        return 0 if self.live().get(model) else self.end_own(model.name)
+        return 0 if self.decisions.live().get(model) else self.end_own(model.name)
 
     def put_to_sleep(self, name: str) -> SleepOutcome:
         """Put a model to sleep by the operator's command."""
-        model = self.models.get(name)
+        model = self.decisions.models.get(name)
         if model is None or model.leaving is not Leaving.NO:
             return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
         sleep = model.sleep_state
-        if sleep.asleep and not (live := self.live().get(model, 0)):
+        if sleep.asleep and not (live := self.decisions.live().get(model, 0)):
             ended = self._end_own(model)
             also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
             return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
         if sleep.asleep:
             message = f"{name} is asleep, and sandboxes of single tenants are in use: {counted(live, 'request')}"
             return SleepOutcome(ok=False, state=ASLEEP, message=message)
-        if sleep.waking or not model.ready or not self.attached():
+        if sleep.waking or not model.ready or not self.decisions.attached():
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
-        if live := self.live().get(model, 0):
+        if live := self.decisions.live().get(model, 0):
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
         self._sleep(model, OPERATOR)
         return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
 
     async def wake_up(self, name: str) -> SleepOutcome:
         """Wake a model by the operator's command, and wait until it is awake."""
-        model = self.models.get(name)
+        model = self.decisions.models.get(name)
         if model is None or model.leaving is not Leaving.NO:
             return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
-        sleep, began = model.sleep_state, self.clock()
+        sleep, began = model.sleep_state, self.decisions.clock()
         if sleep.awake:
             return SleepOutcome(ok=True, state=AWAKE, message=f"{name} is awake already")
         if sleep.asleep:
-            if not self.attached():
+            if not self.decisions.attached():
                 return SleepOutcome(ok=False, state=ASLEEP, message="there is no supervisor that could wake it")
-            decision = self._decision(model)
+            decision = self.decisions.decision(model)
             if not isinstance(decision, Wake):
                 why = decision.why if isinstance(decision, Refuse) else "requests use the memory that it needs"
                 return SleepOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
             self._wake(model, decision, OPERATOR)
         try:
-            await model.wait_woken(self.clock() + WAKE_PATIENCE_S)
+            await model.wait_woken(self.decisions.clock() + WAKE_PATIENCE_S)
         except UnavailableError as error:
             return SleepOutcome(ok=False, state=sleep.state, message=error.message)
         if not model.ready:
             cause = sleep.cause or next((one.cause for one in model.records.values() if one.cause), "")
             return SleepOutcome(ok=False, state=sleep.state, message=f"{name} did not wake: {cause}")
-        sleep.used_at = self.clock()
-        return SleepOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.clock() - began:.1f} s")
+        sleep.used_at = self.decisions.clock()
+        return SleepOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.decisions.clock() - began:.1f} s")
 
     def welcome(self) -> None:
         """Forget what an earlier supervisor was told; the one that has come says what it has."""
-        for model in self.models.values():
+        for model in self.decisions.models.values():
             model.sleep_state.ending = model.sleep_state.heard = False
 
     def take(self, message: ModelRest) -> None:
@@ -327,7 +343,7 @@ class SleepControl(SleepDecisions):
         least = min(message.need_bytes, message.boot_ms, message.idle_ms)
         if message.state not in SLEEP_STATES or message.keep not in KEEPS or least < 0:
             raise ValueError("a model's state that no supervisor of this release tells")
-        model = self.models.get(message.model)
+        model = self.decisions.models.get(message.model)
         if model is None:
             return
         sleep = model.sleep_state
@@ -343,7 +359,7 @@ class SleepControl(SleepDecisions):
         elif message.state == AWAKE:
             for record in model.records.values() if sleep.asleep else ():
                 record.become("booting")  # By a supervisor that has come anew.
-            sleep.note_awake(self.clock())
+            sleep.note_awake(self.decisions.clock())
         elif not sleep.waking or sleep.heard:
             model.fall_asleep(message.cause)
 

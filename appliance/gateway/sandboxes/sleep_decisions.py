@@ -1,6 +1,6 @@
 """Facts and decisions about models that sleep, of one gateway: what a request of a sleeping model has to expect.
 
-Nothing is changed here; ``appliance.gateway.sandboxes.sleep_control`` carries out what is decided.
+No model is woken or put to sleep here; ``appliance.gateway.sandboxes.sleep_control`` carries out what is decided.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from appliance.common.control import Control
 from appliance.common.errors import ModelAsleepError, UnavailableError
 from appliance.common.model_memory import machine_memory
 from appliance.common.model_uses import ModelUses
 from appliance.common.sleep_rules import ModelFacts, Refuse, Wait, Wake, WakeGuard, decide
-from appliance.common.wake_queue import WakeQueue, most_at_once
+from appliance.common.wake_queue import Turn, WakeQueue, most_at_once
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 
@@ -33,12 +32,8 @@ class SleepDecisions:
 
     models: Mapping[str, ModelSandboxes]
     """Shared sandboxes by model."""
-    tell: Callable[[Control], None]
-    """Sends to the supervisor."""
     attached: Callable[[], bool]
     """Whether a supervisor is there."""
-    end_own: Callable[[str], int]
-    """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
     count: Callable[[str, str, str], None] = lambda _what, _model, _reason: None
     """Called with one of ``COUNTED``, the model and the reason."""
     live: Callable[[], Mapping[ModelSandboxes, int]] = dict
@@ -51,62 +46,83 @@ class SleepDecisions:
     queue: WakeQueue = field(default_factory=lambda: WakeQueue(most_at_once(len(os.sched_getaffinity(0)))))
     uses: ModelUses = field(default_factory=ModelUses)
 
-    def _begins_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
+    def begins_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
         """Return the expected seconds until the wake of a sleeping model begins that waits for its turn."""
-        turn_s = self.queue.left_s(
-            model.name, self._lefts(), lambda name: self.models[name].sleep_state.estimate_s, self.guard.gap_s
-        )
+        turn_s = self.queue.left_s(model.name, self.lefts(), self._wake_s, self.guard.gap_s)
         if isinstance(decision, Wait):
             return max(turn_s, decision.room_s)
         dear = decision.costs and not decision.cheaper_soon
         return turn_s + (self.guard.place_wait_s(self.clock()) if dear else 0.0)
 
-    def _lefts(self) -> list[float]:
-        """Return the expected seconds that are left of each wake."""
-        now = self.clock()
-        return [one.sleep_state.left_s(now) for one in self.models.values() if one.sleep_state.waking]
+    def _wake_s(self, name: str) -> float:
+        """Return the expected seconds of a wake; none of a model that is gone, for which requests wait that are told so
+        in this turn of the loop."""
+        model = self.models.get(name)
+        return 0.0 if model is None else model.sleep_state.estimate_s
 
-    def _decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+    def turn(self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, *, due: bool = False) -> Turn:
+        """Return the turn of a model for which a tenant's request waits."""
+        begun = self.guard.guests_begun(tenant, self.clock())
+        return Turn(decision.kept, model.sleep_state.need_bytes, isinstance(decision, Wake), due, begun)
+
+    def lefts(self) -> list[float]:
+        """Return the expected seconds that are left of each wake. A model that leaves is not woken any more, and nobody
+        says so."""
+        now, there = self.clock(), [one for one in self.models.values() if one.leaving is Leaving.NO]
+        return [one.sleep_state.left_s(now) for one in there if one.sleep_state.waking]
+
+    def decide(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
         """Decide about a sleeping model that a tenant's request needs, which has just come.
 
         Raises:
             UnavailableError: it cannot be woken now.
         """
-        decision = self._possible(model, tenant)
+        decision = self.possible(model, tenant)
         counted = self.clock() < model.sleep_state.counted_until
-        wait_s = 0.0 if counted else self._guarded_s(model, tenant, decision)
+        wait_s = 0.0 if counted else self.guarded_s(model, tenant, decision)
         if wait_s:
-            raise self._asleep(model, "and models were woken too often in the last minute", wait_s)
+            raise self.asleep(model, "and models were woken too often in the last minute", wait_s)
         return decision
 
-    def _possible(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
+    def check_there(self, model: ModelSandboxes) -> None:
+        """Check that a model can be woken by anybody.
+
+        Raises:
+            UnavailableError: it is being taken away, or no supervisor is there.
+        """
+        if not self.attached() or model.leaving is not Leaving.NO:
+            raise UnavailableError(
+                f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
+            )
+
+    def possible(self, model: ModelSandboxes, tenant: str) -> Wake | Wait:
         """Decide whether there is room for a sleeping model.
 
         Raises:
             UnavailableError: there will be none, or nobody is there who could wake it.
         """
-        if not self.attached():
-            raise UnavailableError(
-                f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
-            )
-        decision = self._decision(model, tenant)
+        self.check_there(model)
+        decision = self.decision(model, tenant)
         if isinstance(decision, Refuse):
             log.warning("a model cannot be woken", model=model.name, reason=decision.why)
-            raise self._asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
+            raise self.asleep(model, "and there is no memory for it", model.sleep_state.estimate_s)
         return decision
 
-    def _guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
+    def guarded_s(self, model: ModelSandboxes, tenant: str, decision: Wake | Wait | Refuse) -> float:
         """Return the seconds until a wake may begin, so that not too many do; 0: now."""
         return self.guard.wait_s(
             model.name, tenant, self.clock(), kept=not isinstance(decision, Refuse) and decision.kept
         )
 
-    def _decision(self, model: ModelSandboxes, tenant: str = "") -> Wake | Wait | Refuse:
+    def decision(self, model: ModelSandboxes, tenant: str = "") -> Wake | Wait | Refuse:
+        """Decide about a sleeping model by what is there now; ``tenant``: whose request needs it, empty for the
+        operator's command."""
         counts = self.live()
-        facts = (self._facts(one, counts, tenant if one is model else "") for one in self.models.values())
+        facts = (self.facts(one, counts, tenant if one is model else "") for one in self.models.values())
         return decide(model.name, facts, self.budget, self.available())
 
-    def _facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int], asked_by: str = "") -> ModelFacts:
+    def facts(self, model: ModelSandboxes, counts: Mapping[ModelSandboxes, int], asked_by: str = "") -> ModelFacts:
+        """Return what is known of one model, with the requests that use each; ``asked_by`` as in ``ModelUses.of``."""
         sleep = model.sleep_state
         # One that is being taken away gives its memory back without being told to.
         live = counts.get(model, 0) if model.ready and model.leaving is Leaving.NO else 1
@@ -115,9 +131,11 @@ class SleepDecisions:
         gives_in_s = sleep.left_s(now) if sleep.waking else stays_s
         return ModelFacts(model.name, *facts, live=live, ending=sleep.ending, stays=stays_s > 0, gives_in_s=gives_in_s)
 
-    def _late(self, model: ModelSandboxes, left_s: float) -> ModelAsleepError:
-        return self._asleep(model, "and its wake takes longer than the request's deadline", left_s)
+    def late(self, model: ModelSandboxes, left_s: float) -> ModelAsleepError:
+        """Return the error of a request whose deadline is before the end of the wake, in so many seconds; counts it."""
+        return self.asleep(model, "and its wake takes longer than the request's deadline", left_s)
 
-    def _asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
+    def asleep(self, model: ModelSandboxes, why: str, retry_after_s: float) -> ModelAsleepError:
+        """Return the error of a request that is refused because its model sleeps; counts it."""
         self.count(TURNED_AWAY, model.name, "")
         return ModelAsleepError(f"the model {model.name} is asleep, {why}", retry_after_s=retry_after_s)

@@ -215,3 +215,14 @@ def test_guests_take_a_place_now_and_then() -> None:
     guard.note_cost(5.0)
     assert guard.place_wait_s(15.0) == 20.0
     assert guard.place_wait_s(35.0) == 0
+
+
+def test_wakes_of_guests_are_counted_by_tenant() -> None:
+    """Those of the tenant in the last minute alone; those of the most used models, of others and older ones (the
+    controls) are not counted."""
+    guard = WakeGuard()
+    guard.note("a", "t", 0.0, kept=False)
+    guard.note("b", "t", 1.0)
+    guard.note("c", "u", 1.0, kept=False)
+    assert (guard.guests_begun("t", 2.0), guard.guests_begun("u", 2.0), guard.guests_begun("v", 2.0)) == (1, 1, 0)
+    assert guard.guests_begun("t", WINDOW_S) == 0

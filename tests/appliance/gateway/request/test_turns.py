@@ -26,6 +26,7 @@ from appliance.gateway.request.audited_calls import AuditedCalls
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.sleep_control import SleepControl
+from appliance.gateway.sandboxes.sleep_decisions import SleepDecisions
 from tests.appliance.gateway.request.test_embedding import QuietTelemetry
 from tests.appliance.gateway.request.test_lifecycle import REQUEST
 from tests.appliance.gateway.request.test_session import Quiet, Stage
@@ -189,7 +190,7 @@ async def test_a_model_that_falls_asleep_behind_the_decision_is_refused_by_its_r
     """
     scene = Scene(stage, "features: {wake: false}")
     models = {"m": stage.model}
-    control = SleepControl(models, lambda _: None, lambda: True, lambda _: 0, available=lambda: 8 << 30)
+    control = SleepControl(SleepDecisions(models, lambda: True, available=lambda: 8 << 30), lambda _: None, lambda _: 0)
     scene.dependencies.sleep = control
     with scene.life() as served:
         await served.place(await served.admit(5))

@@ -22,6 +22,7 @@ from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.sleep_control import SleepControl
+from appliance.gateway.sandboxes.sleep_decisions import SleepDecisions
 from appliance.gateway.sandboxes.tenant_sandboxes import ASK_AGAIN_S, TenantSandboxes
 from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.grammar import Advance
@@ -207,7 +208,7 @@ async def test_limits_of_a_model_that_begins_asleep_reach_a_tenant_s_own_text_sa
     said: list[Control] = []
     stage.dependencies.tenant_sandboxes = TenantSandboxes(LIMITS, said.append)
     stage.grant("class: strict, kv: {reservation: 10%}, limits: {concurrency: 1}")
-    sleep = SleepControl({"m": stage.model}, said.append, lambda: True, lambda _: 0)
+    sleep = SleepControl(SleepDecisions({"m": stage.model}, lambda: True), said.append, lambda _: 0)
     stage.dependencies.sleep = sleep
     sleep.take(ModelRest("m", "asleep", "", 1, 0, "while_used", 60_000))
     session = stage.session()
