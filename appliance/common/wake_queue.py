@@ -29,7 +29,7 @@ def most_at_once(cores: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WakeTurn:
     """A model that requests wait for, as it was looked at last."""
 
     kept: bool
@@ -54,10 +54,10 @@ class WakeQueue:
 
     most: int = MOST_AT_ONCE
     """Wakes that run at a time."""
-    _turns: dict[str, Turn] = field(default_factory=dict)
+    _turns: dict[str, WakeTurn] = field(default_factory=dict)
     """In the order in which the models came."""
 
-    def join(self, model: str, turn: Turn) -> None:
+    def join(self, model: str, turn: WakeTurn) -> None:
         """Let a model wait for its turn, or note what has changed. One that waits already keeps its place among those
         of its kind; one that was due stays so, and of several requests' tenants the one that has begun fewest counts.
         """

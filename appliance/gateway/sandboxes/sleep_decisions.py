@@ -16,7 +16,7 @@ from appliance.common.errors import ModelAsleepError, UnavailableError
 from appliance.common.model_memory import machine_memory
 from appliance.common.model_uses import ModelUses
 from appliance.common.sleep_rules import ModelFacts, Refuse, Wait, Wake, WakeGuard, decide
-from appliance.common.wake_queue import Turn, WakeQueue, most_at_once
+from appliance.common.wake_queue import WakeQueue, WakeTurn, most_at_once
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
 
@@ -60,10 +60,10 @@ class SleepDecisions:
         model = self.models.get(name)
         return 0.0 if model is None else model.sleep_state.estimate_s
 
-    def turn(self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, *, due: bool = False) -> Turn:
+    def turn(self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, *, due: bool = False) -> WakeTurn:
         """Return the turn of a model for which a tenant's request waits."""
         begun = self.guard.guests_begun(tenant, self.clock())
-        return Turn(decision.kept, model.sleep_state.need_bytes, isinstance(decision, Wake), due, begun)
+        return WakeTurn(decision.kept, model.sleep_state.need_bytes, isinstance(decision, Wake), due, begun)
 
     def lefts(self) -> list[float]:
         """Return the expected seconds that are left of each wake. A model that leaves is not woken any more, and nobody

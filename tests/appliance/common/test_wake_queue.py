@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.common.wake_queue import MOST_AT_ONCE, Turn, WakeQueue, most_at_once
+from appliance.common.wake_queue import MOST_AT_ONCE, WakeQueue, WakeTurn, most_at_once
 
 
 def left_s(queue: WakeQueue, model: str, *waking: float) -> float:
@@ -21,10 +21,10 @@ def test_models_come_in_their_order_and_guests_behind_the_others() -> None:
     """Of three that wait two may begin, in the order in which they came; a guest that came first begins when none of
     the others waits. One that joins again keeps its place."""
     queue = WakeQueue(2)
-    queue.join("guest", Turn(kept=False))
+    queue.join("guest", WakeTurn(kept=False))
     assert queue.is_turn("guest", 0), "the control: nobody else waits"
     for name in ("a", "b", "c", "a"):
-        queue.join(name, Turn(kept=True))
+        queue.join(name, WakeTurn(kept=True))
     assert [name for name in ("guest", "a", "b", "c") if queue.is_turn(name, 0)] == ["a", "b"]
     assert [name for name in ("guest", "a", "b", "c") if queue.is_turn(name, 1)] == ["a"]
     for name in ("a", "b", "c", "c"):
@@ -38,7 +38,7 @@ def test_what_is_expected_counts_wakes_that_run_and_those_before() -> None:
     those before them. Beyond what may run, as after orders of the operator, all but the last two have to end."""
     queue = WakeQueue(2)
     for name in ("a", "b", "c"):
-        queue.join(name, Turn(kept=True))
+        queue.join(name, WakeTurn(kept=True))
     assert [left_s(queue, name) for name in ("a", "b", "c")] == [0.0, 0.0, 2.0]
     assert [left_s(queue, name, 0.5, 1.5) for name in ("a", "b", "c")] == [0.5, 1.5, 2.5]
     assert left_s(queue, "a", 0.5, 1.5, 4.0) == 1.5
@@ -49,9 +49,9 @@ def test_a_guest_expects_one_place_for_each_guest_before_it(place: int, expected
     """Behind two wakes of 2 s and so many guests."""
     queue = WakeQueue(2)
     for name in ("g0", "g1", "g2"):
-        queue.join(name, Turn(kept=False))
+        queue.join(name, WakeTurn(kept=False))
     for name in ("a", "b"):
-        queue.join(name, Turn(kept=True))
+        queue.join(name, WakeTurn(kept=True))
     assert left_s(queue, f"g{place}") == expected
 
 
@@ -60,11 +60,11 @@ def test_a_guest_that_is_due_stays_so_until_it_leaves() -> None:
     come since; one that was not due (the control) and one that has left meanwhile do not."""
     for due, left in ((True, False), (False, False), (True, True)):
         queue = WakeQueue(1)
-        queue.join("guest", Turn(kept=False, due=due))
-        queue.join("a", Turn(kept=True))
+        queue.join("guest", WakeTurn(kept=False, due=due))
+        queue.join("a", WakeTurn(kept=True))
         if left:
             queue.leave("guest")
-        queue.join("guest", Turn(kept=False))
+        queue.join("guest", WakeTurn(kept=False))
         assert queue.is_turn("guest", 0) is (due and not left)
         assert queue.is_turn("a", 0) is not queue.is_turn("guest", 0)
 
@@ -75,9 +75,9 @@ def test_what_has_no_room_keeps_back_what_needs_as_much() -> None:
     for room in (False, True):
         queue = WakeQueue(2)
         for name in ("large", "larger"):
-            queue.join(name, Turn(kept=True, need_bytes=2, room=room))
+            queue.join(name, WakeTurn(kept=True, need_bytes=2, room=room))
         for name, need, kept in (("small", 1, True), ("guest", 1, False), ("as large", 2, True)):
-            queue.join(name, Turn(kept=kept, need_bytes=need))
+            queue.join(name, WakeTurn(kept=kept, need_bytes=need))
             assert queue.is_turn(name, 0) is (need == 1 and not room)
             assert left_s(queue, name) == (0.0 if need == 1 and not room else 2.0)
             queue.leave(name)
@@ -88,9 +88,9 @@ def test_guests_of_who_has_begun_fewer_come_first() -> None:
     and other tenants' requests say; with as many (the control) it comes behind it."""
     for begun, expected in ((1, 0.0), (0, 30.0)):
         queue = WakeQueue(1)
-        queue.join("first", Turn(kept=False, begun=begun))
-        queue.join("second", Turn(kept=False))
-        queue.join("second", Turn(kept=False, begun=5))
+        queue.join("first", WakeTurn(kept=False, begun=begun))
+        queue.join("second", WakeTurn(kept=False))
+        queue.join("second", WakeTurn(kept=False, begun=5))
         assert left_s(queue, "second") == expected
         assert left_s(queue, "first") == 30.0 - expected
         assert queue.is_turn("second", 0) is (begun == 1)

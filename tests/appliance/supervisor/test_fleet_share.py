@@ -67,10 +67,8 @@ async def test_a_generation_is_a_namespace_and_ends_with_a_death(
         shared = namespace.key("alpha")
         assert shared is not None and fleet.namespaces == [shared] and namespace.key("beta") == first["beta"]
         assert told == [Namespaces({"alpha": shared.hex()})] and vault.owner(first["alpha"]) is None
-        heard: list[object] = []
-        await wait_until(
-            lambda: not heard.extend(words(wire)) and heard == [Forget(mark_of(first["alpha"])), Share(mark_of(shared))]
-        )
+        heard, share = list[object](), Share(mark_of(shared), lasts_s=fleet.kv.lasts_s)
+        await wait_until(lambda: not heard.extend(words(wire)) and heard == [Forget(mark_of(first["alpha"])), share])
         assert (vault.figures[FLEET_STATE], vault.figures[FLEET_SHREDS]) == (FleetKeyState.HELD, 0)
 
         port.shared.add("alpha")

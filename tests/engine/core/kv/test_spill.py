@@ -13,6 +13,7 @@ import pytest
 from appliance.supervisor.spill_tiers import SpillLimits
 from engine.core.engine import Engine
 from engine.core.kv import spill
+from engine.core.kv.outbox import Sent
 from engine.core.kv.spill import LONGEST_NS, MAX_SEEKING, MAX_WAITING_OF_ONE, PATIENCE_NS
 from engine.serve import serve
 from isolation.ipc.engine import Drain, StepOutput
@@ -173,7 +174,9 @@ def test_a_fetch_that_nobody_answers_ends_in_computing(tmp_path: Path) -> None:
         assert (engine.spill.num_waiting, one.cached[request]) == (0, 0)
         one.run(*(submit(number, prompt(number)) for number in range(10 * request - 490, 10 * request - 484)))
         wire.host.receive(4_096)
-        engine.spill._out.index.update(dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), namespace(1)))
+        engine.spill._out.index.update(
+            dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), Sent(namespace(1), None))
+        )
     engine.add(submit(53, prompt(1)))
     (fetch,) = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
     for index in range(9):
