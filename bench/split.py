@@ -189,7 +189,7 @@ def waits(before: dict[str, float], after: dict[str, float], seen: Seen) -> str:
     came."""
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     asked = {name[5:]: int(count) for name, count in grown.items() if name.startswith("asked") and count}
-    waited = sum(count for name, count in grown.items() if name.startswith("waited"))
+    waited = 1e3 * sum(seconds for name, seconds in grown.items() if name.startswith("waited"))
     count = sum(asked.values())
     behind = mean(seen.long_first) * 1e3 - waited / count if count and seen.long_first else float("nan")
     return f"       outcomes {asked}; waited {waited / max(1, count):.0f} ms, first token {behind:.0f} ms behind that"
