@@ -79,8 +79,8 @@ def rules(root: Path) -> dict[str, str]:
 
 
 def traffic(appliance: Appliance) -> None:
-    """Answers for both tenants, one found in KV, one mistake, one refusal. They have so many tokens that not all come at
-    once, which would be no time between tokens."""
+    """Answers for both tenants, one found in KV, one mistake, one refusal. They have more tokens than come at once,
+    since those would have no time between them."""
     for tenant in ("alpha", "beta", "alpha"):
         appliance.openai(tenant).chat.completions.create(
             model="athanor-mini", messages=[{"role": "user", "content": "What is a sandbox? " * 8}], max_tokens=32
