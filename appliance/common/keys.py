@@ -57,6 +57,8 @@ _HEAD = re.compile(r'\s*\{\s*"keys"\s*:\s*\{\s*')
 """What stands before the first entry of a table."""
 _GAP = re.compile(r"[\s:,]*")
 """What stands between an id, its entry, and the next id."""
+_ENTRY, _FIELD = "\n    ", "\n      "
+"""Begin of a line of an entry, and of one of its fields."""
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _FIELDS = frozenset({"hmac_sha256", "created", "expires", "revoked", "tenant", "scopes", "previous"})
 _PREVIOUS_FIELDS = frozenset({"hmac_sha256", "created", "expires"})
@@ -273,25 +275,27 @@ def _twice(text: str) -> tuple[str, int] | None:
 
 def serialise_records(records: Mapping[str, KeyRecord]) -> str:
     """The text of ``credentials.json``: sorted, indented, one final newline."""
-    keys: dict[str, dict[str, object]] = {}
-    for key_id in sorted(records):
-        record = records[key_id]
-        entry: dict[str, object] = {"hmac_sha256": record.digest.hex(), "created": record.created.isoformat()}
-        if record.expires is not None:
-            entry["expires"] = record.expires.isoformat()
-        entry["revoked"] = record.revoked
-        if record.tenant:
-            entry["tenant"] = record.tenant
-        if record.scopes is not None:
-            entry["scopes"] = sorted(record.scopes)
-        if record.previous is not None:
-            entry["previous"] = {
-                "hmac_sha256": record.previous.digest.hex(),
-                "created": record.previous.created.isoformat(),
-                "expires": record.previous.expires.isoformat(),
-            }
-        keys[key_id] = entry
-    return json.dumps({"keys": keys}, indent=2) + "\n"
+    entries = [f"{_ENTRY}{json.dumps(key_id)}: {_entry(records[key_id])}" for key_id in sorted(records)]
+    return '{\n  "keys": {' + ",".join(entries) + ("\n  }" if entries else "}") + "\n}\n"
+
+
+def _entry(record: KeyRecord) -> str:
+    """One key's object, indented as ``json.dumps`` with two blanks would indent the whole: that one has no quick
+    encoder, and takes three times as long for a table of 10,000."""
+    fields = [f'"hmac_sha256": "{record.digest.hex()}"', f'"created": "{record.created.isoformat()}"']
+    if record.expires is not None:
+        fields.append(f'"expires": "{record.expires.isoformat()}"')
+    fields.append(f'"revoked": {"true" if record.revoked else "false"}')
+    if record.tenant:
+        fields.append(f'"tenant": {json.dumps(record.tenant)}')
+    if record.scopes is not None:
+        scopes = json.dumps(sorted(record.scopes), indent=2)
+        fields.append(f'"scopes": {scopes.replace(chr(10), _FIELD)}')
+    if (previous := record.previous) is not None:
+        inner = [f'"hmac_sha256": "{previous.digest.hex()}"', f'"created": "{previous.created.isoformat()}"']
+        inner.append(f'"expires": "{previous.expires.isoformat()}"')
+        fields.append(f'"previous": {{{_FIELD}  {f",{_FIELD}  ".join(inner)}{_FIELD}}}')
+    return f"{{{_FIELD}{f',{_FIELD}'.join(fields)}{_ENTRY}}}"
 
 
 def _parse_record(key_id: str, entry: object) -> KeyRecord:

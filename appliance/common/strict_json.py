@@ -20,6 +20,9 @@ MAX_JSON_CONTAINERS = 65_536
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+["\\]?', re.DOTALL)
 """A string, closed or not: an unclosed one must match too, or each escaped quote in it would start a new search."""
 
+_CONTAINERS = frozenset({list, dict})
+"""Types that the parser makes of arrays and objects, and no subclass of them."""
+
 
 class JsonError(ValueError):
     """The document is refused; the message says why and shows nothing of it."""
@@ -79,15 +82,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
+    level = [value] if type(value) in _CONTAINERS else []
     for _ in range(MAX_JSON_DEPTH):
-        level = [item for parent in level for item in _children(parent) if isinstance(item, list | dict)]
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if type(parent) is dict else parent)
+            if type(item) in _CONTAINERS
+        ]
         if not level:
             return
     raise JsonError(f"nested deeper than {MAX_JSON_DEPTH} levels")
-
-
-def _children(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -213,7 +213,7 @@ def test_an_id_that_stands_twice_is_named_with_its_line():
 
 
 def test_records_survive_the_file():
-    """What is written is read back, in a stable order."""
+    """What is written is read back, in a stable order, and is spelt as the standard library would spell it."""
     records = {
         "b": KeyRecord(b"\x01" * 32, NOW, NOW + timedelta(days=1), True),
         "a": KeyRecord(b"\x02" * 32, NOW),
@@ -229,6 +229,8 @@ def test_records_survive_the_file():
     text = serialise_records(records)
     assert parse_records(text) == records
     assert list(json.loads(text)["keys"]) == ["a", "b", "c", "d"]
+    for written in (text, serialise_records({})):
+        assert written == json.dumps(json.loads(written), indent=2) + "\n"
 
 
 @pytest.mark.parametrize(

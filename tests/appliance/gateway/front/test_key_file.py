@@ -111,9 +111,9 @@ async def test_ten_thousand_keys_follow_within_a_second(tmp_path: Path, record_p
     made_s = time.process_time() - start
     followed = KeyFile(found.credentials, found.pepper)
     followed.adopt(followed.read(found.credentials, found.pepper))
-    start = time.process_time()
     with revoking(found.credentials) as table:
         table.revoke(["t-5000"])
+        start = time.process_time()  # The block's end writes the file.
     assert await followed.look()
     took_s = time.process_time() - start
     record_property("made_s", made_s)

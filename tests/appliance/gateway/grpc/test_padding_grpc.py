@@ -19,7 +19,8 @@ from appliance.gateway.grpc.servicer import SERVICE
 from tests.appliance.gateway.front.support import Running, Step, logprob_script, serving, text_script
 from tests.appliance.gateway.grpc.grpc_client import ask, drained, proof_of, refused
 
-QUICK = Padding(tick_s=0.02, record_bytes=256, first_records=4, growth=4)
+QUICK = Padding(tick_s=0.08, record_bytes=256, first_records=4, growth=4)
+"""Four ticks are longer than a busy machine holds an answer back."""
 SHORT = text_script("yes")
 LONG = [Started(700, 320), *(Delta(f"word{n} ", (n,)) for n in range(20)), Finished(FinishReason.LENGTH, 700, 320, 20)]
 
