@@ -15,20 +15,16 @@ from bench.gpu_report import BARS, Report
 from bench.gpu_tune import MARGIN, choose
 
 SECTIONS = ("roofline", "exactness", "memory", "kernels", "cold", "closed", "peer", "trace", "isolation")
-IN_PROCESS = ("roofline", "exactness", "memory", "kernels", "closed", "trace")
-"""Sections that start no further process: each of those loads torch again, and one of them a library beside it."""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "sections", [IN_PROCESS, pytest.param(SECTIONS, marks=pytest.mark.full)], ids=["in process", "all"]
-)
-def test_sections_run_at_toy_size(root: Path, tmp_path: Path, sections: tuple[str, ...]) -> None:
-    """Sections give their figures (in the full counts all but those that need a card's counters), results are lines of
-    JSON, and the table at the end has a verdict for each bar."""
+def test_sections_run_at_toy_size(root: Path, tmp_path: Path) -> None:
+    """All sections but those that need a card's counters give their figures, results are lines of JSON, and the table
+    at the end has a verdict for each bar."""
     out = tmp_path / "results.jsonl"
     done = subprocess.run(
-        [sys.executable, "bench/gpu.py", "--toy", "--out", str(out), "--only", *sections],
+        [sys.executable, "bench/gpu.py", "--toy", "--out", str(out), "--only", *SECTIONS],
         cwd=root,
         capture_output=True,
         text=True,
@@ -40,7 +36,7 @@ def test_sections_run_at_toy_size(root: Path, tmp_path: Path, sections: tuple[st
     ended = {line["name"]: line["failed"] for line in lines if line["section"] == "section"}
     assert done.returncode == 0, done.stdout[-3_000:]
     assert not any(ended.values())
-    assert set(ended) == set(sections)
+    assert set(ended) == set(SECTIONS)
     for bar in BARS.values():
         assert bar.name in done.stdout
     exact = next(line for line in lines if line["section"] == "exactness")

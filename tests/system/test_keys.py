@@ -78,6 +78,7 @@ def status_with(appliance: Appliance, secret: str) -> int:
     return httpx.get(appliance.ready["http"] + "/v1/models", headers=headers, timeout=10, verify=PLAIN).status_code
 
 
+@pytest.mark.full
 @pytest.mark.clock
 async def test_a_key_of_ten_thousand_is_revoked_within_a_second(
     keyed: Appliance, record_property: pytest.RecordProperty, tmp_path: Path

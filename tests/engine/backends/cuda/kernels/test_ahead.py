@@ -98,6 +98,7 @@ def serve(repository: Path, kernels: Path, model: Path, driver: Path) -> subproc
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_an_engine_without_compilers_finds_every_kernel(
     root: Path, built: BuiltKernels, model: Path, driver: Path
@@ -132,6 +133,7 @@ def test_an_engine_without_compilers_finds_every_kernel(
     assert {path: path.stat().st_mtime_ns for path in built.folder.rglob("*")} == before
 
 
+@pytest.mark.full
 def test_nothing_of_the_machine_is_in_it(built: BuiltKernels, model: Path, root: Path, tmp_path: Path) -> None:
     """No file names the repository, the packages' folder or the place where it was compiled; only machine code, its
     metadata and the launcher are there. Control: a module as the interpreter compiles it names its place."""
@@ -149,6 +151,7 @@ def test_nothing_of_the_machine_is_in_it(built: BuiltKernels, model: Path, root:
     assert str(root).encode() in (tmp_path / "control").read_bytes()
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_refused(built: BuiltKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed byte, an added file, another architecture, another Triton, other sources, another configuration: each
     a typed error that says what is needed. Nothing of Triton is switched by a refusal."""
@@ -246,6 +249,7 @@ def test_two_launchers_are_the_same_bytes(tmp_path: Path) -> None:
     assert first == second and b"libcuda.so.1" in first
 
 
+@pytest.mark.full
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_two_builds_give_one_digest(built: BuiltKernels, model: Path, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def judge(found: dict[str, object]) -> None:
     check(found)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_sample_of_steps_has_no_form_of_its_own(root: Path) -> None:
     """A model of each kind, prompts of a dozen numbers of tokens in many divisions, every bucket of rows. Control: a
