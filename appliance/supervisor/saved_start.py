@@ -108,6 +108,14 @@ class SavedStart:
         if self.verdict.result() != self.checkpoint.stamp():
             raise CheckpointError(f"checkpoint {self.checkpoint.key[:12]} was replaced while a sandbox was restored")
 
+    def damage(self) -> CheckpointError | None:
+        """Wait for the result of the verification; what ``verified`` raises, or None."""
+        try:
+            self.verified()
+        except CheckpointError as error:
+            return error
+        return None
+
 
 def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:
     """Return a specification with a checkpoint's file of weights mounted in it."""

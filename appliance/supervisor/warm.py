@@ -129,16 +129,15 @@ class WarmStarts:
                 if stop.is_set():
                     raise
                 # The reader must have done with the files before they go.
-                with suppress(CheckpointError):
-                    saved.verified()
+                damage = saved.damage()
                 log.warning(
                     "a checkpoint could not be used; the sandbox starts without",
                     sandbox=plan.name,
                     checkpoint=saved.checkpoint.key[:_NAME_CHARS],
-                    problem=str(error),
+                    problem=str(damage or error),
                 )
                 fallen = True
-                if start_is_base(start) and not isinstance(error, CheckpointError):
+                if start_is_base(start) and damage is None:
                     doubted = saved.checkpoint.key
                 else:
                     self.store.drop(saved.checkpoint.key)
