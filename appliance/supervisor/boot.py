@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -27,7 +27,7 @@ from appliance.common.model_memory import model_need
 from appliance.common.sleep_rules import ALWAYS
 from appliance.supervisor.gate import Latch, check_model
 from appliance.supervisor.gpu import Cards, EngineOnCard, guest_gpu_kernels, with_gpu
-from appliance.supervisor.layout import GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
+from appliance.supervisor.layout import FOLDERS, GUEST_ADAPTERS, GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.ranks import rank_problem
 from appliance.supervisor.sandbox_output import claimed, last_words, line_logger
 from appliance.supervisor.saved_start import SavedStart
@@ -183,6 +183,8 @@ def plan_boot(
     if problem := rank_problem(model, threads):
         raise StartError(problem)
     spec = sandbox_spec(config, files, role, name, socket_dir, threads)
+    if runtime.fills_folders:
+        spec = replace(spec, folders=FOLDERS[role])
     on_card = EngineOnCard(spec, model)
     if role is Role.ENGINE:
         on_card = with_gpu(spec, config, model, files, runtime, Cards() if cards is None else cards)
@@ -324,6 +326,9 @@ def boot(
             if saved is not None:
                 saved.verified()
             booting.configure(channels[0])
+            if saved is not None and not saved.with_model:
+                # From here on it does what a started one does, and its model may be larger than that of the first.
+                booting = replace(booting, until=None)
             if plan.spills:
                 channels.append(booting.connect(listener, expected, Role.SPILL))
         ready = booting.await_ready(channels[0])

@@ -27,6 +27,13 @@ GUEST_ADAPTERS = "/adapters"
 """Folder of the adapters inside an engine's sandbox, each in a folder of its digest's name."""
 
 
+GUEST_MODEL = "/model"
+"""Folder of the model's files inside a sandbox."""
+
+FOLDERS = {Role.ENGINE: (GUEST_MODEL, GUEST_ADAPTERS), Role.TEXT: (GUEST_MODEL,)}
+"""Folders that all sandboxes of a role have, each with files of its own model."""
+
+
 def engine_place(config: ApplianceConfig, model: ModelConfig, tenant: str = "") -> int:
     """Position of an engine among the engines, which take the NUMA nodes in turn: models in the order of the
     configuration, and a tenant's own engine after the shared one of its model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,41 @@ PATIENCE_FACTOR = 3.0
 """A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
 
 
+class Verifier:
+    """Reads checkpoints and compares their digests in threads, once for each state of their files since the machine's
+    start."""
+
+    def __init__(self) -> None:
+        self._readers = ThreadPoolExecutor(2, "checkpoint")
+        self._sound: dict[str, Stamp] = {}
+        """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
+
+    def begin(self, checkpoint: Checkpoint) -> Future[Stamp]:
+        """Begin to read a checkpoint; the result is the state of its files that was found whole.
+
+        Raises, by the result:
+            CheckpointError: it is damaged or missing.
+        """
+        return self._readers.submit(self._verify, checkpoint)
+
+    def note(self, checkpoint: Checkpoint, stamp: Stamp) -> None:
+        """Note that its files were whole in this state, taken before."""
+        self._sound[checkpoint.key] = stamp
+        checkpoint.note_whole(stamp)
+
+    def _verify(self, checkpoint: Checkpoint) -> Stamp:
+        stamp = checkpoint.stamp()
+        if stamp is None:
+            raise CheckpointError(f"checkpoint {checkpoint.key[:12]} is gone")
+        if self._sound.get(checkpoint.key) != stamp:
+            if checkpoint.known_whole(stamp):
+                self._sound[checkpoint.key] = stamp
+            else:
+                checkpoint.verify()
+                self.note(checkpoint, stamp)
+        return stamp
+
+
 @dataclass(frozen=True, slots=True)
 class SavedStart:
     """A checkpoint that is being verified while a sandbox is restored from it."""
@@ -28,6 +63,8 @@ class SavedStart:
     checkpoint: Checkpoint
     verdict: Future[Stamp]
     """State of the files that were found whole."""
+    with_model: bool = False
+    """Whether the model was loaded before it was saved."""
 
     @property
     def folder(self) -> Path:
@@ -70,6 +107,14 @@ class SavedStart:
         """
         if self.verdict.result() != self.checkpoint.stamp():
             raise CheckpointError(f"checkpoint {self.checkpoint.key[:12]} was replaced while a sandbox was restored")
+
+    def damage(self) -> CheckpointError | None:
+        """Wait for the result of the verification; what ``verified`` raises, or None."""
+        try:
+            self.verified()
+        except CheckpointError as error:
+            return error
+        return None
 
 
 def with_weights(spec: SandboxSpec, folder: Path) -> SandboxSpec:

@@ -1,8 +1,12 @@
 """Warm starts: sandboxes that begin as copies of one that had imported everything and had served no tenant.
 
 A *template* is a sandbox of the same spec whose socket directory is empty. Its program imports, finds no host, says so
-and waits: there its memory is saved. It has had no key, request or descriptor of ours, and it has served nobody. That
-of a model that may sleep has loaded the model before, so that a wake need not prepare its weights again: its
+and waits: there its memory is saved. It has had no key, request or descriptor of ours, and it has served nobody. It has
+no file of a model either, so one checkpoint, the *base*, starts the sandboxes of all models: the folders in which
+they have theirs are empty in it (``SandboxSpec.folders``). Where the runtime cannot fill folders at a restore, each
+model has one of its own, by the same code.
+
+That of a model that may sleep has loaded the model before, so that a wake need not prepare its weights again: its
 configuration is an argument of its program then, and part of the checkpoint's name. A copy of a template connects, is
 told everything, seeds its generators anew and locks itself down as a program does that was started. Templates are
 started when everything serves, one at a time, with half a core.
@@ -18,7 +22,6 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +37,9 @@ from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, boot
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
-from appliance.supervisor.saved_start import SavedStart, with_weights
+from appliance.supervisor.saved_start import SavedStart, Verifier, with_weights
 from isolation.errors import CheckpointError, IsolationError
-from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, Stamp, contents, open_store
+from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.runtime import Runtime
 from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
@@ -88,6 +91,8 @@ class WarmStarts:
         """Plan, seconds of its cold start, and ``_left_of`` of its name when it was asked for."""
         self._asked: Counter[str] = Counter()
         """Templates of each sandbox that were made, failed, or wait for their turn."""
+        self._blamed: Counter[str] = Counter()
+        """How often a sandbox of each name was started without the checkpoints there were."""
         self._left_of: Counter[str] = Counter()
         """How often a sandbox of each name has left: what was asked for before is of another."""
         self._making = asyncio.Lock()
@@ -97,9 +102,7 @@ class WarmStarts:
         """Set to give up the template with a model that is under way."""
         self._under_way: BootPlan | None = None
         """Sandbox of the template with a model that is being made."""
-        self._readers = ThreadPoolExecutor(2, "checkpoint")
-        self._sound: dict[str, Stamp] = {}
-        """Files of checkpoints that were read and found whole in this life; at most as many as were used."""
+        self._verifier = Verifier()
         self._listed = ListedFolders()
         self._ahead: dict[str, str] = {}
         """Name of the checkpoint with the model, by sandbox."""
@@ -115,43 +118,50 @@ class WarmStarts:
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        fallen = False
+        fallen, doubted = False, ""
         for start in starts(plan):
             saved = self._find(start)
             if saved is None:
                 continue
             try:
-                booted = boot(start, self._runtime, stop, saved, gate)
+                booted = boot(start if saved.with_model else plan, self._runtime, stop, saved, gate)
             except (IsolationError, ProtocolError, OSError) as error:
                 if stop.is_set():
                     raise
                 # The reader must have done with the files before they go.
-                with suppress(CheckpointError):
-                    saved.verified()
+                damage = saved.damage()
                 log.warning(
-                    "a checkpoint could not be used and is dropped; the sandbox starts without",
+                    "a checkpoint could not be used; the sandbox starts without",
                     sandbox=plan.name,
                     checkpoint=saved.checkpoint.key[:_NAME_CHARS],
-                    problem=str(error),
+                    problem=str(damage or error),
                 )
-                self.store.drop(saved.checkpoint.key)
                 fallen = True
+                if start_is_base(start) and damage is None:
+                    doubted = saved.checkpoint.key
+                else:
+                    self.store.drop(saved.checkpoint.key)
             else:
-                booted.ahead = start is not plan
+                booted.ahead = saved.with_model
                 return booted
         booted = boot(plan, self._runtime, stop, gate=gate)
+        # All models begin with the base, so one that cannot start at all is no reason to make another.
+        if doubted:
+            self.store.drop(doubted)
         if fallen:
             booted.start = FALLEN_BACK
         return booted
 
     def boot_cold(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
-        """Boot without a checkpoint, and drop the one there is: it may be why sandboxes of this plan die again and
-        again.
+        """Boot without a checkpoint, and drop those there are: one may be why sandboxes of this plan die again and
+        again. The base of all models goes ``MOST_TEMPLATES`` times for one of them.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        for key in self._keys_of(plan) | ({self._ahead.pop(plan.name, "")} - {""}):
+        self._blamed[plan.name] += 1
+        shared = self._blamed[plan.name] <= MOST_TEMPLATES
+        for key in self._keys_of(plan, shared=shared) | ({self._ahead.pop(plan.name, "")} - {""}):
             self.store.drop(key)
         return boot(plan, self._runtime, stop, gate=gate)
 
@@ -168,26 +178,10 @@ class WarmStarts:
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None:
             return None
-        if start_is_ahead(plan):
+        ahead = start_is_ahead(plan)
+        if ahead:
             self._note_ahead(plan, key, self._left_of[plan.name])
-        return SavedStart(checkpoint, self._readers.submit(self._verify, checkpoint))
-
-    def _verify(self, checkpoint: Checkpoint) -> Stamp:
-        """Read a checkpoint and compare its digests, once for each state of its files since the machine's start; gives
-        that state.
-
-        Raises:
-            CheckpointError: it is damaged or missing.
-        """
-        stamp = checkpoint.stamp()
-        if stamp is None:
-            raise CheckpointError(f"checkpoint {checkpoint.key[:_NAME_CHARS]} is gone")
-        if self._sound.get(checkpoint.key) != stamp:
-            if not checkpoint.known_whole(stamp):
-                checkpoint.verify()
-                checkpoint.note_whole(stamp)
-            self._sound[checkpoint.key] = stamp
-        return stamp
+        return SavedStart(checkpoint, self._verifier.begin(checkpoint), ahead)
 
     def key(self, spec: SandboxSpec, listed: ListedFolders | None = None) -> str:
         """Name of the checkpoint of such sandboxes; empty where none can be made. ``listed``: what is known of folders;
@@ -224,8 +218,8 @@ class WarmStarts:
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
 
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
-        """Remove the checkpoints of sandboxes that have left, also one that is being made, unless one that stays begins
-        with the same: two models may have the same files."""
+        """Remove the checkpoints of sandboxes that have left, also one that is being made, but for the base and for one
+        that another which stays begins with: two models may have the same files."""
         async with self._making:
             await asyncio.to_thread(self._drop, tuple(plans), tuple(staying))
 
@@ -233,15 +227,19 @@ class WarmStarts:
         with self._names:
             kept = {self._ahead.get(plan.name, "") for plan in staying}
             gone, self._left_keys = self._left_keys, set()
-        for key in gone.union(*map(self._keys_of, plans)) - kept.union(*map(self._keys_of, staying)):
+        for plan in plans:
+            gone |= self._keys_of(plan, shared=False)
+        for key in gone - kept.union(*map(self._keys_of, staying)):
             self.store.drop(key)
 
-    def _keys_of(self, plan: BootPlan) -> set[str]:
-        """Names of all checkpoints that a plan may begin with; none where its files are gone."""
+    def _keys_of(self, plan: BootPlan, *, shared: bool = True) -> set[str]:
+        """Names of all checkpoints that a plan may begin with; none where its files are gone. ``shared``: the base
+        too, which models that come later begin with."""
         found, told = set[str](), self.told(plan)
         for start in (*starts(plan), *(starts(told) if told != plan else ())):
-            with suppress(OSError):
-                found.add(self.key(start.spec))
+            if shared or not start_is_base(start):
+                with suppress(OSError):
+                    found.add(self.key(start.spec))
         return found - {""}
 
     def _note_ahead(self, plan: BootPlan, key: str, left: int) -> None:
@@ -318,8 +316,7 @@ class WarmStarts:
             made = self.store.keep(draft, key, cold_s)
             stamp = made.stamp()
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
-                self._sound[key] = stamp
-                made.note_whole(stamp)
+                self._verifier.note(made, stamp)
         return made
 
     def _has_room(self, plan: BootPlan) -> bool:
@@ -400,17 +397,24 @@ def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | 
 
 
 def starts(plan: BootPlan) -> tuple[BootPlan, ...]:
-    """Ways to start a sandbox from a checkpoint, the fastest first: with the model, and with what it imports alone. A
-    model on a GPU lies in the driver's memory, which cannot be saved."""
+    """Plans of the sandboxes that are saved to start this one, the fastest first: with the model, and with what it
+    imports alone, which has nothing of a model where the sandbox has folders. A model on a GPU lies in the driver's
+    memory, which cannot be saved."""
+    base = replace(plan, spec=plan.spec.without_content())
     if plan.spec.gpu is not None or not 0 < plan.ahead_bytes <= MOST_AHEAD_BYTES:
-        return (plan,)
+        return (base,)
     argv = (*plan.spec.argv, plan.configuration.decode())
-    return replace(plan, spec=replace(plan.spec, argv=argv)), plan
+    return replace(plan, spec=replace(plan.spec, argv=argv)), base
 
 
 def start_is_ahead(plan: BootPlan) -> bool:
     """Return whether a plan is one of ``starts`` that loads the model before it meets its host."""
     return plan.ahead_bytes > 0 and plan.spec.argv[-1] == plan.configuration.decode()
+
+
+def start_is_base(plan: BootPlan) -> bool:
+    """Return whether a plan is one of ``starts`` that sandboxes of all models of its kind begin with."""
+    return bool(plan.spec.folders) and not start_is_ahead(plan)
 
 
 def _checked(plan: BootPlan) -> dict[Path, Identity]:

@@ -17,6 +17,8 @@ from isolation.gvisor.spec import GUEST_UID, RESERVED_TARGETS, SandboxSpec
 
 OCI_VERSION = "1.0.2"
 _SKELETON_MODE = 0o755
+_FOLDERS = "folders"
+"""Directory of the bundle with the sources of ``SandboxSpec.folders``; runsc takes a relative source as below it."""
 _DEVICE_MODE = 0o666
 """Mode of device nodes, as the driver creates them; the user inside owns none of them."""
 _TRASH_PREFIX = ".deleted-"
@@ -80,9 +82,11 @@ def _linux(spec: SandboxSpec) -> dict[str, object]:
 
 
 def _mounts(spec: SandboxSpec) -> list[dict[str, object]]:
-    binds = [
-        _mount(mount.target, "bind", str(mount.source), "rbind", "ro", "nosuid", "nodev") for mount in spec.all_mounts()
-    ]
+    # Before what lies in them: the gofer mounts in this order, and shows a restored sandbox whose checkpoint has the
+    # folder alone what it has mounted there.
+    places = [*((one, _FOLDERS + one) for one in spec.folders)]
+    places += [(mount.target, str(mount.source)) for mount in spec.all_mounts()]
+    binds = [_mount(target, "bind", source, "rbind", "ro", "nosuid", "nodev") for target, source in places]
     masks = [
         _mount(path, "tmpfs", "tmpfs", "ro", "nosuid", "nodev", "noexec", "size=4096", "mode=0555")
         for path in spec.rootfs.masks
@@ -133,7 +137,9 @@ class Bundle:
             raise SandboxStartError(f"a sandbox named {spec.name} exists already") from error
         bundle = cls(path, gpu=spec.gpu is not None)
         try:
-            _make_skeleton(path / "rootfs", spec)
+            for folder in spec.folders:
+                _make_directory(path / _FOLDERS / folder[1:])
+            _make_skeleton(path / "rootfs", spec, path / _FOLDERS)
             config = json.dumps(oci_config(spec, profile), indent=1)
             (path / "config.json").write_text(config)
         except BaseException:
@@ -152,16 +158,18 @@ class Bundle:
         shutil.rmtree(trash)
 
 
-def _make_skeleton(root: Path, spec: SandboxSpec) -> None:
-    """Create the mount points: an empty directory or file for each target, so that runsc need not create them.
+def _make_skeleton(root: Path, spec: SandboxSpec, folders: Path) -> None:
+    """Create the mount points: an empty directory or file for each target, so that runsc need not create them; those in
+    the sandbox's folders below ``folders``, which is mounted there.
 
     A target below another mount must exist in that mount's source; this is checked here because runsc's own error names
     neither.
     """
     _make_directory(root)
     targets = {mount.target: mount.source for mount in spec.all_mounts()}
-    for target in RESERVED_TARGETS:
+    for target in (*RESERVED_TARGETS, *spec.folders):
         _make_directory(root / target[1:])
+    inside_folders = tuple(f"{folder}/" for folder in spec.folders)
     for target, source in targets.items():
         if not source.exists():
             raise SandboxStartError(f"{source}, to be mounted at {target}, does not exist")
@@ -171,7 +179,7 @@ def _make_skeleton(root: Path, spec: SandboxSpec) -> None:
             if not inside.exists():
                 raise SandboxStartError(f"mount point {target} does not exist in {targets[over]}")
             continue
-        place = root / target[1:]
+        place = (folders if target.startswith(inside_folders) else root) / target[1:]
         if source.is_dir():
             _make_directory(place)
         else:

@@ -21,7 +21,7 @@ from pathlib import Path
 from isolation.errors import IsolationError, ProcessError, SandboxStartError, SandboxTimeoutError, UserNamespaceError
 from isolation.gvisor.bundle import Bundle, Profile, oci_config
 from isolation.gvisor.cpuid import processor, show_native_cpuid
-from isolation.gvisor.runsc import Runsc, RunscCommand, container_id
+from isolation.gvisor.runsc import COMPARES_MOUNTS_SINCE, Runsc, RunscCommand, container_id
 from isolation.gvisor.runtime import Ending, Program
 from isolation.gvisor.spec import SandboxSpec
 from isolation.gvisor.timerslack import BUSY_SLACK_NS, SENTRY_SLACK_NS, let_timers_ring_late
@@ -96,6 +96,12 @@ class GvisorRuntime:
     def program_file(self) -> Path:
         """Return runsc's file."""
         return self.runsc.path
+
+    @property
+    def fills_folders(self) -> bool:
+        """Return whether this runsc restores into other mounts: the sentry finds those of the checkpoint by their
+        destinations, and the gofer shows what it has mounted below them."""
+        return self.runsc.version < COMPARES_MOUNTS_SINCE
 
     def program(self) -> Program:
         """Return runsc with its release, digest and flags; see ``Runtime.program``."""

@@ -23,6 +23,10 @@ from isolation.host.process import MINIMAL_ENVIRONMENT, run
 MIN_VERSION = 20_240_701
 """Release date of the oldest usable runsc: systrap by default, lisafs, a usable nvproxy."""
 
+COMPARES_MOUNTS_SINCE = 20_240_801
+"""Release date from which runsc may refuse a restore with other mounts than at the save: an upper bound on the age of
+the last release that was tried (20240729) and restores what both have. Later ones compare the two lists."""
+
 SIDECARS_SINCE = 20_260_831
 """Release date from which runsc is an archive: it starts programs from the folder ``gvisor-bin`` beside it, the sentry
 among them (google/gvisor, issue 13718)."""

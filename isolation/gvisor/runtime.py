@@ -128,6 +128,10 @@ class Runtime(Protocol):
     def program_file(self) -> Path | None:
         """Return the file of the program that runs sandboxes; None where there is none."""
 
+    @property
+    def fills_folders(self) -> bool:
+        """Return whether a restored sandbox may have other mounts in the folders of its spec than what was saved."""
+
     def program(self) -> Program:
         """Return the program that runs sandboxes, as it is on disk now.
 
@@ -151,8 +155,9 @@ class Runtime(Protocol):
         Args:
             spec: what it runs, sees and may use.
             on_line: called with each line of its output, in a separate thread.
-            image: the folder of a ``save`` of a sandbox with equal ``identity`` and mount contents. The program
-                continues where it was saved, with the isolation of this spec.
+            image: the folder of a ``save`` of a sandbox with equal ``identity`` and mount contents; where
+                ``fills_folders``, of one without mounts in its folders, into which its program has not looked. The
+                program continues where it was saved, with the isolation of this spec.
             hold: called once everything but the program is there, which then takes little memory; the program starts
                 when it returns. What it raises ends the start.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isolation.errors import IsolationError
@@ -142,6 +142,9 @@ class SandboxSpec:
     limits: Limits
     tmpfs_bytes: int = field(default=64 << 20)
     """Size of /tmp and of /dev/shm, each; their pages count towards the sandbox's memory."""
+    folders: tuple[str, ...] = ()
+    """Folders inside that hold the mounts below them and nothing else, and are there without any. One of these mounts
+    may be absent from a checkpoint that a sandbox is restored from (``without_content``)."""
     gpu: GpuAccess | None = None
     """GPU access; None for nearly all sandboxes: no device, library or runsc flag then concerns a GPU."""
     cpus: tuple[int, ...] = ()
@@ -161,9 +164,17 @@ class SandboxSpec:
             raise IsolationError("tmpfs_bytes must be positive")
         if any(cpu < 0 for cpu in self.cpus):
             raise IsolationError("a processor's number must not be negative")
-        targets = [mount.target for mount in self.all_mounts()]
+        targets = [*self.folders, *(mount.target for mount in self.all_mounts())]
         if len(set(targets)) != len(targets):
             raise IsolationError(f"sandbox {self.name} has two mounts on one target")
+        for folder in self.folders:
+            if not is_normal(folder) or folder.count("/") != 1 or folder == "/" or folder in RESERVED_TARGETS:
+                raise IsolationError(f"folder {folder!r} is not a directory of its own below the root")
+
+    def without_content(self) -> SandboxSpec:
+        """Return the same sandbox with nothing in its folders."""
+        inside = tuple(f"{folder}/" for folder in self.folders)
+        return replace(self, mounts=tuple(one for one in self.mounts if not one.target.startswith(inside)))
 
     def all_mounts(self) -> tuple[Mount, ...]:
         """Return the mounts in creation order: the root's, then the role's, then the driver's libraries."""

@@ -34,6 +34,7 @@ class UnsafeRuntime:
 
     label = "unsafe/none"
     cgroups = CgroupSupport(0, (), "no sandbox")
+    fills_folders = False
 
     def __init__(self, run_dir: Path) -> None:
         self._directory = RunDirectory.open(run_dir)

@@ -45,11 +45,15 @@ if mode != "clean":
             place.mkdir()
             place.chmod(0o755)
         (places[1] / "go").write_text("")
+        (places[1].parent / "part").write_text("of a copy")
+        (places[1].parent / "part").chmod(0o644)
         with open_store(Path(run_dir).parent / "store").draft() as draft:
+            spec = replace(spec, folders=("/model",) if runtime.fills_folders else ())
             template = replace(spec, name="template", mounts=(Mount(places[0], "/ipc"),))
             save_template(runtime, template, draft, waits_line="waits", timeout_s=30.0)
             image = open_store(Path(run_dir).parent / "store").keep(draft, "0" * 64, 1.0).folder
-        spec = replace(spec, mounts=(Mount(places[1], "/ipc"),))
+        parts = (Mount(places[1].parent / "part", "/model/part"),) if spec.folders else ()
+        spec = replace(spec, mounts=(Mount(places[1], "/ipc"), *parts))
     sandbox = runtime.boot(spec, image=image)
     with open(f"/proc/{sandbox.pid}/status") as file:
         status = dict(line.split(":", 1) for line in file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_bundle_makes_each_mount_point_and_goes_away(tmp_path):
     bundle.delete()
     assert list(parent.iterdir()) == []
     bundle.delete()
+
+
+def test_a_folder_has_what_is_mounted_below_it_and_is_there_without(tmp_path):
+    """It is mounted before its content, from an empty place of the bundle with a mount point for each file; a file
+    elsewhere has its own in the skeleton. Without content the configuration names no file, and the folder stays."""
+    make_sources(tmp_path)
+    (tmp_path / "weights").touch()
+    plain, file = spec(tmp_path), tmp_path / "weights"
+    inside = tuple(Mount(file, target) for target in ("/model/a/weights", "/model/weights", "/models"))
+    full = replace(plain, folders=("/model", "/adapters"), mounts=(*plain.mounts, *inside))
+    bundle = Bundle.create(tmp_path, full, Profile.ROOT)
+    found = sorted(str(path.relative_to(bundle.path / "folders")) for path in (bundle.path / "folders").rglob("*"))
+    assert found == ["adapters", "model", "model/a", "model/a/weights", "model/weights"]
+    assert (bundle.path / "folders/model/weights").stat().st_size == 0
+    assert sorted(path.name for path in (bundle.path / "rootfs/model").iterdir()) == []
+    assert (bundle.path / "rootfs/models").is_file()
+    targets = [one["destination"] for one in oci_config(full, Profile.ROOT)["mounts"]]
+    assert targets.index("/model") < targets.index("/model/weights")
+    empty = full.without_content()
+    assert {one.target for one in empty.mounts} == {"/ipc", "/models"}
+    assert "/model/" not in json.dumps(oci_config(empty, Profile.ROOT))
+    assert oci_config(empty, Profile.ROOT) == oci_config(replace(full, mounts=empty.mounts), Profile.ROOT)
+    assert "/model" in [one["destination"] for one in oci_config(empty, Profile.ROOT)["mounts"]]
 
 
 def test_delete_survives_an_interrupted_delete(tmp_path):

@@ -26,6 +26,8 @@ if not os.path.exists("/ipc/go"):
     print("waits", flush=True)
     while not os.path.exists("/ipc/go"):
         time.sleep(0.01)
+if os.path.exists("/model"):
+    assert [open(f"/model/{name}").read() for name in os.listdir("/model")] == ["of a copy"]
 """
 STAY = "import time; time.sleep(1)"
 """For the supervisor to look at the sandbox from outside before it has ended, on a busy machine too."""
@@ -79,7 +81,8 @@ def finish(process) -> list[dict]:
 @pytest.mark.parametrize("mode", ["once", "copy"])
 @pytest.mark.parametrize("profile", ["root", "four", "userns"])
 def test_sandbox_under_each_profile(run_dir, runsc_path, profile, mode):
-    """Inside: no capability, no network, own namespaces, started or restored. After: an empty run directory."""
+    """Inside: no capability, no network, own namespaces, started or restored, also with a file that its checkpoint
+    lacks. After: an empty run directory."""
     code = (MEET if mode == "copy" else "") + PROBE.read_text() + STAY
     probe = start(run_dir, runsc_path, mode, code, "inside", "1", "192.0.2.1", "9", profile=profile)
     booted, ended, cleaned = finish(probe)

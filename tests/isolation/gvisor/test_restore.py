@@ -166,6 +166,57 @@ def test_many_at_once(runtime, make_spec, meeting, run_dir, copies: int) -> None
     assert nothing_left(run_dir), leftovers(run_dir)
 
 
+LOOK = """
+import mmap
+found = {}
+for top, _, names in os.walk("/model"):
+    for name in names:
+        with open(os.path.join(top, name), "rb") as file:
+            found[os.path.join(top, name)] = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:].decode()
+for place in ("/model/new", *found):
+    try:
+        open(place, "r+b" if place in found else "wb")
+        found["written"] = place
+    except OSError:
+        pass
+import json
+print(json.dumps(found), flush=True)
+"""
+
+
+def test_a_copy_has_files_that_its_checkpoint_lacks(runtime, make_spec, meeting, run_dir) -> None:
+    """Two copies of one checkpoint with an empty folder have each its own files there, under any names, mapped as read,
+    and no way to write; nothing else of the host's folder shows. A third without files finds none. A started sandbox
+    sees the same as a copy, and the files of the host are as they were."""
+    if not runtime.fills_folders:
+        pytest.skip("this runsc compares the mounts of a restore with those of its checkpoint")
+    code = MEET + LOOK
+
+    def spec(name: str, met: str, files: dict[str, str]):
+        mounts = [Mount(meeting / met, "/ipc")]
+        for inside, text in files.items():
+            path = meeting / "files" / name / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.with_name("private").write_text("of nobody")
+            mounts.append(Mount(path, f"/model/{inside}"))
+        return replace(make_spec(name, code, mounts=mounts), folders=("/model",))
+
+    save_template(runtime, spec("template", "empty", {}), meeting / "image", waits_line=WAITS, timeout_s=30.0)
+    ours = {"left-one": {"config": "of one"}, "left-two": {"config": "of two", "sub/weights": "of two too"}, "left": {}}
+    for name, files in ours.items():
+        for image in (meeting / "image", None):
+            one = spec(name, "met", files)
+            sandbox = runtime.boot(one, image=image)
+            try:
+                assert sandbox.wait(60.0) == 0, sandbox.output_tail()
+                assert json.loads(printed(sandbox)) == {f"/model/{inside}": text for inside, text in files.items()}
+            finally:
+                sandbox.delete()
+            assert all((meeting / "files" / name / inside).read_text() == text for inside, text in files.items())
+    assert nothing_left(run_dir), leftovers(run_dir)
+
+
 @pytest.mark.parametrize("harm", ["cut", "state", "empty"])
 def test_damage_that_nobody_looked_for_is_no_sandbox(runtime, make_spec, meeting, run_dir, harm: str) -> None:
     """runsc refuses a checkpoint that was cut, changed or is missing: a typed error, and nothing is left."""

@@ -66,6 +66,14 @@ def test_a_negative_processor_is_refused():
         replace(SPEC, cpus=(0, -1))
 
 
+@pytest.mark.parametrize("folder", ["/", "model", "/model/", "/a/b", "/tmp", "/srv"])
+def test_folders_are_places_of_their_own(folder):
+    """A folder lies below the root, in none of gVisor's directories and on no mount. Control: another one is taken."""
+    with pytest.raises(IsolationError):
+        replace(SPEC, mounts=(Mount(Path("/srv"), "/srv"),), folders=(folder,))
+    assert replace(SPEC, folders=("/model",)).without_content() == replace(SPEC, folders=("/model",))
+
+
 def test_argv_runs_a_module_and_nothing_of_the_sites():
     """No site-packages, no user site, no current directory on the path."""
     assert ROOTFS.argv("engine.text", "--x") == (

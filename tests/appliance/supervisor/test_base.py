@@ -1,0 +1,232 @@
+"""One checkpoint from which the engines of all models begin: their own answers, nothing of theirs in it, and what
+happens when it, or a model, is no good. Real sandboxes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from appliance.common.catalog import embedded_model, read_model
+from appliance.common.control import RESTORED
+from appliance.selftest import intruder
+from appliance.supervisor.boot import Booted, BootPlan, boot, end, plan_boot
+from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts, start_is_base, starts
+from isolation.errors import IsolationError
+from isolation.gvisor.checkpoint import Checkpoint
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.spec import Mount
+from isolation.ipc.engine import StepOutput
+from isolation.ipc.messages import Role
+from tests.appliance.supervisor.warm_plans import configure
+from tests.engine.support import model_config, save_model, submit
+
+pytestmark = pytest.mark.runsc
+
+TOKENS = 12
+CANARY = "canary-of-a-model-3f9a"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def at_once() -> Iterator[None]:
+    """Templates wait for nobody here, and have a whole core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("appliance.supervisor.warm.BEGIN_AFTER_S", 0.0)
+        patch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
+        yield
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint, which was made for the first of two engines."""
+
+    warm: WarmStarts
+    plans: tuple[BootPlan, BootPlan]
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+        return self.warm.key(starts(self.plans[0])[-1].spec)
+
+    def find(self) -> Checkpoint:
+        """The checkpoint, which is there."""
+        found = self.warm.store.find(self.key)
+        assert found is not None
+        return found
+
+    def make(self) -> None:
+        """Make it where there is none; copies of it have patience with a busy machine."""
+        self.warm.take(starts(self.plans[0])[-1], 60.0)
+
+
+@pytest.fixture(scope="module")
+def gvisor(runsc_path: Path) -> Iterator[GvisorRuntime]:
+    """Real sandboxes whose folders a restore fills, or a skip with the reason."""
+    try:
+        with intruder.gvisor() as runtime:
+            if not runtime.fills_folders:
+                pytest.skip("this runsc compares the mounts of a restore with those of its checkpoint")
+            yield runtime
+    except intruder.CannotBeShownError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of another size than the embedded one, under a name that tells it."""
+    folder = Path(os.path.realpath(tmp_path_factory.mktemp("models"))) / CANARY
+    folder.mkdir()
+    save_model(folder, model_config(max_positions=64))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded_model() / name, folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(gvisor: GvisorRuntime, small: Path) -> Iterator[Base]:
+    """The checkpoint of what engines import."""
+    with tempfile.TemporaryDirectory(prefix="b-") as short:
+        folder = Path(os.path.realpath(short))
+        folder.chmod(0o755)
+        warm, plans = None, []
+        for model in (embedded_model(), small):
+            config = configure(folder, model=model)
+            warm = warm or open_warm_starts(config, gvisor)
+            files = read_model("athanor-mini", model)
+            plans.append(plan_boot(config, config.models[0], files, gvisor, Role.ENGINE))
+        assert warm is not None
+        base = Base(warm, (plans[0], plans[1]))
+        base.make()
+        yield base
+
+
+@pytest.fixture
+def base(made: Base) -> Base:
+    """The checkpoint, made again where a test has spent it."""
+    made.make()
+    return made
+
+
+def answer(booted: Booted) -> list[int]:
+    """Tokens of a greedy request, and the end of the sandbox."""
+    try:
+        channel, tokens = booted.channel, list[int]()
+        assert channel is not None
+        channel.send(submit(9, range(40, 60), TOKENS))
+        while len(tokens) < TOKENS:
+            for message in channel.receive(16):
+                if isinstance(message, StepOutput):
+                    tokens += [
+                        token for token, one in zip(message.token_ids, message.requests, strict=True) if one == 9
+                    ]
+            channel.wait(1.0)
+            assert booted.sandbox.poll() is None, booted.sandbox.output_tail()
+        return tokens
+    finally:
+        end(booted)
+
+
+@pytest.mark.parametrize("which", [1, pytest.param(0, marks=pytest.mark.full)])
+def test_two_models_begin_from_one_and_answer_as_ever(base: Base, gvisor: GvisorRuntime, which: int) -> None:
+    """Engines of two models, of which the checkpoint's sandbox had none and was made for the first, are restored from
+    the same file; one gives the tokens of its cold start. Control: the two models' tokens differ."""
+    answers = []
+    for plan in base.plans:
+        restored = base.warm.boot(plan, threading.Event())
+        assert (restored.start, restored.ahead) == (RESTORED, False)
+        answers.append(answer(restored))
+    assert answers[0] != answers[1], "the control"
+    assert answer(boot(base.plans[which], gvisor, threading.Event())) == answers[which]
+    assert os.listdir(base.warm.store.root) == [base.key]
+
+
+def test_nothing_of_a_model_is_in_it(base: Base, small: Path) -> None:
+    """Neither names, nor places, nor digests, nor contents of the files of the model that it was made for, nor of one
+    that began from it. Control: what was imported is there."""
+    images = b"".join(path.read_bytes() for path in base.find().folder.iterdir())
+    assert b"load_engine" in images and b"HostRunner" in images, "the control"
+    for plan in base.plans:
+        assert plan.files is not None
+        for secret in (plan.digest.encode(), bytes.fromhex(plan.digest), plan.configuration, plan.model.encode()):
+            assert secret not in images
+        for name, path in plan.files.engine:
+            content = path.read_bytes()
+            assert content[:200] not in images and content[-200:] not in images, name
+            assert str(path).encode() not in images
+    assert CANARY.encode() not in images
+
+
+def test_what_it_depends_on_is_in_its_name_and_the_model_is_not(
+    base: Base, gvisor: GvisorRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two models have one name; another processor, other kernels, another program and other threads have others, so
+    that the base of other code is never found."""
+    first, second = (starts(plan)[-1] for plan in base.plans)
+    assert start_is_base(first) and base.warm.key(first.spec) == base.warm.key(second.spec) == base.key
+    assert not [mount for mount in first.spec.mounts if mount.target.startswith("/model")]
+    (tmp_path / "kernels").write_text("other")
+    names, key = set[str](), base.key
+    code = replace(first.spec.rootfs, mounts=(*first.spec.rootfs.mounts, Mount(tmp_path / "kernels", "/opt/more")))
+    others = [
+        replace(first.spec, mounts=(*first.spec.mounts, Mount(tmp_path / "kernels", "/kernels"))),
+        replace(first.spec, rootfs=code),
+        replace(first.spec, env=(*first.spec.env, ("OMP_NUM_THREADS", "31"))),
+        replace(first.spec, folders=("/model",)),
+    ]
+    names |= {base.warm.key(one) for one in others}
+    (tmp_path / "kernels").write_text("another")
+    names |= {base.warm.key(others[0])}
+    monkeypatch.setattr("isolation.gvisor.gvisor_runtime.processor", lambda: "another")
+    names |= {base.warm.key(first.spec)}
+    assert len(names) == 6 and key not in names
+
+
+def test_a_model_that_cannot_be_loaded_costs_the_others_nothing(base: Base, small: Path, tmp_path: Path) -> None:
+    """A sandbox whose model is no good ends restored and cold, with the reason of the cold start, and the base stays.
+    Control: with its file whole it is restored."""
+    broken = Path(os.path.realpath(tmp_path)) / "broken"
+    shutil.copytree(small, broken)
+    config = configure(base.warm._run_dir.parent, model=broken)
+
+    def plan(tokenizer: str) -> BootPlan:
+        (broken / "tokenizer.json").write_text(tokenizer)
+        files = read_model("athanor-mini", broken)
+        return plan_boot(config, config.models[0], files, base.warm._runtime, Role.TEXT)
+
+    good = (small / "tokenizer.json").read_text()
+    made = base.warm.take(starts(plan(good))[-1], 60.0)
+    assert made is not None
+    with pytest.raises(IsolationError, match="cannot load"):
+        base.warm.boot(plan(good[: len(good) // 2]), threading.Event())
+    assert base.warm.store.find(made.key) == made
+    restored = base.warm.boot(plan(good), threading.Event())
+    end(restored)
+    base.warm.store.drop(made.key)
+    assert restored.start == RESTORED, "the control"
+
+
+def test_one_model_that_dies_drops_it_a_few_times_only(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cold starts after deaths in a row drop the base, since it may be the cause; behind the third it stays, so that a
+    model that always dies takes it from nobody."""
+    monkeypatch.setattr("appliance.supervisor.warm.boot", lambda *_args, **_named: None)
+    dropped: list[str] = []
+    monkeypatch.setattr(type(base.warm.store), "drop", lambda _self, key: dropped.append(key))
+    for _ in range(MOST_TEMPLATES + 2):
+        base.warm.boot_cold(replace(base.plans[1], name="engine-dies"), threading.Event())
+    assert dropped == [base.key] * MOST_TEMPLATES
+
+
+async def test_it_outlives_the_models(base: Base) -> None:
+    """A model that leaves takes its own checkpoints along and not the base, which the next one begins with."""
+    plan = base.plans[1]
+    base.warm.leave([plan])
+    await base.warm.forget([plan], [])
+    assert base.warm.store.find(base.key) is not None
