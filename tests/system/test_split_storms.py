@@ -184,7 +184,7 @@ class Storm:
         if answer.status_code != 200:
             self.seen.end(f"{answer.status_code} {content[:300]!r}")
             await asyncio.sleep(0.5)
-        elif (stream and not content.rstrip().endswith(b"[DONE]")) or b'"error"' in content:
+        elif (stream and not content.rstrip().endswith(b"[DONE]")) or b'{"error":' in content:
             self.seen.end(f"a stream that ends with {content[-200:]!r}")
         else:
             self.seen.whole[name] = TOKENS if stream else json.loads(content)["usage"]["completion_tokens"]
