@@ -184,7 +184,7 @@ class Storm:
         if answer.status_code != 200:
             self.seen.end(f"{answer.status_code} {content[:300]!r}")
             await asyncio.sleep(0.5)
-        elif (stream and not content.rstrip().endswith(b"[DONE]")) or b'"error"' in content:
+        elif (stream and not content.rstrip().endswith(b"[DONE]")) or b'{"error":' in content:
             self.seen.end(f"a stream that ends with {content[-200:]!r}")
         else:
             self.seen.whole[name] = TOKENS if stream else json.loads(content)["usage"]["completion_tokens"]
@@ -300,6 +300,11 @@ def check_quiet(storm: Storm) -> None:
     pair, seen = storm.pair, storm.seen
     for host in pair.hosts:
         wait_within(QUIET_S, lambda host=host: blocks_held(host) == 0, lambda host=host: blocks_held(host))
+    def told() -> set[str]:
+        return {one["request"] for one in entries(pair.decode, "request")}
+
+    # Book and log are equal also before either has the last requests, which come some seconds behind their answers.
+    wait_within(30, lambda: seen.whole.keys() <= told(), lambda: seen.whole.keys() - told())
     for host in pair.hosts:
         wait_within(30, lambda host=host: charges_open(host) == 0, lambda host=host: charges_open(host))
         wait_within(30, lambda host=host: used(host) == logged(host), lambda host=host: (used(host), logged(host)))

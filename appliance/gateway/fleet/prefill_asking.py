@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,9 @@ ASK_S = 60.0
 """Seconds after which a prompt is computed here, though the other host says that it works on it: a queue that long is
 no help, and the engine's own may be shorter. At most half of the time that the request has left."""
 
+MAX_COMPUTED = 1_024
+"""Computed prompts that are remembered until the local engine has them: of requests that end before nothing is told."""
+
 PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORMAL, Priority.LOW: pb.PRIORITY_LOW}
 """Priorities of the engine as other hosts are told them."""
 
@@ -65,6 +69,8 @@ class Asking:
     known: KnownPrompts = field(default_factory=KnownPrompts)
     addresses: HostAddresses = field(default_factory=HostAddresses)
     _hosts: PrefillHosts = field(init=False)
+    _computed_by: OrderedDict[str, PrefillHost] = field(default_factory=OrderedDict)
+    """Who computed each prompt of which the local engine has not begun yet, by the request's id; the newest last."""
     _context: ssl.SSLContext | None = None
     _stamp: Stamp = ()
 
@@ -80,9 +86,13 @@ class Asking:
         """Remember that the local engine has a prompt."""
         self.known.learn(prompt.namespace, prompt.model, prompt.token_ids, prompt.block_size)
 
-    def taken(self, store_tokens: int, recomputed_blocks: int) -> None:
+    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int) -> None:
         """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere, and the
-        blocks that it computed itself."""
+        blocks that it computed itself. A host of whose prompt nothing came rests."""
+        host = self._computed_by.pop(prompt.request_id, None)
+        if host is not None:
+            nothing = not store_tokens and recomputed_blocks >= self.least_blocks
+            self._hosts.taken(host, prompt.tenant, time.monotonic(), nothing=nothing)
         self.count(names.SPLIT_TAKEN, outcome="taken" if store_tokens else "nothing")
         self.count(names.SPLIT_TOKENS, store_tokens)
         self.count(names.SPLIT_RECOMPUTED, recomputed_blocks)
@@ -124,6 +134,9 @@ class Asking:
             log.error("split.tls cannot be used; prompts are computed here", cause=str(error))
             return "away"
         self._hosts.computed(host, time.monotonic())
+        self._computed_by[prompt.request_id] = host
+        if len(self._computed_by) > MAX_COMPUTED:
+            self._computed_by.popitem(last=False)
         return COMPUTED
 
     async def _tls(self) -> ssl.SSLContext:

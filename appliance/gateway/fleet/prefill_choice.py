@@ -20,11 +20,26 @@ REST_S = 2.0
 let a prompt wait for longer than this, and computed nothing for anybody meanwhile, is not asked for as long again."""
 
 
+MAX_EMPTY_REST_S = 32.0
+"""Longest rest, for a tenant's prompts, of a host that says that it has computed them and gives nothing to the store:
+its first such word costs a prompt 200 ms (``supervisor.fleet_seek.WAIT_S``), and each further one in a row doubles the
+rest from ``REST_S`` on."""
+
+
 def has_part(held: int, free: int) -> bool:
     """Return whether a tenant that holds so many places may take one more, with so many free: while it holds fewer than
     are free. So one tenant alone has half of the places, two a third each, and a place is left for who has none, until
     there are very many."""
     return held < free
+
+
+@dataclass(slots=True)
+class _Empty:
+    """Computed prompts in a row of which nothing came."""
+
+    count: int = 0
+    until: float = 0.0
+    """Monotonic time until which the host rests."""
 
 
 @dataclass(slots=True)
@@ -36,6 +51,8 @@ class _Load:
     """Monotonic time of the last prompt that the host has computed."""
     of_tenants: Counter[str] = field(default_factory=Counter)
     """Calls of each tenant; a tenant without calls has no row."""
+    empty: dict[str, _Empty] = field(default_factory=dict)
+    """By tenant: of those that share, of whose last computed prompt nothing came."""
 
 
 @dataclass(slots=True)
@@ -87,6 +104,19 @@ class PrefillHosts:
         """Note that a host has computed a prompt."""
         self._load(host).computed_at = now
 
+    def taken(self, host: PrefillHost, tenant: str, now: float, *, nothing: bool) -> None:
+        """Note whether the local engine got ``nothing`` of a prompt that a host said to have computed. Then the host
+        rests for the tenant alone: one whose blocks are lost on their way, because it sends too much, has no host rest
+        for others."""
+        load = self._load(host)
+        if not nothing:
+            load.empty.pop(tenant, None)
+            return
+        empty = load.empty.setdefault(tenant, _Empty())
+        if now >= empty.until:  # Prompts that were under way together count once.
+            empty.until = now + min(MAX_EMPTY_REST_S, REST_S * 2 ** min(empty.count, 10))
+            empty.count += 1
+
     def late(self, host: PrefillHost, began: float, now: float) -> bool:
         """Note that a prompt was given up at its deadline though the host said that it works on it; returns whether the
         host rests now. It does where it has computed nothing for anybody in more than ``REST_S``: for as long as the
@@ -105,7 +135,9 @@ class PrefillHosts:
 
     def _ready(self, host: PrefillHost, tenant: str, now: float) -> bool:
         load = self._load(host)
-        return has_part(load.of_tenants[tenant], MAX_CALLS - load.calls) and now >= load.rests_until
+        empty = load.empty.get(tenant)
+        rests = now < load.rests_until or (empty is not None and now < empty.until)
+        return not rests and has_part(load.of_tenants[tenant], MAX_CALLS - load.calls)
 
     def _load(self, host: PrefillHost) -> _Load:
         return self._loads.setdefault(host.host, _Load())

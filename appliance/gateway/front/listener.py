@@ -15,10 +15,10 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -48,6 +48,9 @@ HANDSHAKE_S = 10.0
 FAREWELL_S = 5.0
 """Seconds that a closed TLS connection waits for its last bytes to go and the peer's close_notify to come: an idle
 client reads neither, and the event loop's own 30 s would hold its place that long."""
+
+Made = tuple[asyncio.Transport, asyncio.Protocol]
+"""A connection of the event loop."""
 
 log = structlog.get_logger()
 
@@ -98,6 +101,27 @@ class Opened:
     def _strange(self, slot: Slot) -> bool:
         """Whether no credential ever came over the connection, or from its network."""
         return not (slot.proxy or slot.tenant or self.handshakes.knows(slot.network))
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """An accepted socket of which a connection is made."""
+
+    accepted: socket.socket
+    slot: Slot
+    handed: bool = False
+    """Whether the event loop has the socket, and closes it."""
+    made: bool = False
+
+    def end(self, _task: asyncio.Task[None]) -> None:
+        """Give socket and place back where no connection was made of them."""
+        if self.made:
+            return
+        self.slot.release()
+        with contextlib.suppress(OSError):
+            self.accepted.shutdown(socket.SHUT_RDWR)
+        if not self.handed:
+            self.accepted.close()
 
 
 class Listener:
@@ -214,14 +238,17 @@ class Listener:
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            task = loop.create_task(self._connect(accepted, slot))
+            arriving = _Arriving(accepted, slot)
+            task = loop.create_task(self._connect(arriving))
             slot.on_evicted = partial(_cancel, task)
             self._opened.arriving.add(task)
+            # Not a part of the task, which may be cancelled before it begins.
+            task.add_done_callback(arriving.end)
             task.add_done_callback(self._opened.arriving.discard)
 
-    async def _connect(self, accepted: socket.socket, slot: Slot) -> None:
+    async def _connect(self, arriving: _Arriving) -> None:
         """Make a connection of an accepted socket; with TLS, after its handshake."""
-        made = handed = False
+        accepted, slot = arriving.accepted, arriving.slot
         try:
             # Not the loop's own deadline: the stock loop stops that one's clock when the peer resets the connection.
             async with asyncio.timeout(self._handshake_s):
@@ -231,24 +258,18 @@ class Listener:
                     await _first_byte(accepted)
                     if not slot.proxy:
                         await self._opened.handshakes.turn(slot.network)
-                handed = True
-                transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                arriving.handed = True
+                making = asyncio.get_running_loop().connect_accepted_socket(
                     lambda: self._make(slot), accepted, ssl=self._context, ssl_shutdown_timeout=self._farewell_s()
                 )
+                transport, _ = await (_made(making) if self._context is None else making)
                 if self._stalls is not None:
                     self._stalls.watch(transport)
-            made = True
+            arriving.made = True
         except ProxyHeaderError as error:
             self._report(slot.address, error)
         except OSError:
             pass  # no TLS, another version, the peer has left, the deadline has passed: nothing for a log
-        finally:
-            if not made:
-                slot.release()
-                with contextlib.suppress(OSError):
-                    accepted.shutdown(socket.SHUT_RDWR)
-                if not handed:
-                    accepted.close()
 
     def _farewell_s(self) -> float | None:
         """Seconds for TLS to end; None without TLS, which has no such end."""
@@ -290,6 +311,23 @@ async def _first_byte(accepted: socket.socket) -> None:
         await spoken.wait()
     finally:
         loop.remove_reader(accepted.fileno())
+
+
+async def _made(making: Coroutine[Any, Any, Made]) -> Made:
+    """Wait for a connection without TLS, which waits for no peer. Where the caller is cancelled, it is made and then
+    aborted: uvloop closes the transport of a cancelled maker without ``connection_lost``, though its protocol may have
+    been told of it."""
+    task = asyncio.ensure_future(making)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_abort)
+        raise
+
+
+def _abort(task: asyncio.Task[Made]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result()[0].abort()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

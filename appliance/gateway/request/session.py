@@ -302,7 +302,7 @@ class Session:
             prefiller.learn(self._prompt)
             if self._split:
                 again = self._prompt.recomputed_blocks(outcome.cached_tokens)
-                prefiller.taken(outcome.restored_tokens[KvTier.STORE], again)
+                prefiller.taken(self._prompt, outcome.restored_tokens[KvTier.STORE], again)
                 self.life.trace.annotate(split_recomputed_blocks=again)
                 self._split = False
 

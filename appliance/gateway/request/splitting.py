@@ -68,7 +68,7 @@ class Prefiller(Protocol):
         that it works on the prompt, perhaps more than once."""
         ...
 
-    def taken(self, store_tokens: int, recomputed_blocks: int) -> None:
+    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int) -> None:
         """Note how many tokens of a prompt that was computed elsewhere the local engine took from the store, and how
         many whole blocks of it it computed itself."""
         ...

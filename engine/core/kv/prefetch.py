@@ -6,7 +6,7 @@ like any other: it is found by the request, and may be evicted before. Nothing w
 second fetch or the computing.
 
 Bounds: so many prompts at a time, of all tenants and of one; one fetch of each, of a bounded size, behind which others
-have their turn; a life that ends.
+have their turn; no more blocks than the pool has for them all, which would put each other out; a life that ends.
 """
 
 from __future__ import annotations
@@ -74,12 +74,19 @@ class _Prompt(Fetching):
 class Prefetches:
     """Prompts whose blocks are taken; the oldest first."""
 
-    def __init__(self, block_bytes: int, is_here: Callable[[bytes], bool], ask: Callable[[Fetching], int]) -> None:
+    def __init__(
+        self,
+        block_bytes: int,
+        is_here: Callable[[bytes], bool],
+        ask: Callable[[Fetching], int],
+        room: Callable[[bytes], int],
+    ) -> None:
         """``is_here``: whether the pool has a block. ``ask`` sends a fetch and gives its number; 0: there is no room
-        for it now."""
+        for it now. ``room``: blocks that the account with this key can take, cached ones included."""
         self._most = max(1, min(MAX_BLOCKS, MAX_BYTES // block_bytes))
         self._is_here = is_here
         self._ask = ask
+        self._room = room
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         """By id."""
         self._fetching: dict[int, _Prompt] = {}
@@ -156,12 +163,23 @@ class Prefetches:
         for request in [one.request for one in self._prompts.values() if one.key == key]:
             self.end(request)
 
+    @property
+    def _taken(self) -> int:
+        """Blocks of all prompts that came, which the pool counts as free until requests hold them, and that are on
+        their way."""
+        on_the_way = sum(len(one.blocks) - one.come for one in self._fetching.values())
+        return on_the_way + sum(sum(one.tiers) for one in self._prompts.values())
+
     def _fetch(self, one: _Prompt, now_ns: int) -> None:
         """Ask for the next blocks: for one, where the last fetch brought nothing."""
         while one.place < len(one.chain) and self._is_here(one.chain[one.place]):
             one.place += 1
         count = self._most if one.come else 1
-        blocks, come = one.chain[one.place : one.place + count], one.come
+        left = self._room(one.key) - self._taken
+        if left <= 0:  # What came would put out what has come, for this prompt or another.
+            one.due_ns = now_ns + AGAIN_NS
+            return
+        blocks, come = one.chain[one.place : one.place + min(count, left)], one.come
         one.blocks, one.come, one.heard_ns, one.due_ns = blocks, 0, now_ns, now_ns + AGAIN_NS
         if not blocks:
             return

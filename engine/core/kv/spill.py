@@ -129,6 +129,7 @@ class SpillTier:
             self.contents.size,
             lambda block_id: self.pool.find(block_id) is not None,
             lambda one: self._send_fetch(one, ahead=True),
+            lambda key: self.pool.available_for(self.pool.accounts.of(key)),
         )
 
     @property

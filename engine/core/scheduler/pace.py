@@ -1,19 +1,29 @@
-"""How long steps may be while a light tenant is about.
+"""How long steps may be while requests decode, and while a light tenant is about.
 
 A request waits for the step in progress before anything can be done for it, and a step is as long as the prompt tokens
-put into it. Alone, or among tenants that all have much to do, full steps are best for all. Beside a *light*
+put into it. Who decodes waits for it between two tokens: a budget of tokens that suits an accelerator takes a second or
+more on a processor. So while requests decode, prompts lengthen a step to ``STEP_NS`` at most, but always to
+``1 + STRETCH`` times what it costs without them: a step that is long by itself would leave prompts nothing.
+
+Where none decodes, full steps are best among tenants that all have much to do. Beside a *light*
 tenant (one with few requests where another has many) they would decide its time to first token. So for
 ``LIGHT_MEMORY_NS`` after a light request the prompts in a step may lengthen it by ``STRETCH`` times what it costs
 anyway, and a step that completes a light tenant's prompt takes prompts of light tenants only.
 
-What a step costs anyway is learned, not configured: durations are fitted to ``base + token * tokens`` by least squares
-over the last steps, and only the ratio ``base / token`` is used, so the rule knows nothing of the machine.
+What a step costs is learned, not configured: durations are fitted to ``base + token * tokens`` by least squares over
+the last steps. Until they say what a token costs, steps beside decoding requests are full, and the first of them says
+it.
 """
 
 from __future__ import annotations
 
 LIGHT_MEMORY_NS = 5_000_000_000
 """Nanoseconds for which steps are kept short after a light request: a person, or a program that polls, is back."""
+
+STEP_NS = 200_000_000
+"""Nanoseconds that a step with prompts may take while requests decode: five tokens a second, which is about how fast
+people read. A shorter one costs prompts more, since each step reads all weights once: of 200 ms that is a few percent
+where a step without prompts takes 10 ms."""
 
 STRETCH = 2
 """Prompt tokens that a step may take, in multiples of what it costs without them: a heavy neighbour of long prompts
@@ -36,6 +46,8 @@ class Pace:
     def __init__(self) -> None:
         self.fixed_tokens = START_FIXED_TOKENS
         """Tokens that take as long as a step without any."""
+        self._base_ns = self._token_ns = 0.0
+        """What a step costs without tokens, and with each; 0 before the steps say it."""
         self._light_until_ns = -1
         self._began_ns = -1
         self._tokens = 0
@@ -61,9 +73,12 @@ class Pace:
 
     def prompt_tokens(self, num_decodes: int, now_ns: int) -> int | None:
         """Prompt tokens that this step may take; None: as many as the budget leaves."""
-        if now_ns > self._light_until_ns:
+        least = int(STRETCH * (self.fixed_tokens + num_decodes))
+        if now_ns <= self._light_until_ns:
+            return least
+        if not (num_decodes and self._token_ns):
             return None
-        return int(STRETCH * (self.fixed_tokens + num_decodes))
+        return max(least, int((STEP_NS - self._base_ns) / self._token_ns) - num_decodes)
 
     def _observe(self, tokens: int, duration_ns: int) -> None:
         duration = float(duration_ns)
@@ -78,5 +93,7 @@ class Pace:
             return
         slope = (self._xy / self._count - mean * self._y / self._count) / variance
         base = self._y / self._count - slope * mean
+        if slope > 0:
+            self._base_ns, self._token_ns = max(0.0, base), slope
         if slope > 0 and base > 0:
             self.fixed_tokens = min(max(base / slope, MIN_FIXED_TOKENS), MAX_FIXED_TOKENS)

@@ -70,6 +70,23 @@ async def test_a_host_that_stalls_is_not_waited_for_again_and_again(
     assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
 
 
+async def test_a_host_that_gives_nothing_is_not_asked_again_and_again(
+    prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that says that it has computed a prompt, of which the local engine finds nothing, is not asked for the
+    tenant's next one. Controls: it is asked again after its rest, and where something came, or where the engine had the
+    prompt itself, at once."""
+    monkeypatch.setattr(prefill_choice, "REST_S", 0.3)
+    pair, asking = prefilling.stage.boot(), prefilling.asking()
+    prompt = prefilling.prompt()
+    for store_tokens, recomputed in ((512, 1), (0, 0), (0, asking.least_blocks)):
+        assert (await answered(pair, asking.compute(prompt)))[0] == "computed"
+        asking.taken(prompt, store_tokens, recomputed)
+    assert await asking.compute(prefilling.prompt()) == "busy"
+    await asyncio.sleep(0.4)
+    assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
+
+
 async def test_a_name_server_that_does_not_answer_costs_a_quarter_second(
     prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from appliance.common.split_config import PrefillHost, SplitConfig
 from appliance.gateway.fleet.known_prompts import MAX_KNOWN, STRIDE_BLOCKS, KnownPrompts
-from appliance.gateway.fleet.prefill_choice import MAX_CALLS, REST_S, PrefillHosts
+from appliance.gateway.fleet.prefill_choice import MAX_CALLS, MAX_EMPTY_REST_S, REST_S, PrefillHosts
 from appliance.gateway.front.prefiller import named_prefiller
 
 HOSTS = tuple(
@@ -34,6 +34,25 @@ def test_the_router_s_choice_counts_and_else_the_least_loaded() -> None:
         assert hosts.choose("10.0.0.2:8471", "t", REST_S / 2) is HOSTS[1]
         assert hosts.choose("10.0.0.2:8471", "t", REST_S) is HOSTS[2]
     assert hosts.in_flight(HOSTS[0]) == (0, 0)
+
+
+def test_a_host_of_whose_prompts_nothing_comes_rests_for_their_tenant() -> None:
+    """A host that says that it has computed a prompt, of which nothing comes, rests for the tenant; twice as long each
+    time in a row, up to a bound, where prompts that were under way together count once. Controls: another tenant has it
+    computed meanwhile, and the first prompt of which something comes ends the row."""
+    hosts, now, rests = PrefillHosts(HOSTS[:1]), 0.0, list[float]()
+    for _ in range(8):
+        hosts.taken(HOSTS[0], "t", now, nothing=True)
+        hosts.taken(HOSTS[0], "t", now, nothing=True)
+        began = now
+        while hosts.choose("", "t", now) is None:
+            assert hosts.choose("", "other", now) is HOSTS[0]
+            now += REST_S / 2
+        rests.append(now - began)
+    assert rests == [REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, *[MAX_EMPTY_REST_S] * 4]
+    hosts.taken(HOSTS[0], "t", now, nothing=False)
+    hosts.taken(HOSTS[0], "t", now, nothing=True)
+    assert hosts.choose("", "t", now + REST_S) is HOSTS[0]
 
 
 def test_calls_in_flight_are_bounded() -> None:

@@ -203,20 +203,24 @@ def test_content_of_another_length_ends_its_fetch(wire: Wire) -> None:
 
 
 def test_a_pool_that_is_in_use_ends_it(wire: Wire) -> None:
-    """Where running requests hold all blocks, the first one that comes ends the taking, and no request loses any."""
+    """Where running requests come to hold all blocks, the first one that comes ends the taking, and no request loses
+    any; where they hold them before, nothing is asked for."""
     contents, _ = computed(LONG, 1)
     engine, clock = engine_on(wire, shares(), num_blocks=9)
     assert engine.spill is not None
     engine.add(submit(1, prompt(3, 30), 2, tenant=2))
     engine.step()
     engine.prefetch(taken())
-    while engine.scheduler.num_available_blocks:
-        engine.spill.pool.take_one(namespace(3), engine.spill.pool.accounts.of(namespace(3)))
     later(engine, clock)
     (fetch,) = asked(wire)
+    while engine.scheduler.num_available_blocks:
+        engine.spill.pool.take_one(namespace(3), engine.spill.pool.accounts.of(namespace(3)))
     wire.host.send(Fetched(fetch.request, 0, contents[0], KvTier.STORE))
     engine.look()
     assert (len(engine.spill.prefetches), engine.spill.counts.restored) == (0, 0)
+    engine.prefetch(taken())
+    later(engine, clock)
+    assert (len(engine.spill.prefetches), asked(wire)) == (1, [])
 
 
 def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +238,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             prefetches.begin(number, key, iter([b"%d-%d" % (number, place) for place in range(40)]), 0)
         return len(prefetches) - before
 
-    few = Prefetches(1 << 10, lambda _id: False, send)
+    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key: 1_000)
     assert [begun(few, key, 100 * place) for place, key in enumerate((b"a", b"b", b"c"))] == [
         MAX_PREFETCHES_OF_ONE,
         MAX_PREFETCHES - MAX_PREFETCHES_OF_ONE,
@@ -246,7 +250,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     few.begin(600, b"d", iter(()), 0)
     assert len(few) == MAX_PREFETCHES
     for size, wanted in ((1 << 20, 8), (16 << 20, 1)):
-        large = Prefetches(size, lambda _id: False, send)
+        large = Prefetches(size, lambda _id: False, send, lambda _key: 1_000)
         large.begin(1, b"a", iter([bytes([place]) for place in range(40)]), 0)
         large.ask(0)
         found = large.fetching(len(sent))
@@ -255,6 +259,31 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         large.over(len(sent), 0)
         large.ask(0)
         assert sent[-2:] == [1, wanted]
+
+
+def test_prompts_take_no_more_than_the_pool_has(wire: Wire) -> None:
+    """Two prompts that are taken, each nearly as large as the pool, do not put each other's blocks out: the one that
+    finds no room is taken no further, and what came of the other is there for its request. Control: in a pool that has room for both, both are taken whole."""
+    other = prompt(5, 70)
+    (of_one, _), (of_other, _) = computed(LONG, 1), computed(other, 1)
+    for num_blocks, whole in ((26, [False, True]), (200, [True, True])):
+        end = connect(Role.SPILL)
+        engine, clock = engine_on(end, shares(), num_blocks=num_blocks)
+        both = (chain(engine, LONG), of_one), (chain(engine, other), of_other)
+        engine.prefetch(taken())
+        engine.prefetch(taken(TAKING + 1, token_ids=other))
+        for _ in range(12):
+            later(engine, clock)
+            for fetch in asked(end):
+                ids, contents = next(found for found in both if fetch.blocks[0] in found[0])
+                answer(end, fetch, contents, ids)
+        engine.look()
+        assert engine.spill is not None
+        pool = engine.spill.pool
+        here = [sum(pool.find(one) is not None for one in ids) for ids, _ in both]
+        assert sorted(count == len(chain(engine, LONG)) for count in here) == whole, here
+        assert sum(here) == engine.spill.counts.restored, "nothing that came was put out"
+        end.close()
 
 
 def test_what_is_not_there_yet_stays_known(wire: Wire) -> None:
