@@ -84,25 +84,6 @@ class _Link:
         """As an engine's."""
 
 
-class _Sandboxes(ModelSandboxes):
-    """Sandboxes whose times are the loop's."""
-
-    def begin_wake(self) -> None:
-        """Note it at the loop's time."""
-        super().begin_wake()
-        self.sleep_state.since = virtual_now()
-
-    def fall_asleep(self, cause: str = "") -> None:
-        """Note it at the loop's time."""
-        super().fall_asleep(cause)
-        self.sleep_state.since = virtual_now()
-
-    def _tell(self) -> None:
-        if self.ready and self.sleep_state.waking:
-            self.sleep_state.note_awake(virtual_now())
-        super()._tell()
-
-
 @dataclass(slots=True)
 class Host:
     """A host with room for so many models."""
@@ -135,7 +116,9 @@ class Host:
         return Served(*counts, most, waits, tuple(sorted(self._refused)))
 
     async def _serve(self, requests: Sequence[Request]) -> None:
-        self.models = {name: _Sandboxes(name) for name in sorted({name for _, name, _ in requests})}
+        self.models = {name: ModelSandboxes(name) for name in sorted({name for _, name, _ in requests})}
+        for model in self.models.values():
+            model.clock = virtual_now
         decisions = SleepDecisions(
             self.models,
             lambda: True,
@@ -177,6 +160,7 @@ class Host:
         finally:
             self._using[name] -= 1
             model.sleep_state.used_at = virtual_now()
+            self._control.waits.changed()
 
     def _take(self, order: Control) -> None:
         """Carry out an order, as the supervisor does: what sleeps has ended before what wakes starts."""

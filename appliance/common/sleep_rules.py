@@ -161,7 +161,7 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
     )
     if budget:
         free = min(free, budget - _sum(there))
-    keeps = _most_used([*known.values(), wanted], free + _sum(there))
+    keeps = _most_used([*known.values(), wanted], name, free + _sum(there))
     evicted: list[ModelFacts] = []
     for one in sorted((one for one in there if one.gives), key=lambda one: (one.uses, one.used_at)):
         if need <= free + _sum(evicted):
@@ -181,14 +181,20 @@ def decide(name: str, models: Iterable[ModelFacts], budget: int, available: int)
     return Refuse(f"it needs about {size(need)}, and {size(max(0, free))}{bound} can be had")
 
 
-def _most_used(models: Iterable[ModelFacts], room: int) -> set[str]:
-    """Return the most used models that fit together: those that would be awake if uses alone decided."""
+def _most_used(models: Iterable[ModelFacts], wanted: str, room: int) -> set[str]:
+    """Return the most used models that fit together: those that would be awake if uses alone decided. One that is
+    always kept comes first, unless the operator has it sleep and nobody asks for it: then it takes no room."""
     kept = set[str]()
-    for one in sorted(models, key=lambda one: (one.keep != ALWAYS, -one.uses, -one.used_at)):
+    for one in sorted(models, key=lambda one: (not _stays_kept(one, wanted), -one.uses, -one.used_at)):
         if one.need_bytes <= room:
             kept.add(one.name)
             room -= one.need_bytes
     return kept
+
+
+def _stays_kept(model: ModelFacts, wanted: str) -> bool:
+    """Return whether a model is always kept, and awake or about to be."""
+    return model.keep == ALWAYS and (model.sleep_state != ASLEEP or model.name == wanted)
 
 
 def _room_s(later: Iterable[ModelFacts], lack: int) -> float:

@@ -40,8 +40,8 @@ from appliance.common.served_models import (
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.request.suspects import Suspects
-from appliance.gateway.request.withdrawal import model_leaves
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.model_leaving import Leaving, model_leaves
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 
 log = structlog.get_logger()
 
@@ -223,7 +223,7 @@ class ModelTable:
             self._tell(ModelDrained(name))
             return
         if model.leaving is Leaving.NO:
-            model.leaving = Leaving.AGAIN if again else Leaving.FOR_GOOD
+            model.leave(again=again)
             log.info("a model goes", model=name, again=again, seconds=self._drain_s)
             task = asyncio.create_task(self._drain(model), name=f"drain of {name}")
             self._tasks.add(task)
@@ -272,7 +272,7 @@ class ModelTable:
         if model is None:
             return
         if model.leaving is Leaving.NO:
-            model.leaving = Leaving.FOR_GOOD
+            model.leave(again=False)
         self._cut(model)
         self._service.tenant_sandboxes.end_model(name)
         model.close_links()

@@ -16,7 +16,8 @@ from appliance.gateway.generate_request import (
     ScoreRequest,
 )
 from appliance.gateway.model_card import ModelCard
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.model_leaving import Leaving
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.model_states import model_state
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from policy.adapters import base_of, served_by, split

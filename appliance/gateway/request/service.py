@@ -51,10 +51,11 @@ from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tenant_use import TenantUses
 from appliance.gateway.request.tokenizing import TokenizerSession
-from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, model_leaves, reason_to_end
+from appliance.gateway.request.withdrawal import caller_withdrawn, credential_gone, reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.model_leaving import Leaving, model_leaves
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
 from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes

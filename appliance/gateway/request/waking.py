@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from appliance.common.errors import FeatureNotAllowedError
+from appliance.common.errors import ApplianceError, FeatureNotAllowedError
+from appliance.gateway.sandboxes.model_leaving import Leaving, model_leaves
 
 if TYPE_CHECKING:
     from appliance.gateway.request.lifecycle import Lifecycle
@@ -37,6 +38,12 @@ async def awaken(life: Lifecycle, until: float) -> None:
         except FeatureNotAllowedError as error:  # It fell asleep after the policy had looked.
             error.by_rule(f"tenants.{tenant}.features.wake", admitted.policy)
             raise
+        except ApplianceError as error:
+            if life.model.leaving is Leaving.NO:
+                raise
+            call, again = life.call, life.model.leaving is Leaving.AGAIN
+            routed = call.alias not in ("", call.adapter)  # The route leads elsewhere soon.
+            raise model_leaves(call.alias or life.model.name, again=again or routed, running=False) from error
     if life.pair.text is not life.pair.engine:
         # A model that has begun asleep announces its limits at its first wake, after the text sandbox was chosen.
         life.pair.text.capacity = life.pair.engine.capacity
@@ -50,5 +57,8 @@ def note_use(life: Lifecycle, *, served: bool) -> None:
     begins anew with each request that was admitted."""
     life.model.sleep_state.used_at = time.monotonic()
     sleep, came = life.dependencies.sleep, life.outcome.came
-    if sleep is not None and came is not None and served:
+    if sleep is None:
+        return
+    if came is not None and served:
         sleep.served(life.model, life.principal.tenant, came)
+    sleep.waits.changed()  # Its model may give its place to another now.

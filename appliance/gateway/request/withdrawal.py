@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from appliance.common.errors import (
     ApplianceError,
     FeatureNotAllowedError,
-    ModelRemovedError,
     PermissionDeniedError,
     PolicyChangedError,
     UnauthenticatedError,
-    UnavailableError,
 )
 from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import Principal
-from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from policy.decision import Obligations
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
@@ -71,20 +68,6 @@ def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: 
 def credential_gone() -> ApplianceError:
     """The error that ends a request whose caller's credential has expired or was revoked."""
     return UnauthenticatedError("the credential of this request was withdrawn; the request was stopped")
-
-
-def model_leaves(name: str, *, again: bool, running: bool) -> ApplianceError:
-    """The error of a request whose model is being taken away.
-
-    Args:
-        name: by which the caller asked for it.
-        again: whether the same name is served again, soon or by another model.
-        running: whether the request was being served.
-    """
-    stopped = "; the request was stopped" if running else ""
-    if again:
-        return UnavailableError(f"the model {name} is being started anew{stopped}", retry_after_s=RETRY_AFTER_S)
-    return ModelRemovedError(f"the model {name} is being taken away{stopped}", param="model", details={"model": name})
 
 
 def reason_to_end(

@@ -12,13 +12,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from appliance.common.control import COLD, FALLEN_BACK, RESTORED, SandboxUp
 from appliance.common.errors import NoPlaceLeftError, UnavailableError
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_leaving import Leaving
 from appliance.gateway.sandboxes.sleep_state import SleepState
+from appliance.gateway.sandboxes.state_changes import StateChanges
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from isolation.ipc.kv import KvQuotas
 from isolation.ipc.messages import EngineReady
@@ -40,15 +41,6 @@ STARTS = (COLD, RESTORED, FALLEN_BACK)
 
 MAX_UNCOUNTED = 64
 """Starts kept between two counts, which are seconds apart."""
-
-
-class Leaving(Enum):
-    """Whether a model is being taken away."""
-
-    NO = auto()
-    FOR_GOOD = auto()
-    AGAIN = auto()
-    """It comes again, with another entry of the configuration."""
 
 
 @dataclass(slots=True)
@@ -140,6 +132,7 @@ class ModelSandboxes:
         labels: tuple[str, ...] = (),
     ) -> None:
         self.name = name
+        self.clock: Callable[[], float] = time.monotonic
         self.adapters = adapters or {}
         """Digest of each adapter of the model, by its whole name."""
         self.tenant = tenant
@@ -160,8 +153,10 @@ class ModelSandboxes:
         """States of the sandboxes by role (``engine``, ``text``), of those that were ever there or are asked for."""
         self.draining = False
         self.sleep_state = SleepState()
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each change of its state, by whoever has it serve requests that wait for others."""
         self.leaving = Leaving.NO
-        """Whether it takes no request any more, because it is being taken away."""
+        """Whether it takes no request any more, because it is being taken away; set by ``leave``."""
         self.arriving = False
         """Whether it came while the appliance served, and was not ready yet: readiness does not wait for it."""
         self.failed = False
@@ -173,7 +168,7 @@ class ModelSandboxes:
         self._refused = False
         self._quotas = KvQuotas()
         self._public = PublicPrefixes()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._changes = StateChanges()
         self._inside = 0
         self._probation = False
         self._suspects_waiting = 0
@@ -183,6 +178,12 @@ class ModelSandboxes:
         self._alone_again = 0.0
         """When a suspect may have the engine alone again. The others get it for as long as the last suspect kept them
         out: otherwise a client that sends one suspect after the other could have the engine all the time."""
+
+    def leave(self, *, again: bool) -> None:
+        """Take no request any more, and end the waits for a wake: the model is being taken away; ``again``: it comes
+        again, with another entry of the configuration."""
+        self.leaving = Leaving.AGAIN if again else Leaving.FOR_GOOD
+        self._tell()
 
     @property
     def ready(self) -> bool:
@@ -266,7 +267,7 @@ class ModelSandboxes:
 
     def end_probation(self) -> None:
         """Let other requests enter: the suspect gave a token, or left."""
-        now = time.monotonic()
+        now = self.clock()
         took_s = now - self._alone_since
         self._probation, self._alone_again = False, now + took_s
         asyncio.get_running_loop().call_later(took_s, self._tell)
@@ -278,7 +279,7 @@ class ModelSandboxes:
         Raises:
             UnavailableError: they were not there in time.
         """
-        await self._wait(lambda: self.ready, until)
+        await self.wait_for(lambda: self.ready, until)
 
     async def limits_by(self, until: float) -> EngineReady:
         """Return the engine's limits; waits for the first boot, up to ``until`` and ``BOOT_WAIT_S``.
@@ -287,7 +288,7 @@ class ModelSandboxes:
             UnavailableError: it has not been there yet.
         """
         if self.capacity is None:
-            await self.wait_ready(min(until, time.monotonic() + BOOT_WAIT_S))
+            await self.wait_ready(min(until, self.clock() + BOOT_WAIT_S))
         if self.capacity is None:
             raise UnavailableError("the model is starting", retry_after_s=RETRY_AFTER_S)
         return self.capacity
@@ -298,31 +299,29 @@ class ModelSandboxes:
         Raises:
             UnavailableError: none of it happened in time.
         """
-        await self._wait(lambda: self.ready or self.failed or self.sleep_state.asleep, until)
-
-    async def wait_awake(self, until: float) -> None:
-        """Wait until both sandboxes are there, or the model sleeps.
-
-        Raises:
-            UnavailableError: neither happened in time.
-        """
-        await self._wait(lambda: self.ready or self.sleep_state.asleep, until)
+        await self.wait_for(lambda: self.ready or self.failed or self.sleep_state.asleep, until)
 
     async def wait_woken(self, until: float) -> None:
-        """Wait until both sandboxes are there, or the model sleeps again, or one was lost; raises as ``wait_awake``."""
-        records = self.records
-        await self._wait(lambda: self.ready or self.sleep_state.asleep or _lost(records), until)
+        """Wait until both sandboxes are there, or the model sleeps again or is taken away, or one was lost; raises as
+        ``wait_ready``."""
+        await self.wait_for(lambda: self.ready or self._wakes_in_vain, until)
+
+    @property
+    def _wakes_in_vain(self) -> bool:
+        lost = any(record.state == "failed" for record in self.records.values())
+        return lost or self.sleep_state.asleep or self.leaving is not Leaving.NO
 
     def begin_wake(self) -> None:
         """Note that the model is being woken."""
-        self.sleep_state.begin_wake(time.monotonic())
+        self.sleep_state.begin_wake(self.clock())
         for record in self.records.values():
             record.become("booting")
+        self.changed()
 
     def fall_asleep(self, cause: str = "") -> None:
         """Note that the model has no sandboxes now, and end the waits for them; ``cause``: why it could not be woken,
         if that is so."""
-        self.sleep_state.fall_asleep(cause, time.monotonic())
+        self.sleep_state.fall_asleep(cause, self.clock())
         for record in self.records.values():
             record.become("asleep", cause)
             record.pid = record.memory_bytes = 0
@@ -334,7 +333,7 @@ class ModelSandboxes:
         Raises:
             UnavailableError: none came in time.
         """
-        await self._wait(lambda: self.text is not None, min(until, time.monotonic() + BOOT_WAIT_S))
+        await self.wait_for(lambda: self.text is not None, min(until, self.clock() + BOOT_WAIT_S))
         assert self.text is not None
         return self.text
 
@@ -347,14 +346,14 @@ class ModelSandboxes:
         Raises:
             UnavailableError: no engine, or no turn, in time.
         """
-        until = min(until, time.monotonic() + BOOT_WAIT_S)
+        until = min(until, self.clock() + BOOT_WAIT_S)
         alone = suspect and await self._wait_empty(until, alone_only)
         if not alone:
-            await self._wait(lambda: self._may_enter(suspect), until)
+            await self.wait_for(lambda: self._may_enter(suspect), until)
         assert self.engine is not None
         self._inside += 1
         if alone:
-            self._probation, self._alone_since = True, time.monotonic()
+            self._probation, self._alone_since = True, self.clock()
         visit = EngineVisit(self, self.engine, alone)
         timer = asyncio.get_running_loop().call_later(PROBATION_S, visit.passed) if alone else None
         try:
@@ -367,16 +366,16 @@ class ModelSandboxes:
             self._tell()
 
     def _may_enter(self, suspect: bool) -> bool:
-        waits = self._suspects_waiting > 0 and not suspect and time.monotonic() < self._gate_until
+        waits = self._suspects_waiting > 0 and not suspect and self.clock() < self._gate_until
         return self.engine is not None and not self._probation and not waits
 
     def _may_be_alone(self) -> bool:
         empty = self.engine is not None and self._inside == 0 and not self._probation
-        return empty and time.monotonic() >= self._alone_again
+        return empty and self.clock() >= self._alone_again
 
     def _close_gate(self) -> None:
         """Keep new requests out for a while, so that the engine empties; afterwards the gate stays open for as long."""
-        now = time.monotonic()
+        now = self.clock()
         if now >= max(self._gate_again, self._alone_again):
             self._gate_until, self._gate_again = now + EMPTY_WAIT_S, now + 2 * EMPTY_WAIT_S
             asyncio.get_running_loop().call_later(EMPTY_WAIT_S, self._tell)
@@ -386,8 +385,8 @@ class ModelSandboxes:
         self._suspects_waiting += 1
         self._close_gate()
         try:
-            await self._wait(lambda: self.engine is not None, until)
-            await self._wait(self._may_be_alone, until if alone_only else min(until, time.monotonic() + EMPTY_WAIT_S))
+            await self.wait_for(lambda: self.engine is not None, until)
+            await self.wait_for(self._may_be_alone, until if alone_only else min(until, self.clock() + EMPTY_WAIT_S))
         except UnavailableError:
             if self.engine is None or alone_only or self.draining:
                 raise
@@ -400,46 +399,41 @@ class ModelSandboxes:
 
     def _tell(self) -> None:
         if self.ready and self.sleep_state.waking:
-            self.sleep_state.note_awake(time.monotonic())
+            self.sleep_state.note_awake(self.clock())
         self.arriving = self.arriving and not self.ready
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._changes.tell()
+        self.changed()
 
-    async def _wait(self, predicate: Callable[[], bool], until: float) -> None:
+    async def wait_for(self, predicate: Callable[[], bool], until: float) -> None:
+        """Wait until something holds, which is looked at after each change; raises as ``wait_ready``."""
         while not predicate():
             if self.draining:
                 raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
             if self._refused:
                 raise NoPlaceLeftError("the sandboxes that this tenant's class asks for are not granted now")
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
             try:
-                async with asyncio.timeout(until - time.monotonic()):
-                    await waiter
+                await self._changes.next(until - self.clock())
             except TimeoutError:
-                raise UnavailableError(
-                    f"the model {self.name} is not available at the moment: its sandbox is starting",
-                    retry_after_s=RETRY_AFTER_S,
-                ) from None
-            finally:
-                self._waiters.discard(waiter)
+                raise _starting(self.name) from None
 
 
-def _lost(records: Mapping[str, SandboxRecord]) -> bool:
-    """Whether one of a model's sandboxes was there, or failed to come, and is not there now."""
-    return any(record.state == "failed" for record in records.values())
+def _starting(name: str) -> UnavailableError:
+    message = f"the model {name} is not available at the moment: its sandbox is starting"
+    return UnavailableError(message, retry_after_s=RETRY_AFTER_S)
 
 
 async def first_ready(models: Iterable[ModelSandboxes], longest_s: float) -> None:
     """Wait until both sandboxes of one of the models are there, or it sleeps, or none can come, at most ``longest_s``
     seconds."""
     until = time.monotonic() + longest_s
-    waits = [asyncio.ensure_future(model.wait_awake(until)) for model in models]
+    waits = [asyncio.ensure_future(_ready_or_asleep(model, until)) for model in models]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for one in waits:
             one.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _ready_or_asleep(model: ModelSandboxes, until: float) -> None:
+    await model.wait_for(lambda: model.ready or model.sleep_state.asleep, until)

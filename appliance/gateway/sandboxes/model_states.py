@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from appliance.common.external_config import EXTERNAL
 from appliance.gateway.sandboxes.engine_link import LAST_PLACES, MAX_LIVE_REQUESTS, EngineLink
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.model_leaving import Leaving
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from policy.model import IsolationClass, ModelState
 
 BUSY_QUEUE = 32

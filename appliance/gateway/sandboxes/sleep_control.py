@@ -10,16 +10,15 @@ is told: what sleeps has ended before a program of what wakes starts.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import FeatureNotAllowedError, ModelAsleepError, ModelWakeError, UnavailableError
-from appliance.common.figures import counted
 from appliance.common.model_uses import REFUSED_GAP_S
 from appliance.common.sleep_rules import (
     ASLEEP,
@@ -29,22 +28,22 @@ from appliance.common.sleep_rules import (
     KEEPS,
     KEPT_WAIT_S,
     MEMORY,
-    OPERATOR,
     REQUEST,
     SLEEP_STATES,
     WAKING,
     WINDOW_S,
     Refuse,
-    SleepOutcome,
     Wait,
     Wake,
     sleeps,
     unused,
 )
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.model_leaving import Leaving
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.sleep_decisions import SLEPT, WOKEN, SleepDecisions
 from appliance.gateway.sandboxes.sleep_state import LEAST_LEFT_S
+from appliance.gateway.sandboxes.wake_waiting import LOOK_S, RELOOK_S, Waiter, WakeWaiting
 from policy.model import ModelState
 
 log = structlog.get_logger()
@@ -63,15 +62,9 @@ ROOM_WAIT_S = 120.0
 """Longest that a request waits for other models' requests to end, in seconds, so that its own model has room. When they
 end nobody knows, so this cannot be told when it comes."""
 
-LOOK_S = 0.1
-"""Seconds between two looks whether there is room."""
-
 FAILED_S = 30.0
 """Seconds after a wake that failed in which routes pass the model over: one that cannot boot takes as long to fail
 again, and each of their requests would wait for that."""
-
-WAKE_PATIENCE_S = 600.0
-"""Longest that the operator's command waits for a wake, in seconds: as long as a boot may take."""
 
 
 @dataclass(slots=True)
@@ -79,7 +72,8 @@ class SleepControl:
     """Keeps which models sleep. All methods run in one event loop.
 
     A decision takes a look at all models and all requests: a millisecond where there are many. So each request that
-    comes has one, and of those that wait for room the one that has waited longest looks again for all of them.
+    comes has one, and of those that wait for room the one that has waited longest looks again for all of them, when
+    something has changed (``WakeWaiting``).
     """
 
     decisions: SleepDecisions
@@ -88,12 +82,18 @@ class SleepControl:
     """Sends to the supervisor."""
     end_own: Callable[[str], int]
     """Ends the sandboxes of single tenants of a model; returns of how many tenants there were some."""
+    waits: WakeWaiting = field(init=False)
+    """Requests that wait; to be told when a request has ended (``changed``)."""
+
+    def __post_init__(self) -> None:
+        self.waits = WakeWaiting(self.decisions.clock)
 
     async def awaken(self, model: ModelSandboxes, until: float, tenant: str, *, wakes: bool = True) -> float:
         """Wait until a model is awake, and wake it if it sleeps; returns the seconds that this took.
 
         Raises:
             FeatureNotAllowedError: it sleeps, and the tenant may not wake it (``wakes``).
+            ModelRemovedError: it is being taken away for good.
             UnavailableError: it will not be awake by ``until``, cannot be woken now, or the wake failed.
         """
         sleep, began = model.sleep_state, self.decisions.clock()
@@ -103,17 +103,18 @@ class SleepControl:
         if sleep.waiting[tenant] >= TENANT_WAITING or sleep.waiting.total() >= MAX_WAITING:
             raise self.decisions.asleep(model, "and too many requests wait for it", sleep.left_s(began))
         sleep.waiting[tenant] += 1
-        sleep.order[me := object()] = None
+        me = self.waits.enter(model, tenant)
         try:
-            await self._until_awake(model, until, tenant, me, wakes=wakes)
+            await self._until_awake(model, until, me, wakes=wakes)
         except ModelAsleepError:
             self.decisions.uses.note(model.name, tenant, began, REFUSED_GAP_S)
             raise
         finally:
-            del sleep.order[me]
+            self.waits.leave(model, me)
             # Another of this name may be served by now, with requests that wait for it.
-            if not self.decisions.models.get(model.name, model).sleep_state.order:
+            if not self.waits.any_for(self.decisions.models.get(model.name, model)):
                 self.decisions.queue.leave(model.name)
+                self.waits.changed()
             sleep.waiting[tenant] -= 1
             if not sleep.waiting[tenant]:
                 del sleep.waiting[tenant]
@@ -138,14 +139,14 @@ class SleepControl:
         decision = parts.decision(model, tenant)
         if isinstance(decision, Wake) and not decision.evicted:
             model.sleep_state.used_at, model.sleep_state.used = parts.clock(), True
-            self._wake(model, decision, REQUEST, tenant)
+            self.wake(model, decision, REQUEST, tenant)
 
-    async def _until_awake(self, model: ModelSandboxes, until: float, tenant: str, me: object, *, wakes: bool) -> None:
-        sleep, began = model.sleep_state, self.decisions.clock()
-        if sleep.waking and began + (left := sleep.left_s(began)) > until:
+    async def _until_awake(self, model: ModelSandboxes, until: float, me: Waiter, *, wakes: bool) -> None:
+        sleep, look_s = model.sleep_state, 0.0
+        if sleep.waking and me.came + (left := sleep.left_s(me.came)) > until:
             raise self.decisions.late(model, left)
         if sleep.asleep and wakes:
-            self._admit(model, until, tenant)
+            look_s = self._admit(model, until, me)
         # Who was admitted is not refused afterwards because of what others do.
         while not sleep.awake:
             if sleep.waking:
@@ -153,24 +154,38 @@ class SleepControl:
                 continue
             if not wakes:
                 raise FeatureNotAllowedError("this tenant may not use a model that sleeps")
-            await asyncio.sleep(LOOK_S)
-            if not sleep.asleep:
-                continue
-            self.decisions.check_there(model)
-            if (spare_s := until - (now := self.decisions.clock()) - sleep.estimate_s) < 0:
-                raise self.decisions.late(model, sleep.estimate_s)
-            if now - began > ROOM_WAIT_S:
-                raise self.decisions.asleep(model, "and others use the memory that it needs", sleep.estimate_s)
-            if me is next(iter(sleep.order)):
-                self._take_turn(model, self.decisions.possible(model, tenant), tenant, now - began, spare_s)
+            await me.wait(look_s)
+            if sleep.asleep:
+                look_s = self._look_again(model, until, me)
 
-    def _admit(self, model: ModelSandboxes, until: float, tenant: str) -> None:
-        """Let a request wait for the wake of a sleeping model, or begin the wake.
+    def _look_again(self, model: ModelSandboxes, until: float, me: Waiter) -> float:
+        """Look whether a request may go on waiting, and begin the wake if it may; returns the seconds after which it
+        looks again if nobody tells it to.
+
+        Raises:
+            ApplianceError: it waits in vain.
+        """
+        sleep, now = model.sleep_state, self.decisions.clock()
+        self.decisions.check_there(model)
+        waited_s = now - me.came
+        if (spare_s := until - now - sleep.estimate_s) < 0:
+            raise self.decisions.late(model, sleep.estimate_s)
+        if waited_s > ROOM_WAIT_S:
+            raise self.decisions.asleep(model, "and others use the memory that it needs", sleep.estimate_s)
+        longest_s = min(spare_s, ROOM_WAIT_S - waited_s)
+        if not self.waits.is_first(model, me):
+            return longest_s
+        decision = self.decisions.possible(model, me.tenant)
+        return min(longest_s, self._take_turn(model, decision, me.tenant, waited_s, spare_s))
+
+    def _admit(self, model: ModelSandboxes, until: float, me: Waiter) -> float:
+        """Let a request wait for the wake of a sleeping model, or begin the wake; returns as ``_look_again``.
 
         Raises:
             UnavailableError: it cannot be woken now, or not in time.
         """
-        decision, sleep, now = self.decisions.decide(model, tenant), model.sleep_state, self.decisions.clock()
+        tenant, sleep, now = me.tenant, model.sleep_state, me.came
+        decision = self.decisions.decide(model, tenant)
         self.decisions.queue.join(model.name, self.decisions.turn(model, decision, tenant))
         begins_s = self.decisions.begins_s(model, decision)
         spare_s = until - now - begins_s - sleep.estimate_s
@@ -180,30 +195,37 @@ class SleepControl:
         if spare_s < 0 and not (isinstance(decision, Wake) and not decision.evicted and not begins_s):
             raise self.decisions.late(model, begins_s + sleep.estimate_s)
         self._grant(model, tenant, kept=decision.kept)
-        self._take_turn(model, decision, tenant, 0.0, spare_s)
+        look_s = self._take_turn(model, decision, tenant, 0.0, spare_s)
         if spare_s < 0:
             raise self.decisions.late(model, sleep.left_s(now))
+        return min(look_s if self.waits.is_first(model, me) else ROOM_WAIT_S, spare_s)
 
     def _take_turn(
         self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, waited_s: float, spare_s: float
-    ) -> None:
+    ) -> float:
         """Begin the wake of a model for which requests wait, if it is its turn and there is room. A guest that has
-        waited for long waits for guests no more."""
-        due = waited_s >= GUEST_WAIT_S
-        self.decisions.queue.join(model.name, self.decisions.turn(model, decision, tenant, due=due))
-        if not isinstance(decision, Wake) or not self.decisions.queue.is_turn(model.name, len(self.decisions.lefts())):
-            return
-        before = self.decisions.queue.has_guests_before(model.name)
-        wait_s = self.decisions.guard.place_wait_s(self.decisions.clock())
-        dear = decision.costs and not due and (before or wait_s > 0)
-        if not dear and not _waits_for_cheaper(decision, waited_s, spare_s):
-            self._wake(model, decision, REQUEST, tenant)
+        waited for long waits for guests no more. Returns the seconds after which to look again if nobody says that
+        something has changed."""
+        parts, due = self.decisions, waited_s >= GUEST_WAIT_S
+        parts.queue.join(model.name, parts.turn(model, decision, tenant, due=due))
+        if isinstance(decision, Wait):
+            return _soonest_s(decision.room_s, GUEST_WAIT_S - waited_s)
+        if not parts.queue.is_turn(model.name, len(parts.lefts())):
+            return _soonest_s(GUEST_WAIT_S - waited_s)
+        wait_s = parts.guard.place_wait_s(parts.clock())
+        if decision.costs and not due and (parts.queue.has_guests_before(model.name) or wait_s > 0):
+            return _soonest_s(wait_s, GUEST_WAIT_S - waited_s)
+        if (patient_s := _patience_s(decision, waited_s, spare_s)) > 0:
+            return _soonest_s(patient_s)
+        self.wake(model, decision, REQUEST, tenant)
+        return 0.0
 
     async def _join(self, model: ModelSandboxes, until: float) -> None:
         """Wait for the end of a wake.
 
         Raises:
-            UnavailableError: it failed, or did not end in time.
+            ModelRemovedError: the model is being taken away for good.
+            UnavailableError: the wake failed, or did not end in time.
         """
         try:
             await model.wait_woken(until)
@@ -212,6 +234,8 @@ class SleepControl:
                 raise
             why = "and was not awake within the request's deadline"
             raise self.decisions.asleep(model, why, LEAST_LEFT_S) from error
+        if model.leaving is not Leaving.NO:
+            self.decisions.check_there(model)
         if not model.ready:
             raise ModelWakeError(
                 f"the model {model.name} was asleep, and its sandboxes did not start; try again",
@@ -232,14 +256,15 @@ class SleepControl:
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(decision)]
 
-    def _wake(self, model: ModelSandboxes, decision: Wake, reason: str, tenant: str = "") -> None:
+    def wake(self, model: ModelSandboxes, decision: Wake, reason: str, tenant: str = "") -> None:
+        """Begin a wake, once what makes room for it has been put to sleep."""
         for name in decision.evicted:
-            self._sleep(self.decisions.models[name], MEMORY)
+            self.sleep(self.decisions.models[name], MEMORY)
         log.info("a model wakes", model=model.name, reason=reason, evicted=list(decision.evicted))
         if reason == REQUEST:
             self._grant(model, tenant, kept=decision.kept)
-        if decision.costs:
-            self.decisions.guard.note_cost(self.decisions.clock())
+            if decision.costs:
+                self.decisions.guard.note_cost(self.decisions.clock())
         model.sleep_state.counted_until = 0.0
         self.decisions.queue.leave(model.name)
         model.begin_wake()
@@ -253,7 +278,8 @@ class SleepControl:
             self.decisions.guard.note(model.name, tenant, now, kept=kept)
             model.sleep_state.counted_until = now + WINDOW_S
 
-    def _sleep(self, model: ModelSandboxes, reason: str) -> None:
+    def sleep(self, model: ModelSandboxes, reason: str) -> None:
+        """Put a model to sleep."""
         log.info("a model sleeps", model=model.name, reason=reason)
         model.sleep_state.ending = True
         self.end_own(model.name)
@@ -272,62 +298,16 @@ class SleepControl:
             if not self.decisions.attached():
                 continue
             if sleeps(self.decisions.facts(model, counts), now, model.sleep_state.idle_s):
-                self._sleep(model, IDLE)
+                self.sleep(model, IDLE)
             elif model.sleep_state.asleep and unused(
                 model.sleep_state.keep, model.sleep_state.used_at, now, model.sleep_state.idle_s
             ):
-                self._end_own(model)
+                self.end_unused(model)
 
-    def _end_own(self, model: ModelSandboxes) -> int:
+    def end_unused(self, model: ModelSandboxes) -> int:
         """End the sandboxes that single tenants have of a sleeping model, unless a request is in them; they were
         booted while it slept. Returns of how many tenants."""
         return 0 if self.decisions.live().get(model) else self.end_own(model.name)
-
-    def put_to_sleep(self, name: str) -> SleepOutcome:
-        """Put a model to sleep by the operator's command."""
-        model = self.decisions.models.get(name)
-        if model is None or model.leaving is not Leaving.NO:
-            return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
-        sleep = model.sleep_state
-        if sleep.asleep and not (live := self.decisions.live().get(model, 0)):
-            ended = self._end_own(model)
-            also = f"; the sandboxes of {counted(ended, 'tenant')} end" if ended else ""
-            return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} is asleep already{also}")
-        if sleep.asleep:
-            message = f"{name} is asleep, and sandboxes of single tenants are in use: {counted(live, 'request')}"
-            return SleepOutcome(ok=False, state=ASLEEP, message=message)
-        if sleep.waking or not model.ready or not self.decisions.attached():
-            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is starting; try again once it serves")
-        if live := self.decisions.live().get(model, 0):
-            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} is in use: {counted(live, 'request')}")
-        self._sleep(model, OPERATOR)
-        return SleepOutcome(ok=True, state=ASLEEP, message=f"{name} sleeps; a request wakes it")
-
-    async def wake_up(self, name: str) -> SleepOutcome:
-        """Wake a model by the operator's command, and wait until it is awake."""
-        model = self.decisions.models.get(name)
-        if model is None or model.leaving is not Leaving.NO:
-            return SleepOutcome(ok=False, found=False, state="", message=f"no model {name} is served")
-        sleep, began = model.sleep_state, self.decisions.clock()
-        if sleep.awake:
-            return SleepOutcome(ok=True, state=AWAKE, message=f"{name} is awake already")
-        if sleep.asleep:
-            if not self.decisions.attached():
-                return SleepOutcome(ok=False, state=ASLEEP, message="there is no supervisor that could wake it")
-            decision = self.decisions.decision(model)
-            if not isinstance(decision, Wake):
-                why = decision.why if isinstance(decision, Refuse) else "requests use the memory that it needs"
-                return SleepOutcome(ok=False, state=ASLEEP, message=f"{name} cannot be woken now: {why}")
-            self._wake(model, decision, OPERATOR)
-        try:
-            await model.wait_woken(self.decisions.clock() + WAKE_PATIENCE_S)
-        except UnavailableError as error:
-            return SleepOutcome(ok=False, state=sleep.state, message=error.message)
-        if not model.ready:
-            cause = sleep.cause or next((one.cause for one in model.records.values() if one.cause), "")
-            return SleepOutcome(ok=False, state=sleep.state, message=f"{name} did not wake: {cause}")
-        sleep.used_at = self.decisions.clock()
-        return SleepOutcome(ok=True, state=AWAKE, message=f"{name} woke in {self.decisions.clock() - began:.1f} s")
 
     def welcome(self) -> None:
         """Forget what an earlier supervisor was told; the one that has come says what it has."""
@@ -346,6 +326,7 @@ class SleepControl:
         model = self.decisions.models.get(message.model)
         if model is None:
             return
+        model.changed = partial(self.waits.model_changed, model)
         sleep = model.sleep_state
         sleep.keep, sleep.idle_s = message.keep, message.idle_ms / 1e3
         sleep.need_bytes, sleep.boot_s = message.need_bytes, message.boot_ms / 1e3
@@ -362,9 +343,17 @@ class SleepControl:
             sleep.note_awake(self.decisions.clock())
         elif not sleep.waking or sleep.heard:
             model.fall_asleep(message.cause)
+        model.changed()
 
 
-def _waits_for_cheaper(decision: Wake, waited_s: float, spare_s: float) -> bool:
-    """Return whether a request waits until a model can sleep that is used less than the one that could at once."""
+def _patience_s(decision: Wake, waited_s: float, spare_s: float) -> float:
+    """Return the seconds that a request waits for a model that can sleep soon and is used less than the one that could
+    at once."""
     patience_s = KEPT_WAIT_S if decision.kept else GUEST_WAIT_S
-    return decision.cheaper_soon and waited_s < patience_s and spare_s > 2 * LOOK_S
+    return min(patience_s - waited_s, spare_s - 2 * LOOK_S) if decision.cheaper_soon else 0.0
+
+
+def _soonest_s(*known_s: float) -> float:
+    """Return the seconds until a request looks again of itself: at the first of the times that are known, and at
+    intervals."""
+    return min([RELOOK_S, *(one for one in known_s if one > 0)])

@@ -18,7 +18,8 @@ from appliance.common.model_uses import ModelUses
 from appliance.common.sleep_rules import ModelFacts, Refuse, Wait, Wake, WakeGuard, decide
 from appliance.common.wake_queue import WakeQueue, WakeTurn, most_at_once
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes
+from appliance.gateway.sandboxes.model_leaving import Leaving, model_leaves
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 
 log = structlog.get_logger()
 
@@ -88,9 +89,12 @@ class SleepDecisions:
         """Check that a model can be woken by anybody.
 
         Raises:
-            UnavailableError: it is being taken away, or no supervisor is there.
+            ModelRemovedError: it is being taken away for good.
+            UnavailableError: it is being started anew, or no supervisor is there.
         """
-        if not self.attached() or model.leaving is not Leaving.NO:
+        if model.leaving is not Leaving.NO:
+            raise model_leaves(model.name, again=model.leaving is Leaving.AGAIN, running=False)
+        if not self.attached():
             raise UnavailableError(
                 f"the model {model.name} is not available at the moment", retry_after_s=RETRY_AFTER_S
             )

@@ -35,8 +35,6 @@ class SleepState:
     """Why the last wake failed."""
     waiting: Counter[str] = field(default_factory=Counter)
     """Requests that wait for its wake, by tenant."""
-    order: dict[object, None] = field(default_factory=dict)
-    """Requests that wait for its wake, the one that has waited longest first."""
     counted_until: float = 0.0
     """Until when its next wake for a request is counted already (``WakeGuard``): as long as that counts. Requests for
     which it was counted may have given up."""

@@ -12,6 +12,7 @@ from appliance.common.operator_config import OperatorApiConfig, RemoteOperatorsC
 from appliance.common.status import KeysStatus, ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.console.runbooks import runbooks_route
+from appliance.gateway.sandboxes.sleep_commands import SleepCommands
 from appliance.gateway.sandboxes.sleep_control import SleepControl
 from appliance.gateway.telemetry.admin import AdminParts, admin_routes, loopback_app
 from appliance.gateway.telemetry.operator_routes import OperatorParts, operator_routes
@@ -35,6 +36,7 @@ def routes_of(
     sleep: SleepControl,
 ) -> list[Route]:
     """Return the admin routes of a gateway."""
+    commands = SleepCommands(sleep)
     parts = AdminParts(
         traces=telemetry.store,
         metrics=telemetry.metrics.render,
@@ -45,8 +47,8 @@ def routes_of(
         ready=state.readiness,
         reload=reload,
         shadow=state.shadow,
-        sleep=sleep.put_to_sleep,
-        wake=sleep.wake_up,
+        sleep=commands.put_to_sleep,
+        wake=commands.wake_up,
     )
     work = OperatorParts(
         requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call

@@ -11,7 +11,8 @@ from appliance.gateway.console.look import MAX_ACCOUNTS
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
-from appliance.gateway.sandboxes.model_sandboxes import Leaving, ModelSandboxes, SandboxRecord
+from appliance.gateway.sandboxes.model_leaving import Leaving
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from isolation.ipc.messages import weight_word
 

@@ -21,7 +21,7 @@ from appliance.gateway.console.usage import ConsoleUsage
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
-from appliance.gateway.sandboxes.model_sandboxes import Leaving
+from appliance.gateway.sandboxes.model_leaving import Leaving
 from appliance.gateway.telemetry.store import MAX_TRACES, Ended, TraceList, TraceStore
 from appliance.gateway.watch.cards import WatchedCards
 from appliance.gateway.watch.definitions import held_share, load

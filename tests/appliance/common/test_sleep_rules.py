@@ -80,6 +80,14 @@ CASES = {
         8,
         Wake(("b",), kept=False, costs=True),
     ),
+    "one that is always kept and sleeps by command reserves no room": (
+        [model("a", ASLEEP, keep=ALWAYS), model("b", uses=2.0), model("c", uses=0.5)],
+        *(2, 8, Wake(("c",))),
+    ),
+    "one that is always kept and awake does": (
+        [model("a", keep=ALWAYS), model("b", ASLEEP, uses=2.0), model("c", uses=0.5)],
+        *(2, 8, Wake(("c",), kept=False)),
+    ),
     "one with requests makes none": (
         [model("a", live=1), model("b", used_at=9.0)],
         2,

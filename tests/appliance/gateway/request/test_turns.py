@@ -16,8 +16,10 @@ from appliance.common.errors import (
     ApplianceError,
     DeadlineExceededError,
     FeatureNotAllowedError,
+    ModelRemovedError,
     RateLimitedError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from appliance.common.usage.open_charges import OpenCharge
 from appliance.gateway.generate_request import Principal
@@ -204,3 +206,35 @@ async def test_a_model_that_falls_asleep_behind_the_decision_is_refused_by_its_r
     assert (caught.value.rule, caught.value.policy) == (rule, digest)
     assert [one["kind"] for one in scene.feed.entries] == ["request"] and len(scene.feed.counted) == 1
     assert {"rule": rule, "policy": digest}.items() <= scene.feed.counted[0].items()
+
+
+@pytest.mark.parametrize(
+    ("alias", "again", "told"),
+    [("", False, ModelRemovedError), ("", True, UnavailableError), ("route", False, UnavailableError)],
+    ids=["for good", "again", "by a route"],
+)
+async def test_one_that_waits_for_a_sleeping_model_is_told_that_it_goes(
+    stage: Stage, alias: str, again: bool, told: type[ApplianceError]
+) -> None:
+    """A request whose model is taken away while it waits for the wake gets the error of the next one in the same turn
+    of the loop: 404 for good; 503 where the name is served again, by the model or by the route, whose name alone it is
+    told. While the model stays it waits (the control)."""
+    scene, models = Scene(stage, ""), {"m": stage.model}
+    control = SleepControl(SleepDecisions(models, lambda: True, available=lambda: 8 << 30), lambda _: None, lambda _: 0)
+    control.take(ModelRest("m", "asleep", "", 1 << 30, 0, "while_used", 60_000))
+    scene.dependencies.sleep = control
+
+    async def wait() -> None:
+        with (life := scene.life()):
+            reservation = await life.admit(5)
+            life.call = replace(life.call, alias=alias)
+            await life.place(reservation)
+
+    task = asyncio.ensure_future(wait())
+    await asyncio.sleep(0.01)
+    assert not task.done() and stage.model.sleep_state.waking, "the control"
+    stage.model.leave(again=again)
+    with pytest.raises(ApplianceError) as caught:
+        await asyncio.wait_for(task, 5.0)
+    assert type(caught.value) is told
+    assert f"the model {alias or 'm'} is being" in str(caught.value)

@@ -1,0 +1,147 @@
+"""How fast requests of sleeping models are refused while other models wake.
+
+Four models of 300 MB, of which two fit, are woken by command one after the other, each in the place of another. Beside
+it a client asks for one that sleeps, with a deadline that is before the end of any wake: each request has to be refused
+at once, with an estimate. How long the gateway's and the client's own threads were ready and had no core is told beside
+it (``/proc/PID/task/TID/schedstat``), so that a refusal that waits for a core is told from one that waits for the loop.
+Requests are those of one connection, so the client's own time counts little.
+
+Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still]``; ``--still`` wakes nothing (the
+control). Models and checkpoints in the folder are those of ``bench/residency.py zipf``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from appliance.common.catalog import embedded_model
+from appliance.operator import demo
+from bench.process_times import tree
+from bench.residency_zipf import WAIT_S, entry, give, make_models, need, prepare, spread, write_tenants
+from tests.system.conftest import PLAIN, Appliance, running
+
+MODELS, FIT = 4, 2
+GAP_S = 0.05
+"""Seconds between the ends of requests and the next ones."""
+DEADLINE_MS = 100
+
+
+def waited_s(pid: int) -> float:
+    """Seconds that a process's first thread was ready to run and had no core."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
+def gateway(appliance: Appliance) -> int:
+    """Process of the gateway."""
+    for pid in tree([appliance.process.pid]):
+        if "child\0gateway" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+            return pid
+    raise LookupError("no gateway")
+
+
+class Waking(threading.Thread):
+    """Wakes one model after the other, by command."""
+
+    def __init__(self, appliance: Appliance, names: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.appliance, self.names = appliance, names
+        self.ended = threading.Event()
+        self.outcomes = Counter[str]()
+        self.asleep = names[-1]
+        """A model that sleeps, and is not the next to wake."""
+
+    def run(self) -> None:
+        """Wake until it is to end; what is in the way sleeps first."""
+        number = 0
+        while not self.ended.is_set():
+            name, out = self.names[number % len(self.names)], self.names[(number - FIT) % len(self.names)]
+            self.asleep = self.names[(number + 1) % len(self.names)]
+            give(self.appliance, out, "sleep")
+            outcome = give(self.appliance, name, "wake")
+            self.outcomes["woken" if outcome["ok"] else str(outcome["message"])] += 1
+            number += 1
+
+
+def ask(address: str, key: str, waking: Waking, seconds: float) -> tuple[list[float], Counter[str]]:
+    """Ask again and again; returns the seconds of the refusals, sorted, and what else came."""
+    connection, refused, other = http.client.HTTPConnection(address), list[float](), Counter[str]()
+    until = time.monotonic() + seconds
+    headers = {"authorization": f"Bearer {key}", "x-request-timeout-ms": str(DEADLINE_MS)}
+    while time.monotonic() < until:
+        body = json.dumps({"model": waking.asleep, "prompt": "hello", "max_tokens": 1})
+        began = time.perf_counter()
+        connection.request("POST", "/v1/completions", body, headers | {"content-type": "application/json"})
+        answer = connection.getresponse()
+        found = json.loads(answer.read())
+        took = time.perf_counter() - began
+        code = str(found.get("error", {}).get("code", answer.status))
+        if code == "model_asleep":
+            refused.append(took)
+        else:
+            other[code] += 1
+        time.sleep(GAP_S)
+    return sorted(refused), other
+
+
+def measure(folder: Path, seconds: float, *, still: bool) -> dict[str, Any]:
+    """Start an appliance, wake and ask."""
+    models = make_models(folder / "models", MODELS)
+    entries = [entry(one) for one in models]
+    own = need({"name": demo.EMBEDDED_MODEL, "path": str(embedded_model()), "kv_bytes": demo.KV_BYTES})
+    env = {"ATHANOR_SANDBOX__MODELS_MEMORY_BYTES": str(own + FIT * max(map(need, entries)))}
+    with tempfile.TemporaryDirectory() as place:
+        state = Path(place) / "state"
+        keys = write_tenants(state, ["asker"])
+        with running(state, "--checkpoints", str(folder / "saved"), env=env) as appliance:
+            described = appliance.state / "models.d"
+            described.mkdir(exist_ok=True)
+            (described / "models.yaml").write_text(json.dumps({"models": entries}))
+            httpx.post(appliance.ready["admin"] + "/reload", timeout=WAIT_S, verify=PLAIN).raise_for_status()
+            prepare(appliance, models, folder / "saved")
+            waking = Waking(appliance, [one.name for one in models])
+            if not still:
+                waking.start()
+            pid, address = gateway(appliance), urlsplit(appliance.ready["http"]).netloc
+            before = waited_s(pid), waited_s(os.getpid())
+            refused, other = ask(address, keys["asker"], waking, seconds)
+            after = waited_s(pid), waited_s(os.getpid())
+            waking.ended.set()
+            if not still:
+                waking.join(WAIT_S)
+    waits = {
+        f"{name}_ready_s": round(late - early, 2)
+        for name, early, late in zip(("gateway", "client"), before, after, strict=True)
+    }
+    found: dict[str, Any] = {"refused": len(refused), "refused_ms": spread(refused), "other": dict(other)}
+    over = sum(one > 0.05 for one in refused)
+    return found | {"over_50_ms": over, "wakes": dict(waking.outcomes)} | waits | {"load": os.getloadavg()[0]}
+
+
+def main() -> int:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--still", action="store_true")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.folder.resolve(), options.seconds, still=options.still), indent=2), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
