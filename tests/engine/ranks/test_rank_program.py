@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -136,12 +138,19 @@ def test_two_ranks_serve_locked_down_and_drain(start: Callable[..., Host], model
     assert not alive(first) and not alive(second)
 
 
-def queued_s(pid: int) -> float:
-    """Seconds for which the first thread of a process has waited for a core since it began; of one that is gone 0."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        return 0.0
+Task = tuple[int, int]
+"""A thread: numbers of its process and of itself."""
+
+
+def queued(pids: list[int]) -> dict[Task, float]:
+    """Seconds for which each thread of these processes has waited for a core since it began."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                text = Path(f"/proc/{pid}/task/{task}/schedstat").read_text()
+                found[pid, int(task)] = int(text.split()[1]) / 1e9
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +162,8 @@ class Death:
     gone_s: float
     """Until nothing of the engine was left."""
     queued_s: float
-    """For how long of it somebody waited for a core that others had: the killed process, the keeper, of the others the
-    one that waited longest, and this test, one after the other."""
+    """For how long of it a thread waited for a core that others had: one of the killed process, then one of the keeper,
+    then of the others' the one that waited longest."""
 
     @property
     def late(self) -> bool:
@@ -164,20 +173,27 @@ class Death:
 
 def watch(everyone: list[int], victim: int, begun: float) -> Death:
     """See the processes of an engine end: the keeper, then its ranks; ``victim``: the one that was killed."""
-    watched = (*everyone, os.getpid())
-    first = {pid: queued_s(pid) for pid in watched}
-    last, own_s = dict(first), 0.0
-    while any(alive(pid) for pid in everyone):
-        assert time.monotonic() < begun + HUNG_S, "a process outlives its engine"
-        last = {pid: max(last[pid], queued_s(pid)) for pid in watched}
-        if not own_s and not alive(victim):
-            own_s = time.monotonic() - begun
-        time.sleep(0.001)
-    gone_s = time.monotonic() - begun
-    queued = {pid: last[pid] - first[pid] for pid in watched}
-    one_by_one = {victim, everyone[0], os.getpid()}
-    longest = max((queued[pid] for pid in everyone if pid not in one_by_one), default=0.0)
-    return Death(own_s or gone_s, gone_s, longest + sum(queued[pid] for pid in one_by_one))
+    first = queued(everyone)
+    last, others_from, ends = dict(first), dict(first), dict[int, float]()
+    with ExitStack() as files:
+        ended, owners = select.poll(), {}
+        for pid in everyone:
+            owners[pidfd := os.pidfd_open(pid)] = pid
+            files.callback(os.close, pidfd)
+            ended.register(pidfd, select.POLLIN)
+        while len(ends) < len(everyone):
+            assert time.monotonic() < begun + HUNG_S, "a process outlives its engine"
+            last |= queued(everyone)
+            for pidfd, _ in ended.poll(1):
+                ended.unregister(pidfd)
+                ends[owners[pidfd]] = time.monotonic() - begun
+                if owners[pidfd] == victim:
+                    others_from = dict(last)
+    since = {task: (first if task[0] in (everyone[0], victim) else others_from) for task in last}
+    waits = {task: last[task] - since[task].get(task, 0.0) for task in last}
+    longest = {pid: max((wait for task, wait in waits.items() if task[0] == pid), default=0.0) for pid in everyone}
+    others = max(longest[pid] for pid in everyone if pid not in (everyone[0], victim))
+    return Death(ends[victim], max(ends.values()), others + sum(longest[pid] for pid in {everyone[0], victim}))
 
 
 def kill(host: Host, victim: int, *, serving: bool = True, after_s: float = 0.0) -> Death:
