@@ -85,10 +85,10 @@ class Kill:
 
 def kill_inside(runtime: GvisorRuntime, booted: Booted, pid: int) -> float:
     """SIGKILL to one process of a sandbox by its number there; gives the moment before."""
-    command, name = runtime._command, container_id(booted.sandbox.name)
-    arg = {"CID": name, "Signo": int(signal.SIGKILL), "PID": pid, "Mode": 0}
+    name = booted.sandbox.name
+    arg = {"CID": container_id(name), "Signo": int(signal.SIGKILL), "PID": pid, "Mode": 0}
     with socket.socket(socket.AF_UNIX) as control:
-        control.connect(f"{command.root}/runsc-{name}.sock")
+        control.connect(os.fspath(runtime.control_socket(name)))
         begun = time.monotonic()
         control.sendall(json.dumps({"method": "containerManager.Signal", "arg": arg}).encode())
         control.settimeout(HUNG_S)

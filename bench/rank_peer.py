@@ -2,7 +2,8 @@
 
 ``python -m bench.rank_peer [ROUNDS [SHAPE [DTYPE [ROWS...]]]]`` has both decode the same model in turn, one thread a
 process, greedily, in processes that live through the run: SHAPE is one of ``bench.ranks`` without experts, DTYPE
-float32 or bfloat16. It prints a JSON line for each number of rows: medians, and the median of the ratios of a round.
+float32 or bfloat16. It prints a JSON line for each number of rows: medians, the median of the ratios of a round, and
+all ratios: beside other work one round says little.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def main(arguments: list[str]) -> None:
         for rows in tuple(map(int, arguments[3:])) or ROWS:
             rates = [(arm.rate(rows), peer.rate(rows)) for _ in range(rounds)]
             ours, theirs = (round(median(values), 1) for values in zip(*rates, strict=True))
-            ratio = round(median(a / b for a, b in rates), 2)
+            ratios = sorted(round(a / b, 2) for a, b in rates)
             load = round(os.getloadavg()[0], 1)
-            line = {"shape": shape, "dtype": dtype, "rows": rows, "ours": ours, "transformers": theirs, "ratio": ratio}
-            print(json.dumps({**line, "load": load}), flush=True)
+            line = {"shape": shape, "dtype": dtype, "rows": rows, "ours": ours, "transformers": theirs}
+            print(json.dumps({**line, "ratio": median(ratios), "ratios": ratios, "load": load}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 ``python -m bench.rank_schedules --models DIR --out FILE [--layouts NAME ...] [--seeds FROM TO]`` plays the seeds in
 each case of each family on each layout, in float32, and appends one JSON line for each layout, case and seed.
-``--batches N`` plays batches of deterministic requests in place of them: N of each seed in each case. What FILE has
-already is not played again, so a run that was cut off goes on. ``--sum`` adds up what is in FILE. Ends with 1 where
-something differs that may not: greedy tokens where the two best logits are 1e-4 apart or more, any bit of the
-deterministic class.
+``--together N`` has each set of processes play so many seeds of all cases. ``--batches N`` plays batches of
+deterministic requests in place of them: N of each seed in each case. What FILE has already is not played again, so a
+run that was cut off goes on. ``--sum`` adds up what is in FILE. Ends with 1 where something differs that may not:
+greedy tokens where the two best logits are 1e-4 apart or more, any bit of the deterministic class.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ import torch
 from tests.engine.model.families.table import RANK_CASES
 from tests.engine.ranks.comparison import LAYOUTS, alone, cases_of, differences, play_on, ranks_of, saved
 
-SEEDS = 2
+TOGETHER = 2
 """Seeds of all cases that are played in one set of processes: each loads tensors first, and results come when all have
 ended."""
+
+SET_S = 3600
+"""Seconds in which such a set has to end; beside other work it takes many times as long as alone."""
 
 APART = 1000
 """Between the seeds of one case and those of the next, so that no two cases have the same schedules."""
@@ -64,7 +67,7 @@ def play(layout: str, jobs: dict[tuple[str, str], dict], missing: Missing, batch
         more = {"batches": batches, "config": {"prefix_caching": cached}} if batches else {}
         asked.append({**jobs[case], "seeds": seeds, "layout": LAYOUTS[layout], **more})
     with tempfile.TemporaryDirectory() as folder:
-        found = play_on(ranks_of(LAYOUTS[layout]), asked, Path.cwd(), Path(folder))
+        found = play_on(ranks_of(LAYOUTS[layout]), asked, Path.cwd(), Path(folder), timeout_s=SET_S)
     for (family, case), job, ranks in zip(missing, asked, found, strict=True):
         line = {"layout": layout, "family": family, "case": case}
         for place, seed in enumerate(job["seeds"]):
@@ -102,6 +105,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--models", type=Path, required=True, help="kept for the next run")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 15), metavar=("FROM", "TO"))
+    parser.add_argument("--together", type=int, default=TOGETHER, help="seeds of one set of processes")
     parser.add_argument("--batches", type=int, default=0)
     parser.add_argument("--sum", action="store_true")
     options = parser.parse_args(arguments)
@@ -111,11 +115,12 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     jobs = load_jobs(options.models)
     with options.out.open("a") as out:
-        for start in range(options.seeds[0], options.seeds[1], SEEDS):
+        for start in range(options.seeds[0], options.seeds[1], options.together):
+            stop = min(start + options.together, options.seeds[1])
             for layout in options.layouts:
                 missing: Missing = {}
                 for number, case in enumerate(jobs):
-                    seeds = [number * APART + one for one in range(start, min(start + SEEDS, options.seeds[1]))]
+                    seeds = [number * APART + one for one in range(start, stop)]
                     left = [one for one in seeds if (layout, *case, one, options.batches) not in lines]
                     if left and case in cases_of(LAYOUTS[layout]):
                         missing[case] = left

@@ -92,6 +92,10 @@ class GvisorRuntime:
         """Return the memory limit: gVisor reports a sandbox's own memory only."""
         return spec.limits.memory_bytes
 
+    def control_socket(self, name: str) -> Path:
+        """Return the path of the socket on which runsc talks to a sandbox's kernel; it is there while that one runs."""
+        return self._directory.state / f"runsc-{container_id(name)}.sock"
+
     @property
     def program_file(self) -> Path:
         """Return runsc's file."""
@@ -126,7 +130,7 @@ class GvisorRuntime:
         hold: Callable[[], None] | None = None,
     ) -> GvisorSandbox:
         """Start a sandbox; see ``Runtime.boot``."""
-        socket = self._directory.state / f"runsc-{container_id(spec.name)}.sock"
+        socket = self.control_socket(spec.name)
         if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
             raise SandboxStartError(
                 f"the path {socket} is longer than a socket's path may be", hint="use a shorter run directory"

@@ -55,8 +55,8 @@ def _deals(layout: dict[str, int], family: str, case: str) -> bool:
     return values["num_hidden_layers"] >= stages and (dealt == 1 or experts >= dealt)
 
 
-def play_on(size: int, jobs: list[dict], root: Path, folder: Path) -> list[dict]:
-    """Play jobs on so many ranks in processes of their own."""
+def play_on(size: int, jobs: list[dict], root: Path, folder: Path, *, timeout_s: float = 1000) -> list[dict]:
+    """Play jobs on so many ranks in processes of their own, within ``timeout_s``."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "tests.engine.ranks.pair", str(size)]
     done = subprocess.run(
@@ -64,7 +64,7 @@ def play_on(size: int, jobs: list[dict], root: Path, folder: Path) -> list[dict]
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=1000,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "out.json").read_text())
