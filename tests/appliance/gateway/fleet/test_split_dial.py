@@ -20,11 +20,8 @@ from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.fleet.prefill_call import Dialer
 from tests.appliance.gateway.front.test_listener import contexts
 
-TURNS = range(0, 60, 2)
-"""Turns of the loop after which the call is given up; by the last ones the handshake waits for the other host."""
-
-ANSWER_S = 0.03
-"""Seconds for the other host's thread to answer while the loop stands still."""
+TURNS = (*range(12), None)
+"""Turns of the loop after which the call is given up; None: when the other host has the first bytes of a handshake."""
 
 END_S = 10.0
 
@@ -34,6 +31,12 @@ class Callers:
     """What the other host sees of those who call it."""
 
     accepted: int = 0
+    called: threading.Event = field(default_factory=threading.Event)
+    """Set when one has begun to speak."""
+    answers: threading.Event = field(default_factory=threading.Event)
+    """What is waited for before a handshake is answered."""
+    answered: threading.Event = field(default_factory=threading.Event)
+    """Set when one is."""
     ends: list[bytes] = field(default_factory=list)
     """What came of each over TLS: nothing, where it has gone."""
 
@@ -46,12 +49,25 @@ class Callers:
                 return
             self.accepted += 1
             data = b""
-            with contextlib.suppress(OSError), accepted, context.wrap_socket(accepted, server_side=True) as secured:
-                data = secured.recv(1)
+            with contextlib.suppress(OSError), accepted:
+                data = self._shake(accepted, context)
             self.ends.append(data)
 
+    def _shake(self, accepted: socket.socket, context: ssl.SSLContext) -> bytes:
+        accepted.recv(1, socket.MSG_PEEK)
+        self.called.set()
+        self.answers.wait(END_S)
+        with context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False) as secured:
+            secured.setblocking(False)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                secured.do_handshake()
+            self.answered.set()
+            secured.settimeout(END_S)
+            secured.do_handshake()
+            return secured.recv(1)
 
-async def given_up(turns: int, tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[list[str], Callers]:
+
+async def given_up(turns: int | None, tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[list[str], Callers]:
     """Give a call up after so many turns, in the moment in which the other host's answer is there."""
     problems, callers = list[str](), Callers()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(str(context)))
@@ -60,10 +76,13 @@ async def given_up(turns: int, tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> tu
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         host = PrefillHost(host="a", address=address, identity="spiffe://fleet.example/a")
         task = asyncio.ensure_future(Dialer(tls[1], HostAddresses()).open(host))
-        for _ in range(turns):
+        while turns is None and not callers.called.is_set():
             await asyncio.sleep(0)
+        for _ in range(turns or 0):
+            await asyncio.sleep(0)
+        callers.answers.set()
         # The loop stands still, as a busy machine's: time is over and the answer there in one turn.
-        time.sleep(ANSWER_S)  # noqa: ASYNC251
+        callers.answered.wait(END_S if turns is None else 0.01)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             _, writer = await task
