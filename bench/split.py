@@ -8,8 +8,9 @@ take turns, and begin in turn.
 
 Tenant ``shy`` has streams with short prompts that decode all the time; tenants ``alpha`` (split) and ``beta`` (mixed)
 send long prompts at a steady rate, whatever became of those before. Printed are gaps between chunks of the streams
-(ITL, at the client), first tokens of both, whole blocks of long prompts that the answering host computed itself, and
-the usage that clients were told beside that of both hosts' audit logs.
+(ITL, at the client), of all and of those in which a long prompt was under way, first tokens of both, whole blocks of
+long prompts that the answering host computed itself, and the usage that clients were told beside that of both hosts'
+audit logs.
 
 Run as root: ``python -m bench.split [--rounds 4] [--seconds 30] [--streams 4] [--prompt 2000] [--every 1.0]
 [--model mini|wide]``. ``--short`` is one round of ten seconds. ``wide`` is a model of 60 million random weights, whose
@@ -135,7 +136,7 @@ def joined(rounds: list[Seen]) -> Seen:
     """All that one arm's clients saw."""
     whole = Seen()
     for one in rounds:
-        for name in ("gaps", "short_first", "long_first", "long_second", "long_usage", "total"):
+        for name in ("gaps", "gaps_beside", "short_first", "long_first", "long_second", "long_usage", "total"):
             getattr(whole, name).extend(getattr(one, name))
         whole.failed += one.failed
     return whole
@@ -146,6 +147,8 @@ def row(name: str, seen: Seen) -> str:
     computed = [one.computed_blocks for one in seen.long_usage]
     cells = (
         f"ITL p50 {at(seen.gaps, 0.5):6.1f} p99 {at(seen.gaps, 0.99):6.1f} max {at(seen.gaps, 1.0):6.1f} ms",
+        f"beside long prompts p50 {at(seen.gaps_beside, 0.5):6.1f} p99 {at(seen.gaps_beside, 0.99):6.1f} of "
+        f"{len(seen.gaps_beside)}",
         f"TTFT short p50 {at(seen.short_first, 0.5):5.0f} p99 {at(seen.short_first, 0.99):5.0f}",
         f"long p50 {at(seen.long_first, 0.5):5.0f} p99 {at(seen.long_first, 0.99):5.0f} ms",
         f"second token of long p50 {at(seen.long_second, 0.5):5.0f}",
@@ -215,6 +218,14 @@ async def measure(arms: tuple[Arm, Arm], name: str, load: Load, rounds: int) -> 
     return found
 
 
+def ratio(what: str, split: list[float], mixed: list[float], rounds: Sequence[tuple[list[float], list[float]]]) -> str:
+    """How many times longer the p99 is where both hosts do both: of all rounds, of each, and the median of these."""
+    by_round = [at(other, 0.99) / at(one, 0.99) for one, other in rounds]
+    together = at(mixed, 0.99) / at(split, 0.99)
+    each = ", ".join(f"{one:.2f}" for one in by_round)
+    return f"{what}, mixed over split: {together:.2f}; by round {each}: median {median(by_round):.2f}"
+
+
 def report(both: tuple[Spilling, Spilling], found: dict[str, list[Seen]], rounds: int) -> None:
     """Print what all rounds say together."""
     print("\nall rounds together")
@@ -222,12 +233,9 @@ def report(both: tuple[Spilling, Spilling], found: dict[str, list[Seen]], rounds
     print(row("split", split))
     print(row("mixed", mixed))
     pairs = [(one, other) for one, other in zip(found["split"], found["mixed"], strict=True) if one.gaps]
-    ratios = [at(other.gaps, 0.99) / at(one.gaps, 0.99) for one, other in pairs]
-    together = at(mixed.gaps, 0.99) / at(split.gaps, 0.99)
-    print(
-        f"p99 of ITL, mixed over split: {together:.2f}; by round {', '.join(f'{one:.2f}' for one in ratios)}: median "
-    )
-    print(f"  {median(ratios):.2f} of {rounds} rounds")
+    print(ratio("p99 of ITL", split.gaps, mixed.gaps, [(one.gaps, other.gaps) for one, other in pairs]))
+    beside = [(one.gaps_beside, other.gaps_beside) for one, other in pairs]
+    print(ratio("p99 of ITL beside long prompts", split.gaps_beside, mixed.gaps_beside, beside))
     logs, each = charged(both, len(split.total) + len(mixed.total))
     clients = told(split.total + mixed.total)
     same = "the same" if logs == clients else "DIFFERENT"

@@ -9,7 +9,8 @@ Each router stands in front of one server that computes prompts and one that wri
 answer at once what the router expects. So its figure says what the router makes of a dead server, and nothing of an
 engine. This appliance runs as two real hosts with a real store. In each arm the first server is killed at random
 moments and started anew, while clients ask for one answer after the other; the seed gives the same pauses to all arms.
-A failure is an answer with another status than 200, or none.
+A failure is an answer with another status than 200, or none. Printed is a table with one row for each arm: kills are
+those that found a process, and ``first server`` says how many prompts it had computed (of a mock: has answered).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -34,7 +36,7 @@ from appliance.operator.demo import choose_ports
 from bench.split_mock import MODEL
 from tests.system.conftest import PLAIN
 from tests.system.test_split import gateway_of, text
-from tests.system.test_split_storms import split_pair
+from tests.system.test_split_storms import entries, split_pair
 
 CLIENTS = 8
 PAUSE_S, AWAY_S = (1.0, 3.0), (0.5, 1.5)
@@ -114,10 +116,28 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-async def storm(
-    url: str, key: str, requests: int, kill: Callable[[], Awaitable[None]], seed: int
-) -> tuple[Counter[str], int, float]:
-    """Ask so many times while ``kill`` is called at random moments; gives the ends, the kills and the seconds."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm's figures."""
+
+    ends: Counter[str]
+    kills: int
+    seconds: float
+    computed: str = "not known"
+    """What the first server computed, in words."""
+
+    def line(self, name: str) -> str:
+        """The row of the table."""
+        failed, ends = self.ends.total() - self.ends["200"], ", ".join(f"{one} {n}" for one, n in self.ends.items())
+        cells = (name, self.ends.total(), failed, self.kills, f"{self.seconds:.0f}", self.computed, ends)
+        return f"| {' | '.join(map(str, cells))} |"
+
+
+HEAD = "| | requests | failed | kills | s | first server | ends |\n|---|---|---|---|---|---|---|"
+
+
+async def storm(url: str, key: str, requests: int, kill: Callable[[], Awaitable[bool]], seed: int) -> Row:
+    """Ask so many times while ``kill`` is called at random moments, which says whether it found something to kill."""
     ends, kills, asked, began = Counter[str](), 0, 0, time.monotonic()
     draw = random.Random(seed)
 
@@ -138,42 +158,46 @@ async def storm(
         nonlocal kills
         while True:
             await asyncio.sleep(draw.uniform(*PAUSE_S))
-            await kill()
-            kills += 1
+            kills += await kill()
 
     task = asyncio.create_task(killing())
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     task.cancel()
     await asyncio.wait((task,))
-    return ends, kills, time.monotonic() - began
+    return Row(ends, kills, time.monotonic() - began)
 
 
-def of_router(peers: Path, name: str, requests: int, seed: int, folder: Path) -> tuple[Counter[str], int, float]:
+def of_router(peers: Path, name: str, requests: int, seed: int, folder: Path) -> Row:
     """Figures of a router."""
     draw = random.Random(seed + 1)
     with router(peers, name, folder / f"{name}.log") as (url, prefill):
 
-        async def kill() -> None:
+        async def kill() -> bool:
             prefill.kill()
             await asyncio.sleep(draw.uniform(*AWAY_S))
             prefill.start()
+            return True
 
         return asyncio.run(storm(url, "none", requests, kill, seed))
 
 
-def of_ours(requests: int, seed: int, folder: Path) -> tuple[Counter[str], int, float]:
+def of_ours(requests: int, seed: int, folder: Path) -> Row:
     """Figures of this appliance; its supervisor starts what was killed."""
     with split_pair(folder) as pair:
 
-        async def kill() -> None:
+        async def kill() -> bool:
             with suppress(OSError, AssertionError):  # It has not started again yet.
                 os.kill(await asyncio.to_thread(gateway_of, pair.prefill), signal.SIGKILL)
+                return True
+            return False
 
-        return asyncio.run(storm(pair.decode.http, pair.decode.keys["a"], requests, kill, seed))
+        row = asyncio.run(storm(pair.decode.http, pair.decode.keys["a"], requests, kill, seed))
+        found = Counter(one["outcome"] for one in entries(pair.decode, "prefill"))
+        return replace(row, computed=", ".join(f"{one} {n}" for one, n in found.most_common()))
 
 
 def main() -> None:
-    """Print one line for each arm."""
+    """Print a table with a row for each arm."""
     parser = argparse.ArgumentParser(description="Requests that fail while hosts that compute prompts are killed.")
     parser.add_argument("--peers", type=Path, help="virtual environment with the routers; left out: none runs")
     parser.add_argument("--ours", action="store_true", help="run this appliance too: two hosts and a store")
@@ -181,22 +205,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=24)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="split-", dir="/tmp") as name:
-        arms: dict[str, Callable[[], tuple[Counter[str], int, float]]] = {}
+        folder = Path(name)
+        folder.chmod(0o755)  # Sandboxes read what lies in it.
+        arms: dict[str, Callable[[], Row]] = {}
         for one in ROUTERS if arguments.peers else ():
-            arms[one] = lambda one=one: of_router(arguments.peers, one, arguments.requests, arguments.seed, Path(name))
+            arms[one] = lambda one=one: of_router(arguments.peers, one, arguments.requests, arguments.seed, folder)
         if arguments.ours:
-            arms["athanor"] = lambda: of_ours(arguments.requests, arguments.seed, Path(name))
+            arms["athanor"] = lambda: of_ours(arguments.requests, arguments.seed, folder)
+        print(HEAD, flush=True)
         for one, run in arms.items():
             try:
-                ends, kills, took_s = run()
+                print(run().line(one), flush=True)
             except TimeoutError as error:
-                log = Path(name, f"{one}.log")
+                log = folder / f"{one}.log"
                 print(f"{one}: {error}: {log.read_text()[-800:] if log.exists() else ''}", flush=True)
-                continue
-            failed = sum(ends.values()) - ends["200"]
-            print(
-                f"{one}: {failed} of {ends.total()} failed, {kills} kills in {took_s:.0f} s: {dict(ends)}", flush=True
-            )
 
 
 if __name__ == "__main__":

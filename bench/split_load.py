@@ -19,6 +19,10 @@ END = b"0\r\n\r\n"
 """Last chunk of an answer (RFC 9112, section 7.1)."""
 
 
+Span = tuple[float, float]
+"""Begin and end in monotonic seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What an answer says that it cost."""
@@ -38,7 +42,10 @@ class Seen:
     """What clients of one arm saw. Times are in seconds."""
 
     gaps: list[float] = field(default_factory=list)
-    """Between two chunks of a stream, while long prompts were about."""
+    """Between two chunks of a stream, all the time."""
+    gaps_beside: list[float] = field(default_factory=list)
+    """Those of them in which a long prompt was under way: asked for, and without its first token. A step that holds up
+    all streams is one gap of each, and hundreds of gaps lie between two prompts; so ``gaps`` has its p99 among them."""
     short_first: list[float] = field(default_factory=list)
     long_first: list[float] = field(default_factory=list)
     long_second: list[float] = field(default_factory=list)
@@ -123,6 +130,7 @@ async def run(targets: Sequence[Target], model: str, key: str, load: Load, rng: 
     """Put the load on these hosts, in turn; long prompts are sent with this key."""
     seen, began = Seen(), time.monotonic()
     until = began + load.seconds
+    gaps, prompts = list[Span](), list[Span]()
 
     async def streaming(target: Target) -> None:
         while time.monotonic() < until:
@@ -132,7 +140,7 @@ async def run(targets: Sequence[Target], model: str, key: str, load: Load, rng: 
                 continue
             times = got.chunks
             seen.short_first.append(times[1] - times[0])
-            seen.gaps += [after - before for before, after in itertools.pairwise(times[1:]) if after < until]
+            gaps.extend((before, after) for before, after in itertools.pairwise(times[1:]) if after < until)
 
     async def asking(number: int) -> None:
         target = targets[number % len(targets)]
@@ -140,6 +148,7 @@ async def run(targets: Sequence[Target], model: str, key: str, load: Load, rng: 
         got = await _ask(target, key, model, prompt, load.long_output)
         if _counted(seen, got) and got.usage is not None:
             times = got.chunks
+            prompts.append((times[0], times[1]))
             seen.long_first.append(times[1] - times[0])
             if len(times) > 2:
                 seen.long_second.append(times[2] - times[1])
@@ -151,7 +160,26 @@ async def run(targets: Sequence[Target], model: str, key: str, load: Load, rng: 
         for number in range(int(load.seconds / load.long_every_s)):
             await asyncio.sleep(max(0.0, began + (number + 0.5) * load.long_every_s - time.monotonic()))
             group.create_task(asking(number))
+    seen.gaps = [after - before for before, after in gaps]
+    seen.gaps_beside = [after - before for before, after in overlapping(gaps, prompts)]
     return seen
+
+
+def overlapping(gaps: Sequence[Span], prompts: Sequence[Span]) -> list[Span]:
+    """Those of the gaps that share some time with a prompt."""
+    found, merged = list[Span](), list[Span]()
+    for begin, end in sorted(prompts):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    place = 0
+    for before, after in sorted(gaps):
+        while place < len(merged) and merged[place][1] <= before:
+            place += 1
+        if place < len(merged) and merged[place][0] < after:
+            found.append((before, after))
+    return found
 
 
 def _counted(seen: Seen, got: _Answer) -> bool:

@@ -281,6 +281,67 @@ KV = Dashboard(
             ),
         ),
         Row(
+            "Prompts computed by other hosts",
+            (
+                Panel(
+                    "Asked",
+                    "Long prompts a second, by outcome; all but computed are computed here.",
+                    (
+                        (
+                            "{{athanor_outcome}}",
+                            or_none(
+                                f"sum by (athanor_outcome) (rate(athanor_split_asked_total{RATE}))", "athanor_outcome"
+                            ),
+                        ),
+                    ),
+                    "cps",
+                    stacked=True,
+                ),
+                Panel(
+                    "Wait for other hosts",
+                    "Of one prompt in the mean. Where it is long and the outcome not computed, it is lost.",
+                    (
+                        (
+                            "{{athanor_outcome}}",
+                            or_none(
+                                f"sum by (athanor_outcome) (rate(athanor_split_waited_seconds_total{RATE})) "
+                                f"/ sum by (athanor_outcome) (rate(athanor_split_asked_total{RATE}) > 0)",
+                                "athanor_outcome",
+                            ),
+                        ),
+                    ),
+                    "s",
+                ),
+                Panel(
+                    "Computed again",
+                    "Blocks a second of prompts that another host had computed: more than one a prompt says that the "
+                    "store lost some, or has them too late.",
+                    (
+                        ("blocks", f"sum(rate(athanor_split_recomputed_blocks_total{RATE})) or vector(0)"),
+                        (
+                            "prompts of which nothing came",
+                            f'sum(rate(athanor_split_taken_total{{athanor_outcome="nothing"}}{RATE})) or vector(0)',
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Served to other hosts",
+                    "Prompts a second that other hosts sent here, by outcome.",
+                    (
+                        (
+                            "{{athanor_outcome}}",
+                            or_none(
+                                f"sum by (athanor_outcome) (rate(athanor_split_served_total{RATE}))", "athanor_outcome"
+                            ),
+                        ),
+                    ),
+                    "cps",
+                    stacked=True,
+                ),
+            ),
+        ),
+        Row(
             "Squeezed by others",
             (
                 Panel(

@@ -300,6 +300,7 @@ def check_quiet(storm: Storm) -> None:
     pair, seen = storm.pair, storm.seen
     for host in pair.hosts:
         wait_within(QUIET_S, lambda host=host: blocks_held(host) == 0, lambda host=host: blocks_held(host))
+
     def told() -> set[str]:
         return {one["request"] for one in entries(pair.decode, "request")}
 

@@ -9,6 +9,8 @@ in it; host names are not compared. What it sends is bounded before it is read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -46,6 +48,10 @@ READ_BYTES = 16 << 10
 """Bytes read at once: answers are small."""
 
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""Both directions of a connection."""
+
+
 class PrefillCallError(Exception):
     """The prompt was not computed, as far as this host knows. ``outcome`` is a word of ``prefill_asking.OUTCOMES``."""
 
@@ -78,8 +84,8 @@ class Dialer:
     """TLS of ``client_context``."""
     addresses: HostAddresses
 
-    async def open(self, host: PrefillHost) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the streams of a new connection, before the other end has proved who it is.
+    async def open(self, host: PrefillHost) -> Streams:
+        """Return the streams of a new connection, before the other end has proved who it is. Cancelled, it leaves none.
 
         Raises:
             OSError: the host has no address, none of them answers, or not over TLS (``ssl.SSLError``).
@@ -88,12 +94,39 @@ class Dialer:
         failed = OSError("it has no address")
         for address in await self.addresses.find(name):
             try:
-                return await asyncio.open_connection(
-                    address, port, ssl=self.context, limit=READ_BYTES, server_hostname=name
-                )
+                return await self._connect(address, port, name)
             except OSError as error:
                 failed = error
         raise failed
+
+    async def _connect(self, address: str, port: int, name: str) -> Streams:
+        loop = asyncio.get_running_loop()
+        connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            connecting.setblocking(False)
+            connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(connecting, (address, port))
+        except BaseException:
+            connecting.close()
+            raise
+        making = asyncio.ensure_future(
+            asyncio.open_connection(sock=connecting, ssl=self.context, limit=READ_BYTES, server_hostname=name)
+        )
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # Not the maker's own cancellation: uvloop closes its transport under TLS, which then fails to write where
+            # the handshake ends in that moment. The end of the peer's bytes ends the handshake as it should.
+            making.add_done_callback(_abort)
+            with contextlib.suppress(OSError):
+                connecting.shutdown(socket.SHUT_RDWR)
+            raise
+
+
+def _abort(making: asyncio.Future[Streams]) -> None:
+    """End a connection that nobody waits for any more, if there is one."""
+    if not making.cancelled() and making.exception() is None:
+        making.result()[1].transport.abort()
 
 
 async def call(

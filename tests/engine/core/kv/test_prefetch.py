@@ -263,7 +263,8 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_prompts_take_no_more_than_the_pool_has(wire: Wire) -> None:
     """Two prompts that are taken, each nearly as large as the pool, do not put each other's blocks out: the one that
-    finds no room is taken no further, and what came of the other is there for its request. Control: in a pool that has room for both, both are taken whole."""
+    finds no room is taken no further, and what came of the other is there for its request. Control: in a pool that has
+    room for both, both are taken whole."""
     other = prompt(5, 70)
     (of_one, _), (of_other, _) = computed(LONG, 1), computed(other, 1)
     for num_blocks, whole in ((26, [False, True]), (200, [True, True])):
