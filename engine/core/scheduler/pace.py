@@ -10,9 +10,10 @@ tenant (one with few requests where another has many) they would decide its time
 ``LIGHT_MEMORY_NS`` after a light request the prompts in a step may lengthen it by ``STRETCH`` times what it costs
 anyway, and a step that completes a light tenant's prompt takes prompts of light tenants only.
 
-What a step costs is learned, not configured: durations are fitted to ``base + token * tokens`` by least squares over
-the last steps. Until they say what a token costs, steps beside decoding requests are full, and the first of them says
-it.
+What a step costs is learned, not configured. For the budget: the duration of steps without prompts, and what prompts
+add to it for each of their tokens. For a light tenant: durations are fitted to ``base + token * tokens`` by least
+squares over the last steps, and only the ratio ``base / token`` is used. Until a step with prompts has said what a
+token costs, those beside decoding requests are as short as beside a light tenant.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ then keeps at least two thirds of the speed that endless steps would give."""
 FADE = 0.98
 """Weight of older steps at each new one: about the last fifty count."""
 
+FADE_PROMPT_TOKENS = 8_192
+"""Prompt tokens whose cost counts as much as that of all before: by tokens and not by steps, so that many small
+prompts, which may cost nothing beside the reading of the weights, do not outweigh a large one."""
+
+ODD = 4
+"""A step with prompts counts with at most so many times the budget, or what it should have taken."""
+
 MIN_FIXED_TOKENS, START_FIXED_TOKENS, MAX_FIXED_TOKENS = 16.0, 128.0, 4_096.0
 """Range, and value before anything is known, of the tokens that cost as much as an empty step. Published machines lie
 between 10 (a model of half a billion weights on one core) and 300 (accelerators)."""
@@ -46,22 +54,25 @@ class Pace:
     def __init__(self) -> None:
         self.fixed_tokens = START_FIXED_TOKENS
         """Tokens that take as long as a step without any."""
-        self._base_ns = self._token_ns = 0.0
-        """What a step costs without tokens, and with each; 0 before the steps say it."""
+        self._plain_ns = 0.0
+        """Mean duration of steps without prompts; 0 before there was one."""
+        self._prompt_ns = self._prompt_count = 0.0
+        """What prompts have added to steps, and their tokens; older ones count less."""
         self._light_until_ns = -1
         self._began_ns = -1
-        self._tokens = 0
+        self._tokens = self._prompt_tokens = 0
         self._count = self._x = self._y = self._xx = self._xy = 0.0
 
     def begin(self, now_ns: int) -> None:
         """A step begins: the one before it, unless there was a pause, has taken so long."""
         if self._began_ns >= 0:
-            self._observe(self._tokens, now_ns - self._began_ns)
+            self._fit(self._tokens, now_ns - self._began_ns)
+            self._weigh(self._prompt_tokens, now_ns - self._began_ns)
         self._began_ns = now_ns
 
-    def planned(self, num_tokens: int) -> None:
-        """The step that has begun computes so many tokens."""
-        self._tokens = num_tokens
+    def planned(self, num_tokens: int, num_prompt_tokens: int) -> None:
+        """The step that has begun computes so many tokens, of which so many are of prompts."""
+        self._tokens, self._prompt_tokens = num_tokens, num_prompt_tokens
 
     def pause(self) -> None:
         """Nothing is left to do: the time until the next step is not a step's."""
@@ -73,14 +84,32 @@ class Pace:
 
     def prompt_tokens(self, num_decodes: int, now_ns: int) -> int | None:
         """Prompt tokens that this step may take; None: as many as the budget leaves."""
-        least = int(STRETCH * (self.fixed_tokens + num_decodes))
+        short = int(STRETCH * (self.fixed_tokens + num_decodes))
         if now_ns <= self._light_until_ns:
-            return least
-        if not (num_decodes and self._token_ns):
+            return short
+        if not num_decodes:
             return None
-        return max(least, int((STEP_NS - self._base_ns) / self._token_ns) - num_decodes)
+        if not self._prompt_count:
+            return short
+        most_ns = max(STEP_NS - self._plain_ns, STRETCH * self._plain_ns)
+        token_ns = max(self._prompt_ns / self._prompt_count, 1.0)
+        return max(int(STRETCH * MIN_FIXED_TOKENS), int(most_ns / token_ns))
 
-    def _observe(self, tokens: int, duration_ns: int) -> None:
+    def _weigh(self, prompt_tokens: int, duration_ns: int) -> None:
+        """Learn what a step takes without prompts, or what prompts have added to it: all of it, as long as no step was
+        without."""
+        if not prompt_tokens:
+            weight = 1 - FADE if self._plain_ns else 1.0
+            self._plain_ns += weight * (duration_ns - self._plain_ns)
+            return
+        added = max(0.0, duration_ns - self._plain_ns)
+        if self._prompt_count:  # A machine that stood still says nothing of prompts.
+            added = min(added, ODD * max(STEP_NS, prompt_tokens * self._prompt_ns / self._prompt_count))
+        fade = FADE_PROMPT_TOKENS / (FADE_PROMPT_TOKENS + prompt_tokens)
+        self._prompt_ns = fade * self._prompt_ns + added
+        self._prompt_count = fade * self._prompt_count + prompt_tokens
+
+    def _fit(self, tokens: int, duration_ns: int) -> None:
         duration = float(duration_ns)
         self._count = self._count * FADE + 1
         self._x = self._x * FADE + tokens
@@ -93,7 +122,5 @@ class Pace:
             return
         slope = (self._xy / self._count - mean * self._y / self._count) / variance
         base = self._y / self._count - slope * mean
-        if slope > 0:
-            self._base_ns, self._token_ns = max(0.0, base), slope
         if slope > 0 and base > 0:
             self.fixed_tokens = min(max(base / slope, MIN_FIXED_TOKENS), MAX_FIXED_TOKENS)

@@ -73,7 +73,7 @@ class Planner:
         if contents.has_dirty:
             plan.zero_blocks = contents.drain_dirty()
             plan.zero_stamps = contents.new_stamps(plan.zero_blocks)
-        self.pace.planned(plan.num_tokens)
+        self.pace.planned(plan.num_tokens, sum(chunk.length for chunk in plan.prefills))
         return plan
 
     def _grow(self, plan: StepPlan) -> bool:

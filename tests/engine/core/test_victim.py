@@ -90,13 +90,13 @@ def test_the_cost_of_a_step_is_learned_whatever_the_machine(fixed: int) -> None:
         for number in range(200):
             pace.begin(now)
             tokens = 1 + 37 * number % 64
-            pace.planned(tokens)
+            pace.planned(tokens, 0)
             now += token_ns * (fixed + tokens)
         assert pace.fixed_tokens == pytest.approx(fixed, rel=0.01)
     equal, now = Pace(), 0
     for _ in range(200):
         equal.begin(now)
-        equal.planned(32)
+        equal.planned(32, 0)
         now += 1_000
     assert equal.fixed_tokens == START_FIXED_TOKENS
 
@@ -106,7 +106,7 @@ def test_odd_clocks_do_no_harm() -> None:
     pace, now = Pace(), 0
     for number in range(300):
         pace.begin(now)
-        pace.planned(1 + number % 50)
+        pace.planned(1 + number % 50, number % 50)
         now += (0, 5, 10**12)[number % 3]
         if number % 7 == 0:
             pace.pause()
@@ -114,12 +114,13 @@ def test_odd_clocks_do_no_harm() -> None:
 
 
 def test_steps_are_short_only_after_a_light_request() -> None:
-    """The bound holds for a while after such a request, and grows with the requests that decode."""
+    """The bound holds for a while after such a request, also where none decodes, and grows with those that do."""
     pace = Pace()
-    assert pace.prompt_tokens(10, 0) is None
+    assert pace.prompt_tokens(0, 0) is None
     pace.note_light(0)
-    assert pace.prompt_tokens(10, 1) == pace_module.STRETCH * (START_FIXED_TOKENS + 10)
-    assert pace.prompt_tokens(10, pace_module.LIGHT_MEMORY_NS + 1) is None
+    for decodes in (0, 10):
+        assert pace.prompt_tokens(decodes, 1) == pace_module.STRETCH * (START_FIXED_TOKENS + decodes)
+    assert pace.prompt_tokens(0, pace_module.LIGHT_MEMORY_NS + 1) is None
 
 
 @pytest.mark.parametrize("requests", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
