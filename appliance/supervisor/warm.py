@@ -294,7 +294,8 @@ class WarmStarts:
         finally:
             self._under_way = None
         if made is not None:
-            log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
+            of = "all models" if start_is_base(plan) else plan.model
+            log.info("checkpoint made", sandbox=plan.name, of=of, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
         return made
 
     def _make(self, plan: BootPlan, key: str, cold_s: float, *, ahead: bool) -> Checkpoint | None:
