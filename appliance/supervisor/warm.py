@@ -37,7 +37,7 @@ from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, boot
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
-from appliance.supervisor.saved_start import SavedStart, CheckpointReader, with_weights
+from appliance.supervisor.saved_start import CheckpointReader, SavedStart, with_weights
 from isolation.errors import CheckpointError, IsolationError
 from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.runtime import Runtime
