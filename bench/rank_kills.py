@@ -147,7 +147,7 @@ class Kills:
     def __init__(self, name: str, plan: BootPlan, runtime: GvisorRuntime, starts: WarmStarts) -> None:
         self._name, self._plan, self._runtime, self._starts = name, plan, runtime, starts
         self._booted: Booted | None = starts.boot(plan, threading.Event())
-        starts.take(plan, self._booted.boot_s)
+        starts.take(warm.starts(plan)[-1], self._booted.boot_s)
 
     def kill(self, dice: random.Random, load: int, *, busy_boot: bool) -> Kill:
         """Kill one process at a moment drawn at random, and have the next engine serve."""

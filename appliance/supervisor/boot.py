@@ -314,8 +314,7 @@ def boot(
         plan.socket_dir.mkdir(parents=True, exist_ok=True)
         plan.socket_dir.chmod(0o755)
         with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
-            image = None if saved is None else saved.folder
-            spec = plan.spec if saved is None else saved.spec(plan.spec)
+            spec, image = (plan.spec, None) if saved is None else (saved.spec(plan.spec), saved.folder)
             sandbox = runtime.boot(spec, on_line=line_logger(plan.name), image=image, hold=hold)
             undo.callback(_abandon, channels, sandbox)
             began += held.waited_s - waited_s  # For memory of others; no part of a boot.
@@ -326,9 +325,7 @@ def boot(
             if saved is not None:
                 saved.verified()
             booting.configure(channels[0])
-            if saved is not None and not saved.with_model:
-                # From here on it does what a started one does, and its model may be larger than that of the first.
-                booting = replace(booting, until=None)
+            booting = booting.told(saved)
             if plan.spills:
                 channels.append(booting.connect(listener, expected, Role.SPILL))
         ready = booting.await_ready(channels[0])
@@ -404,6 +401,11 @@ class _Booting:
         """Greet the guest and send its configuration."""
         self._await(channel, lambda message: isinstance(message, Hello), CONNECT_TIMEOUT_S)
         channel.send(Configure(self.plan.configuration))
+
+    def told(self, saved: SavedStart | None) -> _Booting:
+        """Return the boot of a sandbox that has its configuration. One that loads its model now does what a started one
+        does, and the model may be larger than that of the sandbox that was saved: it has no deadline as a copy."""
+        return self if saved is None or saved.with_model else replace(self, until=None)
 
     def await_ready(self, channel: Channel) -> EngineReady | TextReady:
         """Wait until it has loaded; gives its report."""

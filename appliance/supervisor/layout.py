@@ -19,9 +19,8 @@ from isolation.ipc.messages import Role
 GUEST_SOCKET = "/ipc/host.sock"
 """Path of the host's socket inside a sandbox."""
 
-GUEST_KERNELS = "/kernels"
+GUEST_KERNELS = "/kernels/compiled"
 """Path of the compiled kernels inside an engine's sandbox."""
-
 
 GUEST_ADAPTERS = "/adapters"
 """Folder of the adapters inside an engine's sandbox, each in a folder of its digest's name."""
@@ -30,8 +29,8 @@ GUEST_ADAPTERS = "/adapters"
 GUEST_MODEL = "/model"
 """Folder of the model's files inside a sandbox."""
 
-FOLDERS = {Role.ENGINE: (GUEST_MODEL, GUEST_ADAPTERS), Role.TEXT: (GUEST_MODEL,)}
-"""Folders that all sandboxes of a role have, each with files of its own model."""
+FOLDERS = {Role.ENGINE: (GUEST_MODEL, GUEST_ADAPTERS, str(Path(GUEST_KERNELS).parent)), Role.TEXT: (GUEST_MODEL,)}
+"""Folders that all sandboxes of a role have, each with what its program opens once it has met its host."""
 
 
 def engine_place(config: ApplianceConfig, model: ModelConfig, tenant: str = "") -> int:

@@ -21,7 +21,7 @@ PATIENCE_FACTOR = 3.0
 """A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
 
 
-class Verifier:
+class CheckpointReader:
     """Reads checkpoints and compares their digests in threads, once for each state of their files since the machine's
     start."""
 

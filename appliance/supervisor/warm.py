@@ -37,7 +37,7 @@ from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, boot
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
-from appliance.supervisor.saved_start import SavedStart, Verifier, with_weights
+from appliance.supervisor.saved_start import CheckpointReader, SavedStart, with_weights
 from isolation.errors import CheckpointError, IsolationError
 from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.runtime import Runtime
@@ -102,7 +102,7 @@ class WarmStarts:
         """Set to give up the template with a model that is under way."""
         self._under_way: BootPlan | None = None
         """Sandbox of the template with a model that is being made."""
-        self._verifier = Verifier()
+        self._reader = CheckpointReader()
         self._listed = ListedFolders()
         self._ahead: dict[str, str] = {}
         """Name of the checkpoint with the model, by sandbox."""
@@ -181,7 +181,7 @@ class WarmStarts:
         ahead = start_is_ahead(plan)
         if ahead:
             self._note_ahead(plan, key, self._left_of[plan.name])
-        return SavedStart(checkpoint, self._verifier.begin(checkpoint), ahead)
+        return SavedStart(checkpoint, self._reader.begin(checkpoint), ahead)
 
     def key(self, spec: SandboxSpec, listed: ListedFolders | None = None) -> str:
         """Name of the checkpoint of such sandboxes; empty where none can be made. ``listed``: what is known of folders;
@@ -294,7 +294,8 @@ class WarmStarts:
         finally:
             self._under_way = None
         if made is not None:
-            log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
+            of = "all models" if start_is_base(plan) else plan.model
+            log.info("checkpoint made", sandbox=plan.name, of=of, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
         return made
 
     def _make(self, plan: BootPlan, key: str, cold_s: float, *, ahead: bool) -> Checkpoint | None:
@@ -316,7 +317,7 @@ class WarmStarts:
             made = self.store.keep(draft, key, cold_s)
             stamp = made.stamp()
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
-                self._verifier.note(made, stamp)
+                self._reader.note(made, stamp)
         return made
 
     def _has_room(self, plan: BootPlan) -> bool:

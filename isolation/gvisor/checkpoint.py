@@ -47,8 +47,8 @@ Stamp = tuple[tuple[int, ...], ...]
 """What tells one state of a checkpoint's files from the next: inode, size, times of content and of change of each."""
 
 MAX_KEPT = 192
-"""Largest number of checkpoints in one store, three for each of 64 models: an engine's with its model and without, and
-a text worker's. The least recently used are removed first."""
+"""Largest number of checkpoints in one store: three for each of 64 models, an engine's with its model and without, and
+a text worker's, where runsc cannot fill folders at a restore. The least recently used are removed first."""
 
 MAX_BYTES = 8 << 30
 """Bytes that all checkpoints together may have in any case: an engine's has 150 MB before it has a model, a text

@@ -22,7 +22,7 @@ from appliance.operator.demo import choose_ports, prepare_keys, run_directory
 from isolation.host.reaper import command_line, descendants
 from isolation.keys.root import create_root
 from tests.system.audit_files import written
-from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S, PlainClient
+from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S, PlainClient, begun_section
 
 LIMITS = "{requests_per_minute: 600000, tokens_per_minute: 100000000, concurrency: 256}"
 KEEPS = "features: {batches: true, stored_responses: true}"
@@ -46,8 +46,8 @@ class Kept:
     runsc: Path
     models: list[dict[str, Any]]
     policy: str = POLICY
-    sandbox: dict[str, Any] = field(default_factory=dict)
-    """Further keys of that section; without checkpoints every start is cold."""
+    sandbox: dict[str, Any] = field(default_factory=begun_section)
+    """Further keys of that section; where nothing has made a base before, every start is cold."""
     keys: dict[str, str] = field(default_factory=dict)
     ready: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None

@@ -191,9 +191,21 @@ def forms() -> Path:
 
 
 def as_demos() -> dict[str, Any]:
-    """Section ``sandbox`` of an appliance that serves the embedded model from the demos' checkpoints: its sandboxes
-    mount what theirs do. Empty before a demo has made both, since the appliance would make them beside its test."""
+    """Section ``sandbox`` of an appliance whose sandboxes begin with the demos' checkpoints, whatever its models. Empty
+    before a demo has made both, since the appliance would make them beside its test."""
     return {} if len(list(checkpoints().glob(f"[0-9a-f]*/{ACCOUNT}"))) < 2 else saved_as_demos()
+
+
+def begun() -> tuple[str, ...]:
+    """Words for a demo of other models: it begins with the base of the demos before it, and makes none beside its test
+    where there is none yet."""
+    return () if as_demos() else ("--checkpoints", "off")
+
+
+def begun_section() -> dict[str, Any]:
+    """Section ``sandbox`` of an appliance without compiled kernels that begins with the demos' base, where there is
+    one."""
+    return {"checkpoints": str(checkpoints())} if as_demos() else {}
 
 
 def saved_as_demos() -> dict[str, Any]:
@@ -328,7 +340,7 @@ def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path, in_full: 
     names = ("hermes", "thinking", *(("llama3",) if in_full else ()))
     models = make_models(folder, names, random=names[1:])
     served = [argument for model in models for argument in ("--model", str(model))]
-    with running(folder / "state", *served, "--checkpoints", "off") as started:
+    with running(folder / "state", *served, *begun()) as started:
         yield started
 
 

@@ -32,7 +32,7 @@ from appliance.operator.conversion import convert
 from appliance.operator.demo import choose_ports, prepare_keys, run_directory
 from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, Provider
 from tests.engine.convert.write_gguf import Kind, write_embedded
-from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S
+from tests.system.conftest import PLAIN, START_TIMEOUT_S, STOP_TIMEOUT_S, begun_section
 from tests.system.small_adapters import make_adapter
 
 MODULES = [
@@ -276,5 +276,5 @@ def configuration(state: Path, runsc: Path, *, whole: bool) -> dict[str, Any]:
         "run_dir": str(run_directory(state)),
         "audit": {"directory": "audit"},
         "tokens": [{**ISSUED, "keys_file": "keys.json"}],
-        "sandbox": {"runsc": str(runsc)},
+        "sandbox": {"runsc": str(runsc), **begun_section()},
     }

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated import inference_pb2_grpc
 from tests.clients.programs import CLIENTS, PROGRAMS
-from tests.system.conftest import Appliance, running
+from tests.system.conftest import Appliance, begun, running
 from tests.system.test_clients_document import blocks, environment
 from tests.system.test_grpc_document import Reader
 from tests.system.tool_models import make_models
@@ -50,7 +50,7 @@ def calling(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Itera
     save_file(weights, random / "model.safetensors", metadata={"format": "pt"})
     (random / "model.safetensors").chmod(0o644)
     served = [word for model in (own, random.rename(folder / "several")) for word in ("--model", str(model))]
-    with running(folder / "state", *served, "--checkpoints", "off") as started:
+    with running(folder / "state", *served, *begun()) as started:
         yield started
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated import inference_pb2_grpc
-from tests.system.conftest import PLAIN, Appliance, running
+from tests.system.conftest import PLAIN, Appliance, begun, running
 from tests.system.test_clients_document import blocks, run
 from tests.system.tool_models import make_models
 
@@ -91,7 +91,7 @@ def random(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
     folder = tmp_path_factory.mktemp("random")
     models = make_models(folder, FAMILIES, random=FAMILIES)
     served = [argument for model in models for argument in ("--model", str(model))]
-    with running(folder / "state", *served, "--checkpoints", "off") as started:
+    with running(folder / "state", *served, *begun()) as started:
         yield started
 
 

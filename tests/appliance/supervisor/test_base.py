@@ -17,6 +17,7 @@ from appliance.common.catalog import embedded_model, read_model
 from appliance.common.control import RESTORED
 from appliance.selftest import intruder
 from appliance.supervisor.boot import Booted, BootPlan, boot, end, plan_boot
+from appliance.supervisor.layout import GUEST_KERNELS
 from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts, start_is_base, starts
 from isolation.errors import IsolationError
 from isolation.gvisor.checkpoint import Checkpoint
@@ -167,16 +168,20 @@ def test_nothing_of_a_model_is_in_it(base: Base, small: Path) -> None:
 def test_what_it_depends_on_is_in_its_name_and_the_model_is_not(
     base: Base, gvisor: GvisorRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Two models have one name; another processor, other kernels, another program and other threads have others, so
-    that the base of other code is never found."""
+    """Two models have one name, with kernels or without; another processor, another program, other files and other
+    threads have others, so that the base of other code is never found."""
     first, second = (starts(plan)[-1] for plan in base.plans)
     assert start_is_base(first) and base.warm.key(first.spec) == base.warm.key(second.spec) == base.key
     assert not [mount for mount in first.spec.mounts if mount.target.startswith("/model")]
     (tmp_path / "kernels").write_text("other")
+    (tmp_path / "more").mkdir()
+    compiled = Mount(tmp_path / "more", GUEST_KERNELS)
+    (with_kernels,) = starts(replace(first, spec=replace(first.spec, mounts=(*first.spec.mounts, compiled))))
+    assert base.warm.key(with_kernels.spec) == base.key
     names, key = set[str](), base.key
     code = replace(first.spec.rootfs, mounts=(*first.spec.rootfs.mounts, Mount(tmp_path / "kernels", "/opt/more")))
     others = [
-        replace(first.spec, mounts=(*first.spec.mounts, Mount(tmp_path / "kernels", "/kernels"))),
+        replace(first.spec, mounts=(*first.spec.mounts, Mount(tmp_path / "kernels", "/more"))),
         replace(first.spec, rootfs=code),
         replace(first.spec, env=(*first.spec.env, ("OMP_NUM_THREADS", "31"))),
         replace(first.spec, folders=("/model",)),

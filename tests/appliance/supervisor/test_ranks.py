@@ -26,7 +26,7 @@ from appliance.supervisor import layout
 from appliance.supervisor.boot import Booted, boot, end, plan_boot
 from appliance.supervisor.ranks import cores_problem, shape_problem
 from appliance.supervisor.threads import plan_threads
-from appliance.supervisor.warm import open_warm_starts
+from appliance.supervisor.warm import open_warm_starts, starts
 from engine.config import EngineConfig
 from engine.core.offline import generate
 from engine.sandbox import rank_memory
@@ -373,7 +373,7 @@ def test_ranks_begin_from_a_checkpoint(gvisor: GvisorRuntime, short: Path, monke
     warm = open_warm_starts(config, gvisor)
     assert warm is not None
     plan = plan_boot(config, config.models[0], read_model("athanor-mini", embedded_model()), gvisor, Role.ENGINE)
-    assert warm.take(plan, 1.0) is not None
+    assert warm.take(starts(plan)[-1], 1.0) is not None
     booted = warm.boot(plan, threading.Event())
     try:
         assert booted.start == RESTORED

@@ -388,12 +388,12 @@ def test_a_checkpoint_is_read_once_for_each_start_of_the_machine(
             (draft / "pages.img").write_bytes(b"pages")
             made = warm.store.keep(draft, "k" * 64, 1.0)
         for _ in range(2):
-            warm._verifier.begin(made).result()
+            warm._reader.begin(made).result()
         again = WarmStarts(warm.store, runtime, tmp_path)
-        again._verifier.begin(made).result()
+        again._reader.begin(made).result()
         assert read == [made.key]
         (made.folder / "pages.img").write_bytes(b"pagez")
         with pytest.raises(CheckpointError, match="damaged"):
-            WarmStarts(warm.store, runtime, tmp_path)._verifier.begin(made).result()
+            WarmStarts(warm.store, runtime, tmp_path)._reader.begin(made).result()
     finally:
         runtime.close()
