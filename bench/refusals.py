@@ -6,8 +6,9 @@ at once, with an estimate. How long the gateway's and the client's own threads w
 it (``/proc/PID/task/TID/schedstat``), so that a refusal that waits for a core is told from one that waits for the loop.
 Requests are those of one connection, so the client's own time counts little.
 
-Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still]``; ``--still`` wakes nothing (the
-control). Models and checkpoints in the folder are those of ``bench/residency.py zipf``.
+Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N]``; ``--still`` wakes nothing
+(the control), ``--nice`` gives the gateway's loop another priority. Models and checkpoints in the folder are those of
+``bench/residency.py zipf``.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def ask(address: str, key: str, waking: Waking, seconds: float) -> tuple[list[fl
     return sorted(refused), other
 
 
-def measure(folder: Path, seconds: float, *, still: bool) -> dict[str, Any]:
+def measure(folder: Path, seconds: float, nice: int, *, still: bool) -> dict[str, Any]:
     """Start an appliance, wake and ask."""
     models = make_models(folder / "models", MODELS)
     entries = [entry(one) for one in models]
@@ -117,6 +118,7 @@ def measure(folder: Path, seconds: float, *, still: bool) -> dict[str, Any]:
             if not still:
                 waking.start()
             pid, address = gateway(appliance), urlsplit(appliance.ready["http"]).netloc
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
             before = waited_s(pid), waited_s(os.getpid())
             refused, other = ask(address, keys["asker"], waking, seconds)
             after = waited_s(pid), waited_s(os.getpid())
@@ -138,8 +140,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--still", action="store_true")
+    parser.add_argument("--nice", type=int, default=0)
     options = parser.parse_args()
-    print(json.dumps(measure(options.folder.resolve(), options.seconds, still=options.still), indent=2), flush=True)
+    print(
+        json.dumps(measure(options.folder.resolve(), options.seconds, options.nice, still=options.still), indent=2),
+        flush=True,
+    )
     return 0
 
 

@@ -1,7 +1,8 @@
 """A host with models that sleep, in virtual time: the gateway's own control of sleep and wake, and a stand-in for the
 supervisor, whose wakes take seconds and get longer where several run on two cores.
 
-``serve`` has it answer a sequence of requests and returns what became of them; ten minutes take two seconds.
+``serve`` has it answer a sequence of requests and returns what became of them; ten minutes take two seconds. With
+``follow`` each refusal is followed: when the same request would first have been let in, beside what it was told.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from appliance.common.control import Control
 from appliance.common.control_models import ModelRest, SleepModel, WakeModel
 from appliance.common.errors import ModelAsleepError
 from appliance.common.model_uses import ModelUses
-from appliance.common.sleep_rules import ASLEEP, AWAKE, WAKING, WHILE_USED, WINDOW_S, WakeGuard
+from appliance.common.sleep_rules import ASLEEP, AWAKE, WAKING, WHILE_USED, WINDOW_S, Refuse, WakeGuard
 from appliance.common.wake_queue import WakeQueue
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
-from appliance.gateway.sandboxes.sleep_control import SleepControl
+from appliance.gateway.sandboxes.sleep_control import LONGEST_WAIT_S, SleepControl
 from appliance.gateway.sandboxes.sleep_decisions import SleepDecisions
 from tests.appliance.gateway.request.virtual_time import VirtualLoop, virtual_now
 
@@ -64,6 +65,9 @@ class Served:
     """Seconds that requests waited that were served after a wake, sorted."""
     refused_after_s: tuple[float, ...]
     """Seconds after which each refusal came, sorted."""
+    estimates: tuple[tuple[float, float], ...] = ()
+    """Of each refusal that was followed to its end: the seconds that it was told, and those after which the request
+    would have been answered, had it come again at the best time."""
 
     @property
     def longest_wait_s(self) -> float:
@@ -103,6 +107,10 @@ class Host:
     _wakes: list[float] = field(default_factory=list)
     _waits: list[float] = field(default_factory=list)
     _refused: list[float] = field(default_factory=list)
+    follow: bool = False
+    _told: list[tuple[ModelSandboxes, str, float, float]] = field(default_factory=list)
+    """Refusals that are followed: model, tenant, time, and the seconds that it was told."""
+    _estimates: list[tuple[float, float]] = field(default_factory=list)
 
     def serve(self, requests: Sequence[Request]) -> Served:
         """Serve a sequence; once for each host."""
@@ -113,7 +121,7 @@ class Host:
         hits = sum(not one for one in self._waits)
         waits = tuple(sorted(one for one in self._waits if one))
         counts = hits / total, len(self._refused) / total, len(self._wakes) / minutes
-        return Served(*counts, most, waits, tuple(sorted(self._refused)))
+        return Served(*counts, most, waits, tuple(sorted(self._refused)), tuple(self._estimates))
 
     async def _serve(self, requests: Sequence[Request]) -> None:
         self.models = {name: ModelSandboxes(name) for name in sorted({name for _, name, _ in requests})}
@@ -145,6 +153,32 @@ class Host:
         while True:
             await asyncio.sleep(LOOK_S)
             self._control.look()
+            self._told = [one for one in self._told if not self._ended(*one)]
+
+    def _ended(self, model: ModelSandboxes, tenant: str, came: float, told_s: float) -> bool:
+        """Whether a refused request would be let in now; notes when it would have been answered."""
+        left_s = self._lets_in_s(model, tenant)
+        if left_s is not None:
+            self._estimates.append((told_s, virtual_now() - came + left_s))
+        return left_s is not None
+
+    def _lets_in_s(self, model: ModelSandboxes, tenant: str) -> float | None:
+        """Seconds until a request that came now would find its model awake; None where it would be refused. Nothing
+        changes by it."""
+        parts, sleep = self._control.decisions, model.sleep_state
+        if not sleep.asleep:
+            return sleep.left_s(virtual_now()) if sleep.waking else 0.0
+        decision = parts.decision(model, tenant)
+        counted = virtual_now() < sleep.counted_until
+        if isinstance(decision, Refuse) or (not counted and parts.guarded_s(model, tenant, decision)):
+            return None
+        waits = self._control.waits.any_for(model)
+        if not waits:
+            parts.queue.join(model.name, parts.turn(model, decision, tenant))
+        begins_s = parts.begins_s(model, decision)
+        if not waits:
+            parts.queue.leave(model.name)
+        return begins_s + sleep.estimate_s if begins_s <= LONGEST_WAIT_S else None
 
     async def _answer(self, name: str, tenant: str) -> None:
         model, came = self.models[name], virtual_now()
@@ -152,8 +186,10 @@ class Host:
         try:
             waited_s = await self._control.awaken(model, NO_DEADLINE, tenant)
             await self._work(self.speed.answer_s, 1.0)
-        except ModelAsleepError:
+        except ModelAsleepError as error:
             self._refused.append(virtual_now() - came)
+            if self.follow:
+                self._told.append((model, tenant, virtual_now(), error.retry_after_s or 0.0))
         else:
             self._waits.append(waited_s)
             self._control.served(model, tenant, came)

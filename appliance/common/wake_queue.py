@@ -85,7 +85,8 @@ class WakeQueue:
         return bool(self._ahead(model)[0])
 
     def left_s(self, model: str, waking: Iterable[float], wake_s: Callable[[str], float], gap_s: float) -> float:
-        """Return the expected seconds until the wake of a model that waits can begin, were there room.
+        """Return the seconds until the wake of a model that waits can begin, were there room. Each guest before it
+        counts ``gap_s``: so long it may take, since the owner of the place may take it back in between.
 
         Args:
             model: it waits.
@@ -98,6 +99,12 @@ class WakeQueue:
         for one in first:
             heapq.heappush(ends, heapq.heappop(ends) + wake_s(one))
         return ends[0] + len(guests) * gap_s
+
+    def expected_s(self, model: str, waking: Iterable[float], wake_s: Callable[[str], float], place_s: float) -> float:
+        """Return the expected seconds until then, arguments as in ``left_s``. Guests follow each other in one place, so
+        each before it counts its wake, and all together the seconds (``place_s``) until they have a place again."""
+        guests, _ = self._ahead(model)
+        return self.left_s(model, waking, wake_s, 0.0) + (place_s + sum(map(wake_s, guests)) if guests else 0.0)
 
     def _ahead(self, model: str) -> tuple[list[str], list[str]]:
         """Return the guests, and the others, whose turn comes before that of a model."""

@@ -190,7 +190,8 @@ class SleepControl:
         begins_s = self.decisions.begins_s(model, decision)
         spare_s = until - now - begins_s - sleep.estimate_s
         if begins_s > LONGEST_WAIT_S:
-            raise self.decisions.asleep(model, "and others are woken before it", begins_s + sleep.estimate_s)
+            answers_s = self.decisions.answers_s(model, decision)
+            raise self.decisions.asleep(model, "and others are woken before it", answers_s)
         # One that cannot be answered in time ends no other model.
         if spare_s < 0 and not (isinstance(decision, Wake) and not decision.evicted and not begins_s):
             raise self.decisions.late(model, begins_s + sleep.estimate_s)

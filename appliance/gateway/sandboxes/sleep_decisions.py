@@ -55,6 +55,16 @@ class SleepDecisions:
         dear = decision.costs and not decision.cheaper_soon
         return turn_s + (self.guard.place_wait_s(self.clock()) if dear else 0.0)
 
+    def answers_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
+        """Return the expected seconds until a sleeping model that waits for its turn is awake, for who is refused."""
+        place_s = self.guard.place_wait_s(self.clock())
+        begins_s = self.queue.expected_s(model.name, self.lefts(), self._wake_s, place_s)
+        if isinstance(decision, Wait):
+            begins_s = max(begins_s, decision.room_s)
+        elif decision.costs:
+            begins_s = max(begins_s, place_s)
+        return begins_s + model.sleep_state.estimate_s
+
     def _wake_s(self, name: str) -> float:
         """Return the expected seconds of a wake; none of a model that is gone, for which requests wait that are told so
         in this turn of the loop."""
@@ -82,7 +92,9 @@ class SleepDecisions:
         counted = self.clock() < model.sleep_state.counted_until
         wait_s = 0.0 if counted else self.guarded_s(model, tenant, decision)
         if wait_s:
-            raise self.asleep(model, "and models were woken too often in the last minute", wait_s)
+            self.queue.join(model.name, self.turn(model, decision, tenant))
+            again_s = max(wait_s, self.answers_s(model, decision))
+            raise self.asleep(model, "and models were woken too often in the last minute", again_s)
         return decision
 
     def check_there(self, model: ModelSandboxes) -> None:

@@ -94,3 +94,16 @@ def test_guests_of_who_has_begun_fewer_come_first() -> None:
         assert left_s(queue, "second") == expected
         assert left_s(queue, "first") == 30.0 - expected
         assert queue.is_turn("second", 0) is (begun == 1)
+
+
+@pytest.mark.parametrize(("place", "expected"), [(0, 2.0), (1, 9.0), (2, 11.0)])
+def test_a_guest_that_is_refused_is_told_that_guests_follow_each_other(place: int, expected: float) -> None:
+    """Behind two wakes of 2 s: 5 s until guests have a place again, and a wake for each guest before it; the first has
+    none before it (the control). The longest that it may take counts 30 s for each."""
+    queue = WakeQueue(2)
+    for name in ("g0", "g1", "g2"):
+        queue.join(name, WakeTurn(kept=False))
+    for name in ("a", "b"):
+        queue.join(name, WakeTurn(kept=True))
+    assert queue.expected_s(f"g{place}", (), lambda _model: 2.0, 5.0) == expected
+    assert left_s(queue, f"g{place}") >= 2.0 + 30.0 * place

@@ -225,3 +225,21 @@ async def test_a_wake_by_command_takes_no_place_of_guests() -> None:
         scene.come_up("c")
         await task
         assert (scene.decisions.guard.place_wait_s(virtual_now()) == 0.0) is by_command
+
+
+@in_virtual_time
+async def test_a_guest_behind_another_is_told_what_is_expected() -> None:
+    """Guests may take a place in 5 s, and one waits for it. The next one is refused, since the owner may take the place
+    back in between, with those 5 s and both wakes: not with the 40 s after which the next place is sure."""
+    scene = Scene()
+    scene.decisions.budget = GIB
+    used(scene, {"a": 9})
+    scene.awake("a", virtual_now() - 100)
+    scene.decisions.guard.note_cost(virtual_now() - scene.decisions.guard.gap_s + 5.0)
+    first = scene.ask("b", 600.0, "u")
+    await turns()
+    assert not first.done()
+    with pytest.raises(ModelAsleepError, match="woken before it") as refused:
+        await scene.ask("c", 600.0, "t")
+    assert refused.value.retry_after_s == pytest.approx(5.0 + 2 * WAKE_MS / 1e3, abs=0.1)
+    first.cancel()
