@@ -21,7 +21,7 @@ from pathlib import Path
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.selftest.targets import standing
-from appliance.supervisor.layout import role_threads, sandbox_spec
+from appliance.supervisor.layout import FOLDERS, role_threads, sandbox_spec
 from isolation.errors import IsolationError
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import find_runsc
@@ -134,7 +134,9 @@ def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False, restored
             folder.mkdir(exist_ok=True)
             folder.chmod(0o755)
         spec = serving_spec(role, f"intruder-{role.name.lower()}", socket_dir, ("-c", LOADER, "", ""))
-        mounts = [one.target for one in spec.all_mounts()]
+        if runtime.fills_folders:
+            spec = replace(spec, folders=FOLDERS[role])
+        mounts = [*spec.folders, *(one.target for one in spec.all_mounts())]
         lock = role.name if locked else ""
         words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=mounts, locked=lock)
         words["waits"] = WAITS_LINE
@@ -143,7 +145,7 @@ def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False, restored
         if restored:
             image = Path(outer) / "image"
             image.mkdir()
-            named = replace(spec, name=f"{spec.name}-template")
+            named = replace(spec.without_content(), name=f"{spec.name}-template")
             save_template(runtime, named, image, waits_line=WAITS_LINE, timeout_s=END_S)
         lines: list[str] = []
         with Listener(str(socket_dir / "host.sock")) as listener:

@@ -404,8 +404,10 @@ class _Booting:
 
     def told(self, saved: SavedStart | None) -> _Booting:
         """Return the boot of a sandbox that has its configuration. One that loads its model now does what a started one
-        does, and the model may be larger than that of the sandbox that was saved: it has no deadline as a copy."""
-        return self if saved is None or saved.with_model else replace(self, until=None)
+        does, and the model may be larger than that of the sandbox that was saved, where that was of another one: it has
+        no deadline as a copy."""
+        other = saved is not None and not saved.with_model and self.plan.spec.folders
+        return replace(self, until=None) if other else self
 
     def await_ready(self, channel: Channel) -> EngineReady | TextReady:
         """Wait until it has loaded; gives its report."""

@@ -56,6 +56,45 @@ class CheckpointReader:
         return stamp
 
 
+class BaseTrust:
+    """Which sandboxes became ready from the base that all begin with, and which failed with it. A base that served
+    another sandbox is not at fault: one that fails with it then begins without, and costs the others nothing. Called in
+    threads; each call is one operation on one set."""
+
+    def __init__(self) -> None:
+        self._ready: dict[str, set[str]] = {}
+        """Names of sandboxes that became ready, by the base's name."""
+        self._avoids: dict[str, set[str]] = {}
+        """Names of those that begin without it."""
+
+    def note_ready(self, key: str, name: str) -> None:
+        """Note that a sandbox began with this base."""
+        self._ready.setdefault(key, set()).add(name)
+
+    def is_at_fault(self, key: str, name: str) -> bool:
+        """Return whether the base may be why this sandbox failed with it: no other became ready from it. Where one did,
+        this sandbox begins without it from now on."""
+        if self._ready.get(key, set()) - {name}:
+            self._avoids.setdefault(key, set()).add(name)
+            return False
+        return True
+
+    def is_avoided(self, key: str, name: str) -> bool:
+        """Return whether a sandbox begins without this base."""
+        return name in self._avoids.get(key, ())
+
+    def forget(self, key: str) -> None:
+        """Forget a base that is dropped."""
+        self._ready.pop(key, None)
+        self._avoids.pop(key, None)
+
+    def leave(self, name: str) -> None:
+        """Forget a sandbox that has left: another of its name may have other files. What it has shown of a base
+        stays."""
+        for names in list(self._avoids.values()):
+            names.discard(name)
+
+
 @dataclass(frozen=True, slots=True)
 class SavedStart:
     """A checkpoint that is being verified while a sandbox is restored from it."""
@@ -109,9 +148,9 @@ class SavedStart:
             raise CheckpointError(f"checkpoint {self.checkpoint.key[:12]} was replaced while a sandbox was restored")
 
     def damage(self) -> CheckpointError | None:
-        """Wait for the result of the verification; what ``verified`` raises, or None."""
+        """Wait for the result of the verification; what it has found, or None. That it was replaced is no damage."""
         try:
-            self.verified()
+            self.verdict.result()
         except CheckpointError as error:
             return error
         return None

@@ -37,7 +37,7 @@ from appliance.common.model_memory import machine_memory
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, boot
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.sandbox_output import line_logger
-from appliance.supervisor.saved_start import CheckpointReader, SavedStart, with_weights
+from appliance.supervisor.saved_start import BaseTrust, CheckpointReader, SavedStart, with_weights
 from isolation.errors import CheckpointError, IsolationError
 from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
 from isolation.gvisor.runtime import Runtime
@@ -92,7 +92,8 @@ class WarmStarts:
         self._asked: Counter[str] = Counter()
         """Templates of each sandbox that were made, failed, or wait for their turn."""
         self._blamed: Counter[str] = Counter()
-        """How often a sandbox of each name was started without the checkpoints there were."""
+        """How often the base was dropped since sandboxes of each name died again and again."""
+        self._trust = BaseTrust()
         self._left_of: Counter[str] = Counter()
         """How often a sandbox of each name has left: what was asked for before is of another."""
         self._making = asyncio.Lock()
@@ -118,7 +119,7 @@ class WarmStarts:
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        fallen, doubted = False, ""
+        fallen, doubted = False, None
         for start in starts(plan):
             saved = self._find(start)
             if saved is None:
@@ -138,30 +139,42 @@ class WarmStarts:
                 )
                 fallen = True
                 if start_is_base(start) and damage is None:
-                    doubted = saved.checkpoint.key
+                    doubted = saved.checkpoint
                 else:
-                    self.store.drop(saved.checkpoint.key)
+                    self._drop_found(saved.checkpoint)
             else:
+                if start_is_base(start):
+                    self._trust.note_ready(saved.checkpoint.key, plan.name)
                 booted.ahead = saved.with_model
                 return booted
         booted = boot(plan, self._runtime, stop, gate=gate)
-        # All models begin with the base, so one that cannot start at all is no reason to make another.
-        if doubted:
-            self.store.drop(doubted)
+        # All models begin with the base: one that cannot start at all is no reason to make another.
+        found = None if doubted is None else self.store.find(doubted.key)
+        if doubted is not None and found == doubted and self._trust.is_at_fault(doubted.key, plan.name):
+            self._drop_found(doubted)
         if fallen:
             booted.start = FALLEN_BACK
         return booted
 
+    def _drop_found(self, checkpoint: Checkpoint) -> None:
+        """Drop what failed, and nothing that was made in its place since."""
+        if self.store.find(checkpoint.key) == checkpoint:
+            self._trust.forget(checkpoint.key)
+            self.store.drop(checkpoint.key)
+
     def boot_cold(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
         """Boot without a checkpoint, and drop those there are: one may be why sandboxes of this plan die again and
-        again. The base of all models goes ``MOST_TEMPLATES`` times for one of them.
+        again. The base of all models goes where no other sandbox became ready from it, ``MOST_TEMPLATES`` times.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        self._blamed[plan.name] += 1
-        shared = self._blamed[plan.name] <= MOST_TEMPLATES
-        for key in self._keys_of(plan, shared=shared) | ({self._ahead.pop(plan.name, "")} - {""}):
+        gone = self._keys_of(plan, shared=False) | ({self._ahead.pop(plan.name, "")} - {""})
+        shared = {key for key in self._keys_of(plan) - gone if self._trust.is_at_fault(key, plan.name)}
+        if shared:
+            self._blamed[plan.name] += 1
+        for key in gone | (shared if self._blamed[plan.name] <= MOST_TEMPLATES else set()):
+            self._trust.forget(key)
             self.store.drop(key)
         return boot(plan, self._runtime, stop, gate=gate)
 
@@ -176,7 +189,7 @@ class WarmStarts:
             log.warning("no checkpoint can be looked for", sandbox=plan.name, problem=str(error))
             return None
         checkpoint = self.store.find(key) if key else None
-        if checkpoint is None:
+        if checkpoint is None or self._trust.is_avoided(key, plan.name):
             return None
         ahead = start_is_ahead(plan)
         if ahead:
@@ -214,6 +227,8 @@ class WarmStarts:
         with self._names:
             for plan in plans:
                 self._asked.pop(plan.name, None)
+                self._blamed.pop(plan.name, None)
+                self._trust.leave(plan.name)
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
 

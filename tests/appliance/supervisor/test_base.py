@@ -10,14 +10,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from appliance.common.catalog import embedded_model, read_model
-from appliance.common.control import RESTORED
+from appliance.common.control import COLD, FALLEN_BACK, RESTORED
 from appliance.selftest import intruder
 from appliance.supervisor.boot import Booted, BootPlan, boot, end, plan_boot
 from appliance.supervisor.layout import GUEST_KERNELS
+from appliance.supervisor.saved_start import BaseTrust
 from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts, start_is_base, starts
 from isolation.errors import IsolationError
 from isolation.gvisor.checkpoint import Checkpoint
@@ -218,15 +221,67 @@ def test_a_model_that_cannot_be_loaded_costs_the_others_nothing(base: Base, smal
     assert restored.start == RESTORED, "the control"
 
 
-def test_one_model_that_dies_drops_it_a_few_times_only(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cold starts after deaths in a row drop the base, since it may be the cause; behind the third it stays, so that a
-    model that always dies takes it from nobody."""
+def test_one_model_that_dies_takes_it_from_nobody(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cold starts after deaths in a row drop the base, since it may be the cause, three times at most, and never where
+    another sandbox became ready from it: that model then begins without. Control: the other one begins with it."""
     monkeypatch.setattr("appliance.supervisor.warm.boot", lambda *_args, **_named: None)
+    monkeypatch.setattr(base.warm, "_trust", BaseTrust())
     dropped: list[str] = []
     monkeypatch.setattr(type(base.warm.store), "drop", lambda _self, key: dropped.append(key))
+    dies = replace(base.plans[1], name="engine-dies")
     for _ in range(MOST_TEMPLATES + 2):
-        base.warm.boot_cold(replace(base.plans[1], name="engine-dies"), threading.Event())
+        base.warm.boot_cold(dies, threading.Event())
     assert dropped == [base.key] * MOST_TEMPLATES
+    base.warm.leave([dies])
+    base.warm._trust.note_ready(base.key, base.plans[0].name)
+    base.warm.boot_cold(dies, threading.Event())
+    assert len(dropped) == MOST_TEMPLATES
+    found = [base.warm._find(starts(plan)[-1]) for plan in (dies, base.plans[0])]
+    assert found[0] is None and found[1] is not None
+    base.warm.leave([dies])
+    assert base.warm._find(starts(dies)[-1]) is not None, "another model of its name begins with it"
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_who_fails_with_it_alone_begins_without_it(base: Base, monkeypatch: pytest.MonkeyPatch, others: int) -> None:
+    """A sandbox that does not come up from the base and does without drops it where none other did, and else begins
+    without it from then on: it is neither made again and again nor lost to the others."""
+    begun: list[bool] = []
+
+    def booting(plan: BootPlan, _runtime: object, _stop: object, saved: object = None, gate: object = None) -> Any:
+        begun.append(saved is not None)
+        if saved is not None and plan.name == "engine-odd":
+            raise IsolationError("it waits for ever")
+        return SimpleNamespace(ahead=False, start=COLD)
+
+    monkeypatch.setattr("appliance.supervisor.warm.boot", booting)
+    monkeypatch.setattr(base.warm, "_trust", BaseTrust())
+    for _ in range(others):
+        base.warm.boot(base.plans[0], threading.Event())
+    begun.clear()
+    for _ in range(3):
+        base.warm.boot(replace(base.plans[1], name="engine-odd"), threading.Event())
+    assert begun == [True, False, False, False]
+    assert (base.warm.store.find(base.key) is not None) == bool(others)
+
+
+def test_what_was_made_since_is_not_dropped(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox whose base is made anew while it starts fails with the old one, and the new one stays."""
+    old, again = base.find(), list[Checkpoint]()
+
+    def booting(_plan: object, _runtime: object, _stop: object, saved: Any = None, gate: object = None) -> Any:
+        if saved is not None:
+            saved.verdict.result()
+            base.warm.store.drop(base.key)
+            base.make()
+            again.append(base.find())
+            saved.verified()
+        return SimpleNamespace(ahead=False, start=COLD)
+
+    monkeypatch.setattr("appliance.supervisor.warm.boot", booting)
+    booted = base.warm.boot(base.plans[1], threading.Event())
+    assert booted.start == FALLEN_BACK
+    assert again == [base.find()] and again != [old]
 
 
 async def test_it_outlives_the_models(base: Base) -> None:
