@@ -154,7 +154,7 @@ class ModelSandboxes:
         self.draining = False
         self.sleep_state = SleepState()
         self.changed: Callable[[], None] = lambda: None
-        """Called after each change of its state, by whoever has it serve requests that wait for others."""
+        """Called after each change of its state; for requests that wait."""
         self.leaving = Leaving.NO
         """Whether it takes no request any more, because it is being taken away; set by ``leave``."""
         self.arriving = False

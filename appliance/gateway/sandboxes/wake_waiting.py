@@ -38,6 +38,11 @@ class Waiter:
     """When it came, in monotonic seconds."""
     _told: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def told(self) -> bool:
+        """Whether it was told to look again, and has not looked yet."""
+        return self._told.is_set()
+
     def tell(self) -> None:
         """Have it look again."""
         self._told.set()

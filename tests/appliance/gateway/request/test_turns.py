@@ -27,6 +27,7 @@ from appliance.gateway.request.audit_feed import NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.service import GatewayService
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.sleep_control import SleepControl
 from appliance.gateway.sandboxes.sleep_decisions import SleepDecisions
 from tests.appliance.gateway.request.test_embedding import QuietTelemetry
@@ -238,3 +239,16 @@ async def test_one_that_waits_for_a_sleeping_model_is_told_that_it_goes(
         await asyncio.wait_for(task, 5.0)
     assert type(caught.value) is told
     assert f"the model {alias or 'm'} is being" in str(caught.value)
+
+
+async def test_the_end_of_a_request_is_told_to_those_that_wait_for_room(stage: Stage) -> None:
+    """A request that was admitted and ends has those that wait for its model's place look; while it runs (the control)
+    they do not."""
+    scene, models = Scene(stage, ""), {"m": stage.model}
+    control = SleepControl(SleepDecisions(models, lambda: True, available=lambda: 8 << 30), lambda _: None, lambda _: 0)
+    scene.dependencies.sleep = control
+    waiter = control.waits.enter(ModelSandboxes("other"), "t")
+    with scene.life() as life:
+        await life.place(await life.admit(5))
+        assert not waiter.told, "the control"
+    assert waiter.told

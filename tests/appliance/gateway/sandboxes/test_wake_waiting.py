@@ -40,12 +40,17 @@ async def test_those_that_wait_do_not_look_while_nothing_changes() -> None:
     assert looks[0] == MAX_WAITING
     await asyncio.sleep(10.0)
     assert 10.0 / RELOOK_S - 1 <= looks[0] - MAX_WAITING <= 2 * (10.0 / RELOOK_S + 1)
+    before = looks[0]
+    scene.control.waits.changed()
+    await turns()
+    assert 1 <= looks[0] - before <= 2, "one looks after a change that is not their own model's"
+    await asyncio.sleep(LOOK_S)
     scene.free("a")
     await turns()
     assert scene.told == [SleepModel("a", "memory"), WakeModel("c", "request", "t-0")]
     await asyncio.sleep(1.0)
     scene.come_up("c")
-    assert set(await asyncio.gather(*tasks)) == {11.0}
+    assert await asyncio.gather(*tasks) == pytest.approx([11.0 + LOOK_S] * MAX_WAITING)
 
 
 @pytest.mark.parametrize("change", ["ends", "awake", "gone"])
