@@ -21,7 +21,7 @@ from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.fleet.prefill_call import Dialer
 from tests.appliance.gateway.front.test_listener import contexts
 
-TURNS = (0, 1, *(2, 3) * 10, 4, 6, 9, 20, 40)
+TURNS = (0, 1, *(2, 3) * 10, 4, 6, 9, 20, 40, 200, 400)
 """Turns of the loop after which a call is given up. In the second and third a connection is made on Linux; where its
 maker was cancelled there, uvloop failed now and then."""
 
