@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,10 @@ log = structlog.get_logger()
 PATIENCE_S = 15.0
 PATIENCE_FACTOR = 3.0
 """A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
+
+
+MOST_BLAMES = 3
+"""Times that the base is made again for one sandbox that dies: one that always dies is not helped by more."""
 
 
 class CheckpointReader:
@@ -66,6 +71,8 @@ class BaseTrust:
         """Names of sandboxes that became ready, by the base's name."""
         self._avoids: dict[str, set[str]] = {}
         """Names of those that begin without it."""
+        self._blames: Counter[str] = Counter()
+        """How often the base was blamed for the deaths of each sandbox."""
 
     def note_ready(self, key: str, name: str) -> None:
         """Note that a sandbox began with this base."""
@@ -79,6 +86,13 @@ class BaseTrust:
             return False
         return True
 
+    def is_blamed(self, key: str, name: str) -> bool:
+        """Return whether a sandbox that dies again and again has the base dropped: ``MOST_BLAMES`` times at most."""
+        if not self.is_at_fault(key, name):
+            return False
+        self._blames[name] += 1
+        return self._blames[name] <= MOST_BLAMES
+
     def is_avoided(self, key: str, name: str) -> bool:
         """Return whether a sandbox begins without this base."""
         return name in self._avoids.get(key, ())
@@ -91,6 +105,7 @@ class BaseTrust:
     def leave(self, name: str) -> None:
         """Forget a sandbox that has left: another of its name may have other files. What it has shown of a base
         stays."""
+        self._blames.pop(name, None)
         for names in list(self._avoids.values()):
             names.discard(name)
 

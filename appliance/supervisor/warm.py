@@ -91,8 +91,6 @@ class WarmStarts:
         """Plan, seconds of its cold start, and ``_left_of`` of its name when it was asked for."""
         self._asked: Counter[str] = Counter()
         """Templates of each sandbox that were made, failed, or wait for their turn."""
-        self._blamed: Counter[str] = Counter()
-        """How often the base was dropped since sandboxes of each name died again and again."""
         self._trust = BaseTrust()
         self._left_of: Counter[str] = Counter()
         """How often a sandbox of each name has left: what was asked for before is of another."""
@@ -129,7 +127,6 @@ class WarmStarts:
             except (IsolationError, ProtocolError, OSError) as error:
                 if stop.is_set():
                     raise
-                # The reader must have done with the files before they go.
                 damage = saved.damage()
                 log.warning(
                     "a checkpoint could not be used; the sandbox starts without",
@@ -138,8 +135,8 @@ class WarmStarts:
                     problem=str(damage or error),
                 )
                 fallen = True
-                if start_is_base(start) and damage is None:
-                    doubted = saved.checkpoint
+                if start_is_base(start) and damage is None:  # A ``CheckpointError`` then: it was replaced.
+                    doubted = None if isinstance(error, CheckpointError) else saved.checkpoint
                 else:
                     self._drop_found(saved.checkpoint)
             else:
@@ -149,8 +146,7 @@ class WarmStarts:
                 return booted
         booted = boot(plan, self._runtime, stop, gate=gate)
         # All models begin with the base: one that cannot start at all is no reason to make another.
-        found = None if doubted is None else self.store.find(doubted.key)
-        if doubted is not None and found == doubted and self._trust.is_at_fault(doubted.key, plan.name):
+        if doubted is not None and self._trust.is_at_fault(doubted.key, plan.name):
             self._drop_found(doubted)
         if fallen:
             booted.start = FALLEN_BACK
@@ -164,16 +160,13 @@ class WarmStarts:
 
     def boot_cold(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
         """Boot without a checkpoint, and drop those there are: one may be why sandboxes of this plan die again and
-        again. The base of all models goes where no other sandbox became ready from it, ``MOST_TEMPLATES`` times.
+        again. The base of all models goes where it may be blamed (``BaseTrust``).
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
-        gone = self._keys_of(plan, shared=False) | ({self._ahead.pop(plan.name, "")} - {""})
-        shared = {key for key in self._keys_of(plan) - gone if self._trust.is_at_fault(key, plan.name)}
-        if shared:
-            self._blamed[plan.name] += 1
-        for key in gone | (shared if self._blamed[plan.name] <= MOST_TEMPLATES else set()):
+        own = self._keys_of(plan, shared=False) | ({self._ahead.pop(plan.name, "")} - {""})
+        for key in own | {key for key in self._keys_of(plan) - own if self._trust.is_blamed(key, plan.name)}:
             self._trust.forget(key)
             self.store.drop(key)
         return boot(plan, self._runtime, stop, gate=gate)
@@ -227,7 +220,6 @@ class WarmStarts:
         with self._names:
             for plan in plans:
                 self._asked.pop(plan.name, None)
-                self._blamed.pop(plan.name, None)
                 self._trust.leave(plan.name)
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}

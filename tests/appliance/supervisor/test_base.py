@@ -20,8 +20,8 @@ from appliance.common.control import COLD, FALLEN_BACK, RESTORED
 from appliance.selftest import intruder
 from appliance.supervisor.boot import Booted, BootPlan, boot, end, plan_boot
 from appliance.supervisor.layout import GUEST_KERNELS
-from appliance.supervisor.saved_start import BaseTrust
-from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts, start_is_base, starts
+from appliance.supervisor.saved_start import MOST_BLAMES, BaseTrust
+from appliance.supervisor.warm import WarmStarts, open_warm_starts, start_is_base, starts
 from isolation.errors import IsolationError
 from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -229,13 +229,13 @@ def test_one_model_that_dies_takes_it_from_nobody(base: Base, monkeypatch: pytes
     dropped: list[str] = []
     monkeypatch.setattr(type(base.warm.store), "drop", lambda _self, key: dropped.append(key))
     dies = replace(base.plans[1], name="engine-dies")
-    for _ in range(MOST_TEMPLATES + 2):
+    for _ in range(MOST_BLAMES + 2):
         base.warm.boot_cold(dies, threading.Event())
-    assert dropped == [base.key] * MOST_TEMPLATES
+    assert dropped == [base.key] * MOST_BLAMES
     base.warm.leave([dies])
     base.warm._trust.note_ready(base.key, base.plans[0].name)
     base.warm.boot_cold(dies, threading.Event())
-    assert len(dropped) == MOST_TEMPLATES
+    assert len(dropped) == MOST_BLAMES
     found = [base.warm._find(starts(plan)[-1]) for plan in (dies, base.plans[0])]
     assert found[0] is None and found[1] is not None
     base.warm.leave([dies])
