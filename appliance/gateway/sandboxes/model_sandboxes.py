@@ -312,10 +312,13 @@ class ModelSandboxes:
         return lost or self.sleep_state.asleep or self.leaving is not Leaving.NO
 
     def begin_wake(self) -> None:
-        """Note that the model is being woken."""
-        self.sleep_state.begin_wake(self.clock())
-        for record in self.records.values():
-            record.become("booting")
+        """Note that the model is being woken; one whose sandboxes are there is awake: nothing would end its wake."""
+        if self.ready:
+            self.sleep_state.note_awake(self.clock())
+        else:
+            self.sleep_state.begin_wake(self.clock())
+            for record in self.records.values():
+                record.become("booting")
         self.changed()
 
     def fall_asleep(self, cause: str = "") -> None:
