@@ -313,12 +313,10 @@ class ModelSandboxes:
 
     def begin_wake(self) -> None:
         """Note that the model is being woken; one whose sandboxes are there is awake: nothing would end its wake."""
-        if self.ready:
-            self.sleep_state.note_awake(self.clock())
-        else:
-            self.sleep_state.begin_wake(self.clock())
-            for record in self.records.values():
-                record.become("booting")
+        begin = self.sleep_state.note_awake if self.ready else self.sleep_state.begin_wake
+        begin(self.clock())
+        for record in () if self.ready else self.records.values():
+            record.become("booting")
         self.changed()
 
     def fall_asleep(self, cause: str = "") -> None:
