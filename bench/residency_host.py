@@ -172,12 +172,10 @@ class Host:
         counted = virtual_now() < sleep.counted_until
         if isinstance(decision, Refuse) or (not counted and parts.guarded_s(model, tenant, decision)):
             return None
-        waits = self._control.waits.any_for(model)
-        if not waits:
-            parts.queue.join(model.name, parts.turn(model, decision, tenant))
-        begins_s = parts.begins_s(model, decision)
-        if not waits:
-            parts.queue.leave(model.name)
+        queue = parts.queue
+        if not self._control.waits.any_for(model):
+            queue = queue.with_turn(model.name, parts.turn(model, decision, tenant))
+        begins_s = parts.begins_s(model, decision, queue)
         return begins_s + sleep.estimate_s if begins_s <= LONGEST_WAIT_S else None
 
     async def _answer(self, name: str, tenant: str) -> None:

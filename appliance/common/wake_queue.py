@@ -64,6 +64,12 @@ class WakeQueue:
         known = self._turns.get(model, turn)
         self._turns[model] = replace(turn, due=turn.due or known.due, begun=min(turn.begun, known.begun))
 
+    def with_turn(self, model: str, turn: WakeTurn) -> WakeQueue:
+        """Return a copy that a model has joined, for an estimate: who is refused by it has changed nothing."""
+        copy = WakeQueue(self.most, dict(self._turns))
+        copy.join(model, turn)
+        return copy
+
     def leave(self, model: str) -> None:
         """Forget a model: its wake begins, or no request waits for it. Idempotent."""
         self._turns.pop(model, None)

@@ -67,7 +67,7 @@ class NotingPrefiller:
         self.asked.append(prompt)
         return "busy"
 
-    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int) -> None:
+    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
         """Do nothing."""
 
     def learn(self, prompt: SplitPrompt) -> None:

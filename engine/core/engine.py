@@ -244,6 +244,7 @@ class Engine:
         if self._entrance.failures or result.failures:
             failures = (*self._entrance.failures, *result.failures)
             self._entrance.failures.clear()
+            self._spilling.note_failures(failures)
         return StepOutput(
             requests=result.requests,
             token_ids=result.token_ids,

@@ -41,6 +41,8 @@ class _CameBack:
     """Ids of its outputs."""
     tokens: tuple[int, ...]
     """Tokens from memory, disk and store."""
+    gap: bool = False
+    """Whether the store was asked and lacks a block."""
 
 
 class Entrance:
@@ -127,6 +129,9 @@ class Spilling(Stage):
         """Return these starts with what came back for each."""
         return tuple(starts)
 
+    def note_failures(self, failures: Sequence[RequestFailure]) -> None:
+        """Note that these requests have ended."""
+
 
 class TierSpilling(Spilling):
     """Requests that wait for a spill tier."""
@@ -191,7 +196,7 @@ class TierSpilling(Spilling):
         for one in self.tier.take(now_ns):
             self._entrance.enter(one.submit, one.arrival_ns)
             wipe(one.submit.token_ids)
-            self._note_restored(one.submit, one.tiers)
+            self._note_restored(one.submit, one.tiers, gap=one.gap)
             for request_id in _ids_of(one.submit):
                 mask = self._masks.pop(request_id, None)
                 if mask is not None:
@@ -201,32 +206,37 @@ class TierSpilling(Spilling):
     def note_starts(self, starts: Sequence[Started]) -> tuple[Started, ...]:
         """Return these starts with what came back for each. What came for several outputs of one prompt is told once,
         with the first of them that starts: the one that was asked for first may have ended before."""
+        self.tier.prefetches.settle(one.request for one in starts)
         if not self._restored:
             return tuple(starts)
-        return tuple(
-            Started(one.request, one.cached_tokens, one.queue_us, *self._take_restored(one.request)) for one in starts
-        )
+        return tuple(self._told(one) for one in starts)
 
-    def _note_restored(self, submit: Submit, blocks: Sequence[int]) -> None:
-        """Remember, until the request starts, how many blocks came for it from each tier, beside those before."""
-        if not any(blocks):
+    def note_failures(self, failures: Sequence[RequestFailure]) -> None:
+        """Note that these requests have ended."""
+        self.tier.prefetches.settle(one.request for one in failures)
+
+    def _note_restored(self, submit: Submit, blocks: Sequence[int], *, gap: bool = False) -> None:
+        """Remember, until the request starts, how many blocks came for it from each tier, beside those before, and
+        whether the store has a ``gap``."""
+        if not any(blocks) and not gap:
             return
         ids = _ids_of(submit)
         before = self._restored.pop(ids[0], None)
         more = (count * self.tier.cache.block_size for count in blocks)
         tokens = tuple(map(sum, zip(more, before.tokens if before else (0,) * len(blocks), strict=True)))
-        self._restored |= dict.fromkeys(ids, _CameBack(ids, tokens))
+        self._restored |= dict.fromkeys(ids, _CameBack(ids, tokens, gap))
         while len(self._restored) > MAX_RESTORED:
             self._restored.popitem(last=False)
 
-    def _take_restored(self, request_id: int) -> tuple[int, ...]:
-        """Take the tokens that came back for a submission, by the id of one of its outputs; empty where none did."""
-        came = self._restored.get(request_id)
+    def _told(self, start: Started) -> Started:
+        """Take what came back for the submission of an output that starts, and return its start with that."""
+        came = self._restored.get(start.request)
         if came is None:
-            return ()
+            return start
         for one in came.ids:
             self._restored.pop(one, None)
-        return came.tokens
+        memory, disk, store = came.tokens
+        return Started(start.request, start.cached_tokens, start.queue_us, memory, disk, store, came.gap)
 
     def before_execute(self) -> None:
         """Send away what the plan evicts."""

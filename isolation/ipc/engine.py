@@ -14,8 +14,8 @@ Payloads (``n`` items each where marked):
   then the logit bias as ``isolation.ipc.logit_bias`` has it.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
   waiting, free_blocks, defects, prompts, their positions, their alternatives (u32 each); columns requests n x u64,
-  token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64); failures n x (u64, u8); then logprobs and prompts as
-  ``isolation.ipc.logprob`` has them.
+  token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64, 3 x u32, u8); failures n x (u64, u8); then logprobs and
+  prompts as ``isolation.ipc.logprob`` has them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ _SUBMIT = struct.Struct(
     f"{NAMESPACE_KEY_BYTES}s"
 )
 _STEP = struct.Struct("<12I")
-_START = struct.Struct("<QIQIII")
-_START_FIELDS = attrgetter("request", "cached_tokens", "queue_us", "memory_tokens", "disk_tokens", "store_tokens")
+_START = struct.Struct("<QIQIIIB")
+_START_FIELDS = attrgetter(
+    "request", "cached_tokens", "queue_us", "memory_tokens", "disk_tokens", "store_tokens", "store_gap"
+)
 _FAILURE = struct.Struct("<QB")
 _TOKEN_BYTES = 8 + 4 + 1
 _FINISHES = bytes((0, 1, 2))
@@ -169,6 +171,9 @@ class Started:
     """Likewise, from its disk."""
     store_tokens: int = 0
     """Likewise, from the store outside of the machine."""
+    store_gap: bool = False
+    """Whether the store was asked for blocks of the prompt and said that it lacks one. Where nobody asked, or nothing
+    answered, nothing is known of what it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +365,12 @@ def _pack_step_output(message: StepOutput) -> bytes:
     return b"".join(parts)
 
 
+def _started(fields: tuple[int, ...]) -> Started:
+    request, cached, queue_us, memory, disk, store, gap = fields
+    require(gap < 2, "a flag that does not exist")
+    return Started(request, cached, queue_us, memory, disk, store, bool(gap))
+
+
 def _unpack_step_output(_request: int, frame: Frame) -> StepOutput:
     (
         count,
@@ -390,7 +401,7 @@ def _unpack_step_output(_request: int, frame: Frame) -> StepOutput:
         take_array("Q", frame, tokens, ids),
         take_array("I", frame, ids, finishes),
         take_bytes(frame, finishes, starts),
-        tuple(Started(*fields) for fields in _START.iter_unpack(frame[starts:failures])) if num_starts else (),
+        tuple(map(_started, _START.iter_unpack(frame[starts:failures]))) if num_starts else (),
         unpack_logprobs(frame[logprobs:prompts], num_logprobs, num_alternatives) if logprobs != prompts else (),
         tuple(
             RequestFailure(failed, FailureCode(code)) for failed, code in _FAILURE.iter_unpack(frame[failures:logprobs])

@@ -44,9 +44,10 @@ MAX_COMPUTED = 1_024
 PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORMAL, Priority.LOW: pb.PRIORITY_LOW}
 """Priorities of the engine as other hosts are told them."""
 
-OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys")
+OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys", "empty")
 """What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one
-has; ``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
+has; ``empty`` likewise, but one with room would be asked, had something come of what it computed for the tenant;
+``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
 ``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left``
 the client has gone; ``no_keys`` this host has not the fleet's keys now."""
 
@@ -86,13 +87,22 @@ class Asking:
         """Remember that the local engine has a prompt."""
         self.known.learn(prompt.namespace, prompt.model, prompt.token_ids, prompt.block_size)
 
-    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int) -> None:
+    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
         """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere, and the
-        blocks that it computed itself. A host of whose prompt nothing came rests."""
+        blocks that it computed itself. A host of whose prompt nothing came rests for the tenant, where the store was
+        asked and has a ``gap``: where it was not, because others use the engine's memory or the places of those that
+        ask, nothing is known of the host."""
         host = self._computed_by.pop(prompt.request_id, None)
-        if host is not None:
-            nothing = not store_tokens and recomputed_blocks >= self.least_blocks
-            self._hosts.taken(host, prompt.tenant, time.monotonic(), nothing=nothing)
+        nothing = not store_tokens and gap and recomputed_blocks >= self.least_blocks
+        if host is not None and (store_tokens or nothing):
+            rest_s = self._hosts.taken(host, prompt.tenant, time.monotonic(), nothing=nothing)
+            if rest_s:
+                log.warning(
+                    "nothing came of a prompt that a host says to have computed; it is not asked for the tenant",
+                    host=host.host,
+                    tenant=prompt.tenant,
+                    seconds=rest_s,
+                )
         self.count(names.SPLIT_TAKEN, outcome="taken" if store_tokens else "nothing")
         self.count(names.SPLIT_TOKENS, store_tokens)
         self.count(names.SPLIT_RECOMPUTED, recomputed_blocks)
@@ -106,7 +116,7 @@ class Asking:
             if self.keys() is not FleetKeyState.HELD:
                 outcome = "no_keys"
             elif (host := self._hosts.choose(prompt.chosen, prompt.tenant, began)) is None:
-                outcome = "busy"
+                outcome = "empty" if self._hosts.rests_for(prompt.tenant, began) else "busy"
             else:
                 with self._hosts.asking(host, prompt.tenant, len(prompt.token_ids)):
                     outcome = await self._ask(host, prompt, began, begun)

@@ -104,18 +104,25 @@ class PrefillHosts:
         """Note that a host has computed a prompt."""
         self._load(host).computed_at = now
 
-    def taken(self, host: PrefillHost, tenant: str, now: float, *, nothing: bool) -> None:
+    def rests_for(self, tenant: str, now: float) -> bool:
+        """Return whether a host has room, and rests for this tenant since nothing came of its prompts (``taken``)."""
+        return any(self._has_room(one, tenant, now) and self._is_empty(one, tenant, now) for one in self.hosts)
+
+    def taken(self, host: PrefillHost, tenant: str, now: float, *, nothing: bool) -> float:
         """Note whether the local engine got ``nothing`` of a prompt that a host said to have computed. Then the host
         rests for the tenant alone: one whose blocks are lost on their way, because it sends too much, has no host rest
-        for others."""
+        for others. Returns the seconds of a rest that begins; 0: none does."""
         load = self._load(host)
         if not nothing:
             load.empty.pop(tenant, None)
-            return
+            return 0.0
         empty = load.empty.setdefault(tenant, _Empty())
-        if now >= empty.until:  # Prompts that were under way together count once.
-            empty.until = now + min(MAX_EMPTY_REST_S, REST_S * 2 ** min(empty.count, 10))
-            empty.count += 1
+        if now < empty.until:  # Prompts that were under way together count once.
+            return 0.0
+        rest_s: float = min(MAX_EMPTY_REST_S, REST_S * 2 ** min(empty.count, 10))
+        empty.until = now + rest_s
+        empty.count += 1
+        return rest_s
 
     def late(self, host: PrefillHost, began: float, now: float) -> bool:
         """Note that a prompt was given up at its deadline though the host said that it works on it; returns whether the
@@ -134,10 +141,15 @@ class PrefillHosts:
         return load.calls, load.tokens
 
     def _ready(self, host: PrefillHost, tenant: str, now: float) -> bool:
+        return self._has_room(host, tenant, now) and not self._is_empty(host, tenant, now)
+
+    def _has_room(self, host: PrefillHost, tenant: str, now: float) -> bool:
         load = self._load(host)
-        empty = load.empty.get(tenant)
-        rests = now < load.rests_until or (empty is not None and now < empty.until)
-        return not rests and has_part(load.of_tenants[tenant], MAX_CALLS - load.calls)
+        return now >= load.rests_until and has_part(load.of_tenants[tenant], MAX_CALLS - load.calls)
+
+    def _is_empty(self, host: PrefillHost, tenant: str, now: float) -> bool:
+        empty = self._load(host).empty.get(tenant)
+        return empty is not None and now < empty.until
 
     def _load(self, host: PrefillHost) -> _Load:
         return self._loads.setdefault(host.host, _Load())

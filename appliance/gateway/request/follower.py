@@ -44,6 +44,8 @@ class Outcome:
     cached_tokens: int = 0
     restored_tokens: tuple[int, ...] = (0, 0, 0)
     """Cached tokens whose KV came back for this request from each ``KvTier``: memory, disk, store."""
+    store_gap: bool = False
+    """Whether the engine asked the store for blocks of the prompt and the store lacks one."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
     """Output tokens that are reasoning, shown or not."""
@@ -77,6 +79,7 @@ class Outcome:
         self.started = True
         self.cached_tokens = min(started.cached_tokens, self.input_tokens)
         self.restored_tokens = restored_of(started, self.cached_tokens)
+        self.store_gap = started.store_gap
 
     def show(self) -> None:
         """Note that some of the answer is about to be shown."""

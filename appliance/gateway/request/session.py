@@ -302,7 +302,8 @@ class Session:
             prefiller.learn(self._prompt)
             if self._split:
                 again = self._prompt.recomputed_blocks(outcome.cached_tokens)
-                prefiller.taken(self._prompt, outcome.restored_tokens[KvTier.STORE], again)
+                store_tokens = outcome.restored_tokens[KvTier.STORE]
+                prefiller.taken(self._prompt, store_tokens, again, gap=outcome.store_gap)
                 self.life.trace.annotate(split_recomputed_blocks=again)
                 self._split = False
 

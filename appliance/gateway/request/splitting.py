@@ -68,9 +68,9 @@ class Prefiller(Protocol):
         that it works on the prompt, perhaps more than once."""
         ...
 
-    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int) -> None:
-        """Note how many tokens of a prompt that was computed elsewhere the local engine took from the store, and how
-        many whole blocks of it it computed itself."""
+    def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
+        """Note how many tokens of a prompt that was computed elsewhere the local engine took from the store, how many
+        whole blocks of it it computed itself, and whether the store was asked and has a ``gap``."""
         ...
 
     def learn(self, prompt: SplitPrompt) -> None:

@@ -312,9 +312,10 @@ class ModelSandboxes:
         return lost or self.sleep_state.asleep or self.leaving is not Leaving.NO
 
     def begin_wake(self) -> None:
-        """Note that the model is being woken."""
-        self.sleep_state.begin_wake(self.clock())
-        for record in self.records.values():
+        """Note that the model is being woken; one whose sandboxes are there is awake: nothing would end its wake."""
+        begin = self.sleep_state.note_awake if self.ready else self.sleep_state.begin_wake
+        begin(self.clock())
+        for record in () if self.ready else self.records.values():
             record.become("booting")
         self.changed()
 

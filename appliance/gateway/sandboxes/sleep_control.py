@@ -186,15 +186,18 @@ class SleepControl:
         """
         tenant, sleep, now = me.tenant, model.sleep_state, me.came
         decision = self.decisions.decide(model, tenant)
-        self.decisions.queue.join(model.name, self.decisions.turn(model, decision, tenant))
-        begins_s = self.decisions.begins_s(model, decision)
+        # It joins when it is admitted: one that is refused leaves its model's place as it was.
+        turn = self.decisions.turn(model, decision, tenant)
+        queue = self.decisions.queue.with_turn(model.name, turn)
+        begins_s = self.decisions.begins_s(model, decision, queue)
         spare_s = until - now - begins_s - sleep.estimate_s
         if begins_s > LONGEST_WAIT_S:
-            answers_s = self.decisions.answers_s(model, decision)
+            answers_s = self.decisions.answers_s(model, decision, queue)
             raise self.decisions.asleep(model, "and others are woken before it", answers_s)
         # One that cannot be answered in time ends no other model.
         if spare_s < 0 and not (isinstance(decision, Wake) and not decision.evicted and not begins_s):
             raise self.decisions.late(model, begins_s + sleep.estimate_s)
+        self.decisions.queue.join(model.name, turn)  # Before its wake is counted: that is none that came before.
         self._grant(model, tenant, kept=decision.kept)
         look_s = self._take_turn(model, decision, tenant, 0.0, spare_s)
         if spare_s < 0:

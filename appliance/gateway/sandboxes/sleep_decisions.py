@@ -47,18 +47,18 @@ class SleepDecisions:
     queue: WakeQueue = field(default_factory=lambda: WakeQueue(most_at_once(len(os.sched_getaffinity(0)))))
     uses: ModelUses = field(default_factory=ModelUses)
 
-    def begins_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
-        """Return the expected seconds until the wake of a sleeping model begins that waits for its turn."""
-        turn_s = self.queue.left_s(model.name, self.lefts(), self._wake_s, self.guard.gap_s)
+    def begins_s(self, model: ModelSandboxes, decision: Wake | Wait, queue: WakeQueue) -> float:
+        """Return the expected seconds until the wake of a sleeping model begins that has joined this queue."""
+        turn_s = queue.left_s(model.name, self.lefts(), self._wake_s, self.guard.gap_s)
         if isinstance(decision, Wait):
             return max(turn_s, decision.room_s)
         dear = decision.costs and not decision.cheaper_soon
         return turn_s + (self.guard.place_wait_s(self.clock()) if dear else 0.0)
 
-    def answers_s(self, model: ModelSandboxes, decision: Wake | Wait) -> float:
-        """Return the expected seconds until a sleeping model that waits for its turn is awake, for who is refused."""
+    def answers_s(self, model: ModelSandboxes, decision: Wake | Wait, queue: WakeQueue) -> float:
+        """Return the expected seconds until a sleeping model is awake that has joined this queue, of who is refused."""
         place_s = self.guard.place_wait_s(self.clock())
-        begins_s = self.queue.expected_s(model.name, self.lefts(), self._wake_s, place_s)
+        begins_s = queue.expected_s(model.name, self.lefts(), self._wake_s, place_s)
         if isinstance(decision, Wait):
             begins_s = max(begins_s, decision.room_s)
         elif decision.costs:
@@ -92,8 +92,8 @@ class SleepDecisions:
         counted = self.clock() < model.sleep_state.counted_until
         wait_s = 0.0 if counted else self.guarded_s(model, tenant, decision)
         if wait_s:
-            self.queue.join(model.name, self.turn(model, decision, tenant))
-            again_s = max(wait_s, self.answers_s(model, decision))
+            queue = self.queue.with_turn(model.name, self.turn(model, decision, tenant))
+            again_s = max(wait_s, self.answers_s(model, decision, queue))
             raise self.asleep(model, "and models were woken too often in the last minute", again_s)
         return decision
 

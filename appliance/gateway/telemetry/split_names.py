@@ -9,8 +9,9 @@ SPLIT_IGNORED, SPLIT_SERVED = "athanor.split.ignored_choices", "athanor.split.se
 
 _OUTCOME = frozenset({"outcome"})
 _ENDS = (
-    "computed, busy (no host has room for the tenant, or all rest), away, silent (for 250 ms), refused, stranger "
-    "(another's certificate), broken (no answer), late, left (the client has gone), no_keys (of the fleet)"
+    "computed, busy (no host has room for the tenant, or all rest), empty (one with room rests for the tenant: nothing "
+    "came of what it computed), away, silent (for 250 ms), refused, stranger (another's certificate), broken (no "
+    "answer), late, left (the client has gone), no_keys (of the fleet)"
 )
 
 SPLIT_COUNTERS: dict[str, tuple[str, str, frozenset[str]]] = {

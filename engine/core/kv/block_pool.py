@@ -16,7 +16,7 @@ What lies in a block, and whose it is, is in ``engine.core.kv.contents``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
 from operator import itemgetter
@@ -131,11 +131,19 @@ class BlockPool:
     def available_for(self, account: KvAccount) -> int:
         """Blocks that an account can take now without a right and without a preemption. Below 0: so many too
         many have been taken since the quotas were made smaller."""
-        accounts = self.accounts
-        room = self.num_unheld - self.rights.count - accounts.protected + account.protected
+        room = self._open_to(account)
         if account.cap < self.num_blocks:
             return min(room, account.cap - account.held - account.promised)
         return room
+
+    def available_beside(self, key: bytes, spared: Mapping[bytes, int]) -> int:
+        """Blocks as in ``available_for``, for the account with this key, which is not opened, without those that are to
+        stay cached: so many (``spared``) of the account with each key. What others have counts for the pool alone and
+        not for the account's cap; what their reservations protect is not available anyway."""
+        account, accounts = self.accounts.look_up(key), self.accounts
+        others = ((accounts.look_up(other), count) for other, count in spared.items() if other != key)
+        left = self._open_to(account) - sum(max(0, count - other.protected) for other, count in others)
+        return min(left, self.available_for(account)) - spared.get(key, 0)
 
     def room_for(self, account: KvAccount, new: int) -> int:
         """Blocks as in ``available_for``, but what an account takes within its reservation keeps its own cached blocks:
@@ -265,10 +273,9 @@ class BlockPool:
         """Take a block for content that comes from outside, registered and without a holder; None when the id is known
         already or its account can have no more. The caller overwrites all of it before the next computation, so it is
         not zeroed."""
-        account = self.accounts.of(owner)
-        if block_id in self.contents.by_id or self.available_for(account) < 1:
+        if block_id in self.contents.by_id or self.available_for(self.accounts.look_up(owner)) < 1:
             return None
-        block = self.take_one(owner, account)
+        block = self.take_one(owner, self.accounts.of(owner))
         self.contents.overwritten(block)
         self.register(block, block_id)
         self.release([block])
@@ -319,6 +326,10 @@ class BlockPool:
         for account in self.accounts.by_key.values():
             assert [account.held, account.cached] == counted.pop(account, [0, 0]), "an account is off"
         assert not counted, "a block of an account that is closed"
+
+    def _open_to(self, account: KvAccount) -> int:
+        """Blocks that neither a right nor another account's reservation keeps from an account."""
+        return self.num_unheld - self.rights.count - self.accounts.protected + account.protected
 
     def _put_free(self, block: int) -> None:
         self.contents.clean(block)

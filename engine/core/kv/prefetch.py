@@ -3,7 +3,7 @@
 The store alone says how far a prompt is: its first missing block is asked for again and again, and when that has come,
 more at once. So nothing that another host says about its progress has to be believed. What comes is cached content
 like any other: it is found by the request, and may be evicted before. Nothing waits for it, and its loss costs a
-second fetch or the computing.
+second fetch or the computing. Until the request starts no other prompt's blocks are taken in their place.
 
 Bounds: so many prompts at a time, of all tenants and of one; one fetch of each, of a bounded size, behind which others
 have their turn; no more blocks than the pool has for them all, which would put each other out; a life that ends.
@@ -11,8 +11,8 @@ have their turn; no more blocks than the pool has for them all, which would put 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from isolation.ipc.spill import KvTier
@@ -37,6 +37,10 @@ store is asked for one block then."""
 ANSWER_NS = 250_000_000
 """Time without a block after which the rest of a fetch is not expected any more, as for a request
 (``spill.PATIENCE_NS``)."""
+
+MAX_CLAIMED = 64
+"""Requests that have not started whose blocks are counted: as many as may wait for their prefixes
+(``spill.MAX_WAITING``). The blocks of one more are not, and may be put out."""
 
 LIFE_NS = 65_000_000_000
 """Time after which nobody can be computing the prompt: a gateway waits for 60 s (``prefill_asking.ASK_S``)."""
@@ -71,6 +75,17 @@ class _Prompt(Fetching):
     """Block of the chain before which all have been here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """Blocks that came for a request which is there and has not started."""
+
+    key: bytes
+    """Key of the blocks' account."""
+    ids: range
+    """Ids of its outputs."""
+    blocks: int
+
+
 class Prefetches:
     """Prompts whose blocks are taken; the oldest first."""
 
@@ -79,10 +94,11 @@ class Prefetches:
         block_bytes: int,
         is_here: Callable[[bytes], bool],
         ask: Callable[[Fetching], int],
-        room: Callable[[bytes], int],
+        room: Callable[[bytes, Mapping[bytes, int]], int],
     ) -> None:
         """``is_here``: whether the pool has a block. ``ask`` sends a fetch and gives its number; 0: there is no room
-        for it now. ``room``: blocks that the account with this key can take, cached ones included."""
+        for it now. ``room``: blocks that the account with this key can take, cached ones included, beside those that
+        came or are on their way, of which each account has so many."""
         self._most = max(1, min(MAX_BLOCKS, MAX_BYTES // block_bytes))
         self._is_here = is_here
         self._ask = ask
@@ -91,14 +107,16 @@ class Prefetches:
         """By id."""
         self._fetching: dict[int, _Prompt] = {}
         """By number of the fetch."""
+        self._claimed: OrderedDict[int, _Claimed] = OrderedDict()
+        """By the first id of the request; the newest last."""
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     @property
     def keys(self) -> set[bytes]:
-        """Keys of the accounts whose blocks are taken."""
-        return {one.key for one in self._prompts.values()}
+        """Keys of the accounts whose blocks are taken, or wait for their requests."""
+        return {one.key for one in self._prompts.values()} | {one.key for one in self._claimed.values()}
 
     def begin(self, request: int, key: bytes, chain: Iterator[bytes], now_ns: int) -> None:
         """Take the blocks of a prompt from now on, where there is a place for it."""
@@ -146,9 +164,9 @@ class Prefetches:
         if one is not None:
             self._fetching.pop(one.number, None)
 
-    def claim(self, key: bytes, chain: Iterator[bytes]) -> tuple[int, ...]:
+    def claim(self, key: bytes, chain: Iterator[bytes], outputs: range) -> tuple[int, ...]:
         """Take nothing more of the prompt with this chain, whose request is there; gives the blocks that came for it,
-        by tier, or nothing."""
+        by tier, or nothing. They are counted until one of its ``outputs`` starts or ends (``settle``)."""
         if not any(one.key == key for one in self._prompts.values()):
             return ()
         ids = tuple(chain)
@@ -156,26 +174,44 @@ class Prefetches:
         if found is None:
             return ()
         self.end(found.request)
+        self._claimed[outputs.start] = _Claimed(key, outputs, sum(found.tiers))
+        if len(self._claimed) > MAX_CLAIMED:
+            self._claimed.popitem(last=False)
         return tuple(found.tiers)
+
+    def settle(self, requests: Iterator[int]) -> None:
+        """These outputs have started or ended: what came for them is held now, or of no use."""
+        if self._claimed:
+            for request in requests:
+                for one in [one for one in self._claimed.values() if request in one.ids]:
+                    del self._claimed[one.ids.start]
 
     def forget(self, key: bytes) -> None:
         """Take nothing more for an account."""
         for request in [one.request for one in self._prompts.values() if one.key == key]:
             self.end(request)
+        for claimed in [one for one in self._claimed.values() if one.key == key]:
+            del self._claimed[claimed.ids.start]
 
     @property
-    def _taken(self) -> int:
+    def _taken(self) -> Counter[bytes]:
         """Blocks of all prompts that came, which the pool counts as free until requests hold them, and that are on
-        their way."""
-        on_the_way = sum(len(one.blocks) - one.come for one in self._fetching.values())
-        return on_the_way + sum(sum(one.tiers) for one in self._prompts.values())
+        their way, by the key of their account."""
+        taken = Counter[bytes]()
+        for one in self._fetching.values():
+            taken[one.key] += len(one.blocks) - one.come
+        for prompt in self._prompts.values():
+            taken[prompt.key] += sum(prompt.tiers)
+        for claimed in self._claimed.values():
+            taken[claimed.key] += claimed.blocks
+        return taken
 
     def _fetch(self, one: _Prompt, now_ns: int) -> None:
         """Ask for the next blocks: for one, where the last fetch brought nothing."""
         while one.place < len(one.chain) and self._is_here(one.chain[one.place]):
             one.place += 1
         count = self._most if one.come else 1
-        left = self._room(one.key) - self._taken
+        left = self._room(one.key, self._taken)
         if left <= 0:  # What came would put out what has come, for this prompt or another.
             one.due_ns = now_ns + AGAIN_NS
             return

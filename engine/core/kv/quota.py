@@ -125,6 +125,10 @@ class KvAccounts:
             account = self.by_key[key] = KvAccount(key, self.num_blocks)
         return account
 
+    def look_up(self, key: bytes) -> KvAccount:
+        """The account of a namespace, for reading alone: one that is new is not opened, since nobody would close it."""
+        return self.by_key.get(key) or KvAccount(key, self.num_blocks)
+
     def leave(self, account: KvAccount) -> None:
         """A request of the account has ended; an account of which nothing is left is closed."""
         account.num_requests -= 1

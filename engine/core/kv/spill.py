@@ -88,6 +88,8 @@ class _Waiting(Fetching):
 
     submit: Submit
     arrival_ns: int
+    gap: bool = False
+    """Whether the store was asked and lacks a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Returned:
     arrival_ns: int
     tiers: tuple[int, ...] = (0, 0, 0)
     """Blocks that came back for it from each ``KvTier``."""
+    gap: bool = False
+    """Whether the store was asked for it and lacks a block."""
 
 
 @dataclass(slots=True)
@@ -129,7 +133,7 @@ class SpillTier:
             self.contents.size,
             lambda block_id: self.pool.find(block_id) is not None,
             lambda one: self._send_fetch(one, ahead=True),
-            lambda key: self.pool.available_for(self.pool.accounts.of(key)),
+            self.pool.available_beside,
         )
 
     @property
@@ -179,7 +183,9 @@ class SpillTier:
         by tier, or nothing."""
         if not (submit.coming and len(self.prefetches)):
             return ()
-        return self.prefetches.claim(kv_key_of(submit), self.cache.chain(submit))
+        return self.prefetches.claim(
+            kv_key_of(submit), self.cache.chain(submit), range(submit.request, submit.request + submit.choices)
+        )
 
     def _send_fetch(self, one: Fetching, *, coming: bool = False, ahead: bool = False) -> int:
         """Ask for blocks; gives the number of the fetch, 0 where the ring has no room."""
@@ -339,7 +345,8 @@ class SpillTier:
             # Where other hosts have not got it either, what is behind the gap is of no use to them: it is computed
             # here, and counts as not sent then, as where a store was started anew.
             # Of a prompt that another host still computes it may be there in a moment: nothing is known by that.
-            if message.request in self._waiting:
+            if isinstance(one, _Waiting):
+                one.gap = one.seeks
                 for missed in one.blocks[one.come :] if one.seeks else (block_id,):
                     self._out.unlearn(missed)
             self._end(message.request, now_ns, returned)
@@ -366,7 +373,7 @@ class SpillTier:
         if one is None:
             self.prefetches.over(number, now_ns, room=room)
         else:
-            returned.append(Returned(one.submit, one.arrival_ns, tuple(one.tiers)))
+            returned.append(Returned(one.submit, one.arrival_ns, tuple(one.tiers), one.gap))
 
     def _forget(self, marks: set[bytes], now_ns: int, returned: list[Returned]) -> None:
         """Everything of the namespaces with these marks is to go: here, and what is cached. Requests that wait for

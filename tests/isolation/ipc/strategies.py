@@ -342,7 +342,7 @@ SAMPLES: tuple[Message, ...] = (
         requests=array("Q", [7, 8, 7]),
         token_ids=array("I", [10, 11, 12]),
         finishes=bytes([m.Finish.NONE, m.Finish.STOP, m.Finish.LENGTH]),
-        starts=(Started(8, 32, 1500, 0, 16, 16),),
+        starts=(Started(8, 32, 1500, 0, 16, 16, store_gap=True),),
         logprobs=(TokenLogprobs(0, -0.5, (10, 4), (-0.5, -1.25)), TokenLogprobs(2, -0.25, (), ())),
         failures=(RequestFailure(9, m.FailureCode.TOO_LONG),),
         running=2,

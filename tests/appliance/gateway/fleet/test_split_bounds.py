@@ -8,12 +8,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.common.audit.entry import entry
 from appliance.common.split_config import PrefillHost, SplitConfig
 from appliance.gateway.fleet import prefill_asking, prefill_call, prefill_choice, prefill_service, served_entries
 from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.front.allowance import Rate
+from appliance.gateway.telemetry import split_names as names
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import Finish
 from tests.appliance.gateway.fleet.test_split import Prefilling, answered, patient, prefilling, submitted, until
@@ -74,15 +76,22 @@ async def test_a_host_that_gives_nothing_is_not_asked_again_and_again(
     prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that says that it has computed a prompt, of which the local engine finds nothing, is not asked for the
-    tenant's next one. Controls: it is asked again after its rest, and where something came, or where the engine had the
-    prompt itself, at once."""
+    tenant's next one: its rest is logged and counted as such. Controls: it is asked again after its rest, and at once
+    where something came, where the engine had the prompt itself, and where nobody asked the store for it."""
     monkeypatch.setattr(prefill_choice, "REST_S", 0.3)
     pair, asking = prefilling.stage.boot(), prefilling.asking()
     prompt = prefilling.prompt()
-    for store_tokens, recomputed in ((512, 1), (0, 0), (0, asking.least_blocks)):
-        assert (await answered(pair, asking.compute(prompt)))[0] == "computed"
-        asking.taken(prompt, store_tokens, recomputed)
-    assert await asking.compute(prefilling.prompt()) == "busy"
+    many = asking.least_blocks
+    with capture_logs() as lines:
+        for store_tokens, recomputed, gap in ((512, 1, True), (0, 0, True), (0, many, False), (0, many, True)):
+            assert lines == []
+            assert (await answered(pair, asking.compute(prompt)))[0] == "computed"
+            asking.taken(prompt, store_tokens, recomputed, gap=gap)
+    assert [(one["log_level"], one["host"], one["tenant"], one["seconds"]) for one in lines] == [
+        ("warning", "p", "alpha", prefill_choice.REST_S)
+    ]
+    assert await asking.compute(prefilling.prompt()) == "empty"
+    assert prefilling.asked[f"{names.SPLIT_ASKED}:empty"] == 1
     await asyncio.sleep(0.4)
     assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
 

@@ -42,12 +42,14 @@ def test_a_host_of_whose_prompts_nothing_comes_rests_for_their_tenant() -> None:
     computed meanwhile, and the first prompt of which something comes ends the row."""
     hosts, now, rests = PrefillHosts(HOSTS[:1]), 0.0, list[float]()
     for _ in range(8):
-        hosts.taken(HOSTS[0], "t", now, nothing=True)
-        hosts.taken(HOSTS[0], "t", now, nothing=True)
+        rest_s = hosts.taken(HOSTS[0], "t", now, nothing=True)
+        assert hosts.taken(HOSTS[0], "t", now, nothing=True) == 0
         began = now
         while hosts.choose("", "t", now) is None:
             assert hosts.choose("", "other", now) is HOSTS[0]
+            assert hosts.rests_for("t", now) and not hosts.rests_for("other", now)
             now += REST_S / 2
+        assert rest_s == now - began and not hosts.rests_for("t", now)
         rests.append(now - began)
     assert rests == [REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, *[MAX_EMPTY_REST_S] * 4]
     hosts.taken(HOSTS[0], "t", now, nothing=False)

@@ -219,3 +219,24 @@ async def test_a_tenant_that_may_not_wake_a_model_joins_a_wake() -> None:
     await turns()
     scene.come_up("a")
     await asyncio.gather(other, joined)
+
+
+@in_virtual_time
+async def test_a_model_whose_sandboxes_are_there_is_not_woken() -> None:
+    """The word that a model wakes whose sandboxes are there leaves it awake: a wake that nothing ends would have its
+    requests turn for ever. Control: without one of them it wakes, and its requests wait."""
+    scene = Scene()
+    scene.come_up("a")
+    assert scene.models["a"].sleep_state.asleep
+    scene.word("a", WAKING)
+    assert (scene.models["a"].sleep_state.state, scene.models["a"].ready) == (AWAKE, True)
+    assert await scene.ask("a") == 0
+    scene.come_up("b")
+    scene.models["b"].engine = None
+    scene.word("b", WAKING)
+    assert scene.models["b"].sleep_state.state == WAKING
+    task = scene.ask("b")
+    await turns()
+    assert not task.done()
+    scene.come_up("b")
+    await task

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.common.control_models import WakeModel
 from appliance.common.errors import ModelAsleepError, ModelRemovedError
-from appliance.common.sleep_rules import ASLEEP, GUEST_WAIT_S
+from appliance.common.sleep_rules import ASLEEP, GUEST_WAIT_S, MOST_WAKES_OF_TENANT
 from appliance.gateway.sandboxes import sleep_control
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.wake_waiting import LOOK_S
@@ -243,3 +243,32 @@ async def test_a_guest_behind_another_is_told_what_is_expected() -> None:
         await scene.ask("c", 600.0, "t")
     assert refused.value.retry_after_s == pytest.approx(5.0 + 2 * WAKE_MS / 1e3, abs=0.1)
     first.cancel()
+
+
+@in_virtual_time
+async def test_a_request_that_is_refused_leaves_its_model_its_place() -> None:
+    """A guest of a tenant that has begun a wake of one waits. A request for the same model of a tenant that has begun
+    none is refused, because of its deadline or since that tenant had too many wakes: the model comes no earlier by it.
+    Control: one that is admitted has it come earlier."""
+    for how in ("deadline", "guard", "admitted"):
+        scene = Scene()
+        scene.decisions.budget = GIB
+        used(scene, {"a": 9})
+        scene.awake("a", virtual_now() - 100)
+        scene.decisions.guard.note("other", "hog", virtual_now(), kept=False)
+        scene.decisions.guard.note_cost(virtual_now() - scene.decisions.guard.gap_s + 5.0)
+        hog = scene.ask("b", 600.0, "hog")
+        await turns()
+        assert scene.decisions.queue._turns["b"].begun == 1
+        if how == "guard":
+            scene.models["b"].sleep_state.counted_until = 0.0  # As after a minute of waiting.
+            for _ in range(MOST_WAKES_OF_TENANT):
+                scene.decisions.guard.note("other", "t", virtual_now())
+        task = scene.ask("b", 1.0 if how == "deadline" else 600.0)
+        await turns()
+        assert task.done() is (how != "admitted")
+        assert scene.decisions.queue._turns["b"].begun == (0 if how == "admitted" else 1)
+        for one in (hog, task):
+            one.cancel()
+        refused = (await asyncio.gather(hog, task, return_exceptions=True))[1]
+        assert isinstance(refused, asyncio.CancelledError if how == "admitted" else ModelAsleepError)

@@ -9,10 +9,20 @@ from contextlib import suppress
 import pytest
 
 from engine.core.engine import Engine
-from engine.core.kv import prefetch
+from engine.core.kv import prefetch, spill
+from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.outbox import Sent
-from engine.core.kv.prefetch import AGAIN_NS, ANSWER_NS, LIFE_NS, MAX_PREFETCHES, MAX_PREFETCHES_OF_ONE, Prefetches
+from engine.core.kv.prefetch import (
+    AGAIN_NS,
+    ANSWER_NS,
+    LIFE_NS,
+    MAX_CLAIMED,
+    MAX_PREFETCHES,
+    MAX_PREFETCHES_OF_ONE,
+    Prefetches,
+)
 from isolation.ipc.errors import RingFull
+from isolation.ipc.kv import WHOLE_POOL, KvQuota, KvQuotas
 from isolation.ipc.messages import Role
 from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.spill import Fetch, Fetched, Forget, KvTier, Withdraw, mark_of
@@ -238,7 +248,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             prefetches.begin(number, key, iter([b"%d-%d" % (number, place) for place in range(40)]), 0)
         return len(prefetches) - before
 
-    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key: 1_000)
+    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000)
     assert [begun(few, key, 100 * place) for place, key in enumerate((b"a", b"b", b"c"))] == [
         MAX_PREFETCHES_OF_ONE,
         MAX_PREFETCHES - MAX_PREFETCHES_OF_ONE,
@@ -250,7 +260,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     few.begin(600, b"d", iter(()), 0)
     assert len(few) == MAX_PREFETCHES
     for size, wanted in ((1 << 20, 8), (16 << 20, 1)):
-        large = Prefetches(size, lambda _id: False, send, lambda _key: 1_000)
+        large = Prefetches(size, lambda _id: False, send, lambda _key, _taken: 1_000)
         large.begin(1, b"a", iter([bytes([place]) for place in range(40)]), 0)
         large.ask(0)
         found = large.fetching(len(sent))
@@ -312,3 +322,161 @@ def test_what_is_not_there_yet_stays_known(wire: Wire) -> None:
     run(engine)
     assert fetch.blocks[0] == ids[1] and not fetch.ahead
     assert ids[1] not in index
+
+
+def take_all(wire: Wire, engine: Engine, clock: list[int], of: dict[bytes, tuple[list[bytes], list[bytes]]]) -> None:
+    """Look again and again, and answer what is asked for from a store that has all; ``of``: ids and contents of each
+    prompt, by the key of its namespace."""
+    for _ in range(12):
+        later(engine, clock)
+        for fetch in asked(wire):
+            ids, contents = next(found for found in of.values() if fetch.blocks[0] in found[0])
+            answer(wire, fetch, contents, ids)
+    engine.look()
+
+
+def num_here(engine: Engine, ids: list[bytes]) -> int:
+    """How many of these blocks the pool has."""
+    assert engine.spill is not None
+    return sum(engine.spill.pool.find(one) is not None for one in ids)
+
+
+def test_a_tenant_with_a_cap_is_asked_for_beside_others(wire: Wire) -> None:
+    """Another tenant's prompt under way, of more blocks than a tenant's cap, keeps nothing from that tenant: as many
+    blocks as its cap allows come for it, and none beyond."""
+    other = prompt(5, 70)
+    (of_one, _), (of_other, _) = computed(LONG, 1), computed(other, 1)
+    engine, clock = engine_on(wire, shares(), shares(2))
+    engine.set_quotas(KvQuotas((KvQuota(namespace(2), 0, WHOLE_POOL // 20),)))
+    ids = chain(engine, LONG), chain(engine, other, tenant=2)
+    prompts = {namespace(1): (ids[0], of_one), namespace(2): (ids[1], of_other)}
+    engine.prefetch(taken())
+    take_all(wire, engine, clock, prompts)
+    assert num_here(engine, ids[0]) == len(ids[0]) > 10
+    engine.prefetch(taken(TAKING + 1, 2, other))
+    take_all(wire, engine, clock, prompts)
+    assert (num_here(engine, ids[0]), num_here(engine, ids[1])) == (len(ids[0]), 10)
+
+
+def test_what_is_taken_counts_for_the_pool_and_for_each_cap() -> None:
+    """Beside what others' prompts took a tenant has what is left of the pool, and of its cap only its own count; what a
+    reservation protects is not counted twice. The question opens no account, and neither does content without room."""
+    pool = BlockPool(100)
+    pool.set_quotas([KvQuota(b"capped", 0, WHOLE_POOL // 10), KvQuota(b"kept", WHOLE_POOL // 5, WHOLE_POOL)])
+    for number in range(15):
+        assert pool.adopt(b"%d" % number, b"kept") is not None
+    assert pool.available_beside(b"new", {}) == 85
+    assert pool.available_beside(b"new", {b"kept": 15, b"another": 30}) == 55
+    assert pool.available_beside(b"new", {b"new": 5, b"another": 30}) == 50
+    assert pool.available_beside(b"capped", {b"another": 30}) == 10
+    assert pool.available_beside(b"capped", {b"another": 80, b"capped": 4}) == 1
+    assert pool.available_beside(b"kept", {b"kept": 15, b"another": 30}) == 55
+    taken = pool.take(85, b"busy")
+    assert pool.adopt(b"x", b"stranger") is None
+    assert set(pool.accounts.by_key) == {b"capped", b"kept", b"busy"}
+    pool.release(taken)
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("ends", ["starts", "aborted"])
+def test_what_came_for_a_request_that_waits_is_not_put_out(wire: Wire, ends: str) -> None:
+    """Blocks that came for a request which waits for a row stay while another prompt is taken, which gets what is left
+    beside them; the request then finds all of them. Once it has started or ended they are counted no more."""
+    other = prompt(5, 70)
+    (of_one, _), (of_other, _) = computed(LONG, 1), computed(other, 1)
+    engine, clock = engine_on(wire, shares(), num_blocks=30, max_num_seqs=1)
+    ids = chain(engine, LONG), chain(engine, other)
+    prompts = {namespace(1): (ids[0], of_one), b"other": (ids[1], of_other)}
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    engine.add(submit(1, prompt(9, 18), 2, tenant=2))
+    engine.step()
+    engine.prefetch(taken())
+    take_all(wire, engine, clock, prompts)
+    engine.add(submit(2, LONG, 1, coming=True))
+    engine.prefetch(taken(TAKING + 1, token_ids=other))
+    take_all(wire, engine, clock, prompts)
+    assert num_here(engine, ids[0]) == len(ids[0]) == 17
+    assert 0 < num_here(engine, ids[1]) < 17
+    assert engine.spill is not None
+    prefetches = engine.spill.prefetches
+    assert prefetches._taken[namespace(1)] == 17 + num_here(engine, ids[1])
+    engine.abort(TAKING + 1)
+    if ends == "aborted":
+        engine.abort(2)
+    one.run()
+    assert one.cached.get(2, 0) == (0 if ends == "aborted" else 68)
+    assert not prefetches._taken and not prefetches.keys
+
+
+def test_requests_that_wait_are_counted_within_a_bound() -> None:
+    """No more requests are counted than stated, the newest; any output of one settles it, and what is forgotten counts
+    no more."""
+    sent = list[int]()
+
+    def send(one: prefetch.Fetching) -> int:
+        sent.append(len(one.blocks))
+        return len(sent)
+
+    prefetches = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000)
+    for number in range(MAX_CLAIMED + 3):
+        prefetches.begin(number, b"key", iter([b"id"]), 0)
+        prefetches.ask(0)
+        found = prefetches.fetching(len(sent))
+        assert found is not None
+        found.come, found.tiers[KvTier.STORE] = 1, 1
+        assert prefetches.claim(b"key", iter([b"id"]), range(10 * number, 10 * number + 2)) == (0, 0, 1)
+    assert prefetches._taken == {b"key": MAX_CLAIMED}
+    prefetches.settle(iter([0, 31, 41]))
+    assert prefetches._taken == {b"key": MAX_CLAIMED - 2}
+    prefetches.forget(b"key")
+    assert prefetches._taken == {} and prefetches.keys == set()
+
+
+def test_a_forgotten_namespace_leaves_no_account(wire: Wire) -> None:
+    """The question for how many blocks a prompt has room opens no account: after its namespace is forgotten the engine
+    has its key nowhere. Control: that of a request with blocks is there."""
+    engine, clock = engine_on(wire, shares())
+    assert engine.spill is not None
+    engine.prefetch(taken())
+    later(engine, clock)
+    assert len(asked(wire)) == 1
+    wire.host.send(Forget(mark_of(namespace(1))))
+    later(engine, clock)
+    assert namespace(1) not in engine.spill.pool.accounts.by_key
+    engine.add(submit(1, prompt(3, 30), 2, tenant=2))
+    engine.step()
+    assert namespace(2) in engine.spill.pool.accounts.by_key
+
+
+@pytest.mark.parametrize(
+    ("how", "gap"), [("gap", True), ("all", False), ("silent", False), ("full", False), ("no places", False)]
+)
+def test_a_start_says_whether_the_store_has_a_gap(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, how: str, gap: bool
+) -> None:
+    """The store's answer that it lacks a block is told with the start of the request. Controls: all came, nothing
+    answered, and nothing was asked, since requests hold the pool or the places of those that ask."""
+    contents, _ = computed(LONG, 1)
+    engine, clock = engine_on(wire, shares(), num_blocks=30)
+    ids, starts, busy = chain(engine, LONG), dict[int, bool](), list[int]()
+    assert engine.spill is not None
+    if how == "no places":
+        monkeypatch.setattr(spill, "MAX_SEEKING", 0)
+    if how == "full":
+        engine.add(submit(1, prompt(3, 70), 8, tenant=2))
+        engine.step()
+        pool = engine.spill.pool
+        busy = pool.take(pool.num_available, namespace(3))
+    engine.add(submit(2, LONG, 1, coming=True))
+    fetches = asked(wire)
+    assert len(fetches) == (0 if how in {"full", "no places"} else 1)
+    for fetch in fetches:
+        if how != "silent":
+            answer(wire, fetch, contents if how == "all" else [], ids)
+    clock[0] += ANSWER_NS
+    if how == "full":
+        engine.spill.pool.release(busy)
+    while engine.has_live_requests or engine.has_work:
+        output = engine.step()
+        starts |= {one.request: one.store_gap for one in (output.starts if output else ())}
+    assert starts[2] is gap
