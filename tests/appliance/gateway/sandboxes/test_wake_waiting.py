@@ -60,6 +60,7 @@ async def test_each_change_that_makes_room_is_told(change: str) -> None:
     the wake begins in the same moment, before the next look that comes of itself."""
     scene = full()
     if change == "awake":
+        scene.models["a"].close_links()
         scene.models["a"].begin_wake()
         scene.live["a"] = 0
     task = scene.ask("c", 600.0)
