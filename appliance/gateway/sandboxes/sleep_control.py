@@ -338,9 +338,9 @@ class SleepControl:
             # Until it has ended what is told is of the time before.
             sleep.ending = message.state != ASLEEP
         elif message.state == WAKING:
-            sleep.heard = True
             if not sleep.waking:
                 model.begin_wake()
+            sleep.heard = True
         elif message.state == AWAKE:
             for record in model.records.values() if sleep.asleep else ():
                 record.become("booting")  # By a supervisor that has come anew.
