@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ class OneGuest:
     def boot(self, spec: Any, on_line: object = None, image: object = None, hold: Callable[[], None] = int) -> Guest:
         """Start it, once it is not held back any more."""
         hold()
-        self.guest = Guest(spec, self._program)
+        self.guest = Guest(spec.path, self._program)
         return self.guest
 
 
@@ -109,7 +110,8 @@ def attempt(
 ) -> tuple[Booted | SandboxStartError, OneGuest, float]:
     """Boot this guest; gives the outcome, the runtime and the seconds it took."""
     directory = tmp_path / "ipc"
-    plan = BootPlan("engine-m", "m", Role.ENGINE, directory / "host.sock", directory, b"{}")  # type: ignore[arg-type]
+    spec = SimpleNamespace(path=directory / "host.sock", folders=("/model",))
+    plan = BootPlan("engine-m", "m", Role.ENGINE, spec, directory, b"{}")  # type: ignore[arg-type]
     runtime = OneGuest(program)
     began = time.monotonic()
     try:
