@@ -35,6 +35,7 @@ from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Started, StepOutput, Submit
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.grammar import Advance, Masks, MaskState, OpenGrammar
+from isolation.ipc.logprob import PromptLogprobs
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Finish, Hello, Role, TextReady
 from isolation.ipc.public import PublicPrefixes, PublicState, PublicUsage, PublicUse
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded
@@ -158,16 +159,22 @@ class _Guest:
 
 
 def _one_step(message: Submit) -> StepOutput:
-    """Answer with one token, the last, for every choice of a request."""
-    return _end(range(message.request, message.request + message.choices))
+    """Answer with one token, the last, for every choice of a request, and with what is asked of its prompt."""
+    count = len(message.token_ids) - 1
+    scores: tuple[PromptLogprobs, ...] = ()
+    if message.prompt_logprobs >= 0 and count:
+        numbers, tops = array("d", [-1.0] * count), count * message.prompt_logprobs
+        scores = (PromptLogprobs(message.request, 1, numbers, array("I", [65] * tops), array("d", [-1.0] * tops)),)
+    return _end(range(message.request, message.request + message.choices), scores)
 
 
-def _end(ids: range) -> StepOutput:
+def _end(ids: range, prompts: tuple[PromptLogprobs, ...] = ()) -> StepOutput:
     return StepOutput(
         array("Q", ids),
         array("I", [65] * len(ids)),
         bytes([Finish.STOP] * len(ids)),
         starts=tuple(Started(one, 0, 0) for one in ids),
+        prompts=prompts,
     )
 
 
