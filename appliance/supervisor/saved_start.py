@@ -64,7 +64,7 @@ class CheckpointReader:
 class BaseTrust:
     """Which sandboxes became ready from the base that all begin with, and which failed with it. A base that served
     another sandbox is not at fault: one that fails with it then begins without, and costs the others nothing. Called in
-    threads; each call is one operation on one set."""
+    threads without a lock: what two of them note at the same time costs at most one checkpoint that is made again."""
 
     def __init__(self) -> None:
         self._ready: dict[str, set[str]] = {}

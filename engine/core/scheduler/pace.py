@@ -2,8 +2,9 @@
 
 A request waits for the step in progress before anything can be done for it, and a step is as long as the prompt tokens
 put into it. Who decodes waits for it between two tokens: a budget of tokens that suits an accelerator takes a second or
-more on a processor. So while requests decode, prompts lengthen a step to ``STEP_NS`` at most, but always to
-``1 + STRETCH`` times what it costs without them: a step that is long by itself would leave prompts nothing.
+more on a processor. So while requests decode, prompts lengthen a step to ``STEP_NS`` by what was learned, or to
+``1 + STRETCH`` times what it costs without them where that is more, and take a few tokens always: a step that is long
+by itself would leave prompts nothing.
 
 Where none decodes, full steps are best among tenants that all have much to do. Beside a *light*
 tenant (one with few requests where another has many) they would decide its time to first token. So for
