@@ -25,9 +25,11 @@ from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
 from appliance.operator import kernels
 from appliance.selftest import intruder
+from appliance.supervisor import templates
 from appliance.supervisor import warm as warmth
 from appliance.supervisor.boot import BootPlan, boot, end, plan_boot
-from appliance.supervisor.warm import WarmStarts, open_warm_starts, starts
+from appliance.supervisor.templates import starts
+from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.ipc.messages import Role
 
@@ -98,7 +100,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--role", choices=("engine", "text"), default="engine")
     options = parser.parse_args()
-    warmth.BEGIN_AFTER_S, warmth.TEMPLATE_CORES = 0.0, 1.0
+    warmth.BEGIN_AFTER_S, templates.TEMPLATE_CORES = 0.0, 1.0
     role = Role.ENGINE if options.role == "engine" else Role.TEXT
     with tempfile.TemporaryDirectory() as folder, intruder.gvisor() as runtime:
         Path(folder).chmod(0o755)

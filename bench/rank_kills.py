@@ -31,7 +31,7 @@ from statistics import median
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
 from appliance.selftest import intruder
-from appliance.supervisor import layout, warm
+from appliance.supervisor import layout, templates, warm
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -190,7 +190,7 @@ def config_for(folder: Path, names: list[str]) -> ApplianceConfig:
 def measure(options: argparse.Namespace) -> Iterator[Kill]:
     """Kill, and give what each took."""
     layout.read_cores = lambda: Cores(tuple(Cpu(number, number, 0) for number in range(CORES)), CORES, None)
-    warm.BEGIN_AFTER_S, warm.TEMPLATE_CORES = 0.0, 1.0
+    warm.BEGIN_AFTER_S, templates.TEMPLATE_CORES = 0.0, 1.0
     dice = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as where, intruder.gvisor() as runtime:
         folder = Path(os.path.realpath(where))

@@ -35,11 +35,13 @@ from appliance.common.form_cache import open_form_cache
 from appliance.operator import kernels
 from appliance.selftest import intruder
 from appliance.supervisor import boot as boots
+from appliance.supervisor import templates
 from appliance.supervisor import warm as warmth
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.gate import Latch
-from appliance.supervisor.warm import WarmStarts, open_warm_starts, starts
+from appliance.supervisor.templates import starts
+from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.ipc.messages import Role
 
@@ -101,7 +103,7 @@ def measure(
         run_dir=run_dir,
         sandbox=SandboxConfig(checkpoints=saved, kernels=kernels.installed()),
     )
-    warmth.BEGIN_AFTER_S, warmth.TEMPLATE_CORES = 0.0, 1.0
+    warmth.BEGIN_AFTER_S, templates.TEMPLATE_CORES = 0.0, 1.0
     with intruder.gvisor() as runtime, ThreadPoolExecutor(4) as pool:
         warm = open_warm_starts(config, runtime)
         assert warm is not None

@@ -29,11 +29,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.control_cards import GPU_LOST, GPU_MEMORY, CardState, EngineEnds
 from appliance.common.control_charges import ChargesUp, KeepCharges
+from appliance.common.control_checkpoints import CheckpointState
 from appliance.common.control_models import ModelWishes, ModelWords
 from appliance.common.control_usage import UsageAnswer, UsageQuestion
 from appliance.common.errors import ControlError, MessageTooLargeError
 
-CONTROL_VERSION = 27
+CONTROL_VERSION = 28
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -367,6 +368,7 @@ FromSupervisor = (
     | AuditState
     | SpillState
     | DiskState
+    | CheckpointState
     | CardState
     | Spent
     | SpendReserved

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from appliance.common.batch_status import BatchQueue
 from appliance.common.cards import CardStatus
+from appliance.common.checkpoint_status import CheckpointStatus
 from appliance.common.figures import counted, printable
 from appliance.common.fleet_status import FleetStatus
 
@@ -370,6 +371,8 @@ class ApplianceStatus:
     """Its part in a fleet."""
     batches: BatchQueue | None = None
     """Batches that are not over, and what is kept; None where no files are."""
+    checkpoints: tuple[CheckpointStatus, ...] = ()
+    """Checkpoints that sandboxes begin with, the bases first; none where none are kept."""
 
 
 SERVING_STATES = ("serving", "starting", "failed", "hung", "draining", "waking", "asleep")

@@ -21,7 +21,6 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import (
     AuditState,
     Control,
-    DiskState,
     Frozen,
     Namespaces,
     SpendReserved,
@@ -172,7 +171,7 @@ class Gateway:
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
-            DiskState: self._disks.take,
+            **self._disks.takers,
             CardState: lambda told: self._state.cards.take(told),
             StoreState: self._stored.take,
             Frozen: self._freezer.take,

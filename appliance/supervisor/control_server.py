@@ -38,6 +38,7 @@ from appliance.common.control import (
     send,
 )
 from appliance.common.control_charges import KeepCharges
+from appliance.common.control_checkpoints import CheckpointState
 from appliance.common.control_models import ModelWishes
 from appliance.common.control_usage import UsageQuestion
 from appliance.common.errors import ControlError, MessageTooLargeError
@@ -52,7 +53,7 @@ READ_BATCH = 16
 LAST_MESSAGES = 1_000
 """Most messages taken of a gateway that has left: more than a socket holds of those with an entry."""
 
-Level = SandboxUse | SpillState | DiskState | StoreState
+Level = SandboxUse | SpillState | DiskState | CheckpointState | StoreState
 """Message that says, every few seconds, how much there is of something: the last one of its subject holds."""
 
 SOCKET_MODE = 0o660

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,10 @@ PATIENCE_FACTOR = 3.0
 
 MOST_BLAMES = 3
 """Times that the base is made again for one sandbox that dies: one that always dies is not helped by more."""
+
+
+MOST_BROKEN = 256
+"""Most broken models that are remembered: four times the models that one appliance serves."""
 
 
 class CheckpointReader:
@@ -97,6 +102,10 @@ class BaseTrust:
         """Return whether a sandbox begins without this base."""
         return name in self._avoids.get(key, ())
 
+    def avoiders(self, key: str) -> set[str]:
+        """Return the names of the sandboxes that begin without this base."""
+        return set(self._avoids.get(key, ()))
+
     def forget(self, key: str) -> None:
         """Forget a base that is dropped."""
         self._ready.pop(key, None)
@@ -108,6 +117,31 @@ class BaseTrust:
         self._blames.pop(name, None)
         for names in list(self._avoids.values()):
             names.discard(name)
+
+
+class BrokenModels:
+    """Models whose sandboxes failed with the base and cold, one right after the other, so that neither start is at
+    fault. The next try is spent on the cold start alone, and one that works ends the suspicion. A model is known by the
+    digest of its files: mended files are another model. Called in threads without a lock, as ``BaseTrust``."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], None] = {}
+        """Digest or name, and role; the oldest go first."""
+
+    def note(self, digest: str, role: str) -> None:
+        """Note that both starts failed."""
+        self._known[digest, role] = None
+        while len(self._known) > MOST_BROKEN:
+            with suppress(KeyError, StopIteration, RuntimeError):  # Another thread has noted or removed one.
+                del self._known[next(iter(self._known))]
+
+    def forget(self, digest: str, role: str) -> None:
+        """Note that it starts."""
+        self._known.pop((digest, role), None)
+
+    def knows(self, digest: str, role: str) -> bool:
+        """Return whether it failed both ways, and has not started since."""
+        return (digest, role) in self._known
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from appliance.common.control import (
     Want,
     Welcome,
 )
+from appliance.common.control_checkpoints import CheckpointState
 from appliance.common.control_usage import OverviewQuery, UsageQuery, UsageTableQuery
 from appliance.common.errors import StartError
 from appliance.common.figures import counted
@@ -46,6 +47,7 @@ from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.batches.port import StorePort, open_port
 from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.cards.watch import watch_cards
+from appliance.supervisor.checkpoint_state import checkpoint_state
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
@@ -120,7 +122,7 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
         models.add(one)
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, server.publish), cards.run())
+    told = (_tell_spill(config, vault, server.publish), _tell_disks(config, warm, server.publish), cards.run())
     account = _keep_account(config, server, metering, recorder)
     asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator), _keep_store(port))
     tasks = [asyncio.create_task(work) for work in asides]
@@ -299,11 +301,19 @@ async def _tell_spill(
         await aligned_sleep(SPILL_PERIOD_S)
 
 
-async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tuple[int, ...]], bool]) -> None:
-    """Send the space on the disks that are written to, every ``DISK_PERIOD_S`` until cancelled."""
+async def _tell_disks(
+    config: ApplianceConfig,
+    warm: WarmStarts | None,
+    publish: Callable[[DiskState | CheckpointState, tuple[int, ...]], bool],
+) -> None:
+    """Send the space on the disks that are written to, and which checkpoints there are, every ``DISK_PERIOD_S`` until
+    cancelled."""
     folders = watched(config)
     while True:
         publish(DiskState(await asyncio.to_thread(space, folders)), ())
+        if warm is not None:
+            with contextlib.suppress(OSError):  # The state of the disk says why.
+                publish(await asyncio.to_thread(checkpoint_state, warm), ())
         await aligned_sleep(DISK_PERIOD_S)
 
 
@@ -440,6 +450,7 @@ def _beside(models: ModelKeepers, warm: WarmStarts | None, forms: Forms) -> Warm
     """Warm starts that leave memory to models that wake, and know what engines are told."""
     if warm is not None:
         warm.told, warm.reserved, models.on_wake = forms.told, lambda: models.reserved, warm.make_way_for_wake
+        warm.plans = lambda: tuple(keeper.plan for keeper in models.keepers)
     return warm
 
 

@@ -17,13 +17,10 @@ Nothing depends on a checkpoint. What cannot be found, read or restored is dropp
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -34,24 +31,26 @@ from appliance.common.control import FALLEN_BACK
 from appliance.common.errors import ConfigError
 from appliance.common.model_digests import Identity, identity_of
 from appliance.common.model_memory import machine_memory
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Booted, BootPlan, boot
+from appliance.supervisor.boot import Booted, BootPlan, boot
 from appliance.supervisor.gate import Latch
-from appliance.supervisor.sandbox_output import line_logger
-from appliance.supervisor.saved_start import BaseTrust, CheckpointReader, SavedStart, with_weights
+from appliance.supervisor.saved_start import BaseTrust, BrokenModels, CheckpointReader, SavedStart
+from appliance.supervisor.templates import (
+    NAME_CHARS,
+    key_of,
+    label_of,
+    save,
+    start_is_ahead,
+    start_is_base,
+    starts,
+    useless,
+)
 from isolation.errors import CheckpointError, IsolationError
-from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, contents, open_store
+from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, ListedFolders, open_store
 from isolation.gvisor.runtime import Runtime
-from isolation.gvisor.snapshot import save_template
 from isolation.gvisor.spec import SandboxSpec
 from isolation.ipc.errors import ProtocolError
-from isolation.ipc.messages import WAITS_LINE
-from isolation.ipc.weights_file import WeightsFile
-from isolation.ipc.weights_names import FILE_NAME, SOCKET_NAME
 
 log = structlog.get_logger()
-
-TEMPLATE_CORES = 0.5
-"""Cores of a template, where cgroups bound it: serving comes first."""
 
 BEGIN_AFTER_S = 1.0
 """Seconds before each template is started, so that what has just become ready can answer its first requests."""
@@ -59,20 +58,9 @@ BEGIN_AFTER_S = 1.0
 MOST_TEMPLATES = 3
 """Most templates of one sandbox in a supervisor's life: where no checkpoint ever serves, no more are made."""
 
-MOST_AHEAD_BYTES = 3 << 30
-"""Most memory of an engine that is saved with its model: a restore reads all of it, and the store holds 8 GiB."""
-
-SOCKET_TARGET = "/ipc"
-"""Mount point of the socket directory: the one mount in which a template differs."""
-
 AHEAD_FREE = 1.25
 """Memory that must be available for a template with a model, as a multiple of what it takes: it loads the model beside
 the engine that serves, and is written to the disk through the page cache."""
-
-_NOWHERE = Path("/")
-"""Stands for the socket directory in what a checkpoint's name is made of."""
-
-_NAME_CHARS = 12
 
 
 class WarmStarts:
@@ -91,7 +79,15 @@ class WarmStarts:
         """Plan, seconds of its cold start, and ``_left_of`` of its name when it was asked for."""
         self._asked: Counter[str] = Counter()
         """Templates of each sandbox that were made, failed, or wait for their turn."""
-        self._trust = BaseTrust()
+        self.trust = self._trust = BaseTrust()
+        self._broken = BrokenModels()
+        self.surroundings, self.shares = runtime.surroundings, runtime.fills_folders
+        self.looked_for: dict[tuple[str, str], str] = {}
+        """Name of the last checkpoint that a sandbox looked for or had made, by role and model; none: the base."""
+        self.problems: dict[str, str] = {}
+        """Why the last template of each role was not made, or not kept."""
+        self.plans: Callable[[], tuple[BootPlan, ...]] | None = None
+        """Plans of all models that there are, awake or asleep; set by the owner. None: not known."""
         self._left_of: Counter[str] = Counter()
         """How often a sandbox of each name has left: what was asked for before is of another."""
         self._making = asyncio.Lock()
@@ -111,14 +107,15 @@ class WarmStarts:
         """Held while ``_ahead``, ``_left_keys`` and ``_left_of`` change together."""
 
     def boot(self, plan: BootPlan, stop: threading.Event, gate: Latch | None = None) -> Booted:
-        """Boot from a checkpoint where there is one, of those with the model first; without one where there is none or
-        that fails. ``gate``: as ``boot``.
+        """Boot from a checkpoint where there is one, of those with the model first; without one where there is none,
+        that fails, or the model is known to fail both ways. ``gate``: as ``boot``.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
         """
         fallen, doubted = False, None
-        for start in starts(plan):
+        model = plan.digest or plan.name, plan.role_name
+        for start in () if self._broken.knows(*model) else starts(plan):
             saved = self._find(start)
             if saved is None:
                 continue
@@ -131,7 +128,7 @@ class WarmStarts:
                 log.warning(
                     "a checkpoint could not be used; the sandbox starts without",
                     sandbox=plan.name,
-                    checkpoint=saved.checkpoint.key[:_NAME_CHARS],
+                    checkpoint=saved.checkpoint.key[:NAME_CHARS],
                     problem=str(damage or error),
                 )
                 fallen = True
@@ -144,7 +141,13 @@ class WarmStarts:
                     self._trust.note_ready(saved.checkpoint.key, plan.name)
                 booted.ahead = saved.with_model
                 return booted
-        booted = boot(plan, self._runtime, stop, gate=gate)
+        try:
+            booted = boot(plan, self._runtime, stop, gate=gate)
+        except (IsolationError, ProtocolError, OSError):
+            if doubted is not None and not stop.is_set():
+                self._broken.note(*model)
+            raise
+        self._broken.forget(*model)
         # All models begin with the base: one that cannot start at all is no reason to make another.
         if doubted is not None and self._trust.is_at_fault(doubted.key, plan.name):
             self._drop_found(doubted)
@@ -166,7 +169,9 @@ class WarmStarts:
             IsolationError, ProtocolError: as ``boot``.
         """
         own = self._keys_of(plan, shared=False) | ({self._ahead.pop(plan.name, "")} - {""})
-        for key in own | {key for key in self._keys_of(plan) - own if self._trust.is_blamed(key, plan.name)}:
+        # A model that fails cold as well is no witness against the base.
+        shared = set() if self._broken.knows(plan.digest or plan.name, plan.role_name) else self._keys_of(plan) - own
+        for key in own | {key for key in shared if self._trust.is_blamed(key, plan.name)}:
             self._trust.forget(key)
             self.store.drop(key)
         return boot(plan, self._runtime, stop, gate=gate)
@@ -181,6 +186,8 @@ class WarmStarts:
         except OSError as error:
             log.warning("no checkpoint can be looked for", sandbox=plan.name, problem=str(error))
             return None
+        if key:
+            self.looked_for[plan.role_name, "" if start_is_base(plan) else plan.model] = key
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None or self._trust.is_avoided(key, plan.name):
             return None
@@ -193,20 +200,10 @@ class WarmStarts:
         """Name of the checkpoint of such sandboxes; empty where none can be made. ``listed``: what is known of folders;
         None: what earlier names were made of.
 
-        One with a GPU can: its program starts CUDA after it has met its host, so that no node of the driver is open
-        when it is saved (gVisor saves none). The driver's version is part of the name: the copy talks to that one.
-
         Raises:
             OSError: a file of the sandbox is gone.
         """
-        unplaced = placed(spec, _NOWHERE)
-        identity = self._runtime.identity(unplaced)
-        if not identity:
-            return ""
-        mounts = tuple(mount for mount in spec.mounts if mount.target != SOCKET_TARGET)
-        seen = contents(replace(spec, mounts=mounts), listed or self._listed)
-        driver = "" if spec.gpu is None else f"\0driver {spec.gpu.driver}"
-        return hashlib.sha256(f"{identity}\0{seen}{driver}".encode()).hexdigest()
+        return key_of(self._runtime, spec, listed or self._listed)
 
     def ask(self, plan: BootPlan, cold_s: float) -> None:
         """Ask for a checkpoint for the next time, after a cold start."""
@@ -221,8 +218,23 @@ class WarmStarts:
             for plan in plans:
                 self._asked.pop(plan.name, None)
                 self._trust.leave(plan.name)
+                self.looked_for.pop((plan.role_name, plan.model), None)
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
+
+    def remove_useless(self, plans: tuple[BootPlan, ...]) -> None:
+        """Remove what no model that there is can begin with (``useless``).
+
+        Raises:
+            OSError: the files of a model, or the store, cannot be looked at; nothing is removed.
+        """
+        every = [
+            (plan.role_name, start.spec) for one in plans for plan in (one, self.told(one)) for start in starts(plan)
+        ]
+        found = [(role, self.key(spec)) for role, spec in every]
+        for key in useless(self.store.kept(), found, self._run_dir):
+            log.info("a checkpoint that no model can use is removed", checkpoint=key[:NAME_CHARS])
+            self.store.drop(key)
 
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
         """Remove the checkpoints of sandboxes that have left, also one that is being made, but for the base and for one
@@ -260,7 +272,13 @@ class WarmStarts:
                 self._left_keys.add(key)
 
     async def run(self) -> None:
-        """Make the requested checkpoints, one at a time, until ``close``."""
+        """Remove those that no model can use, and make the requested ones, one at a time, until ``close``."""
+        if self.plans is not None:
+            try:
+                async with self._making:
+                    await asyncio.to_thread(self.remove_useless, self.plans())
+            except OSError as error:
+                log.warning("no checkpoint is removed", problem=str(error))
         while (wanted := await self._wanted.get()) is not None:
             plan, cold_s, left = wanted
             counts = False
@@ -272,14 +290,14 @@ class WarmStarts:
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else
-                counts = True
+                counts, self.problems[plan.role_name] = True, str(error)
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
             if not counts and left == self._left_of[plan.name]:
                 self._asked[plan.name] -= 1
 
     def take(self, plan: BootPlan, cold_s: float, left: int = 0) -> Checkpoint | None:
-        """Start a template, save it, end it; None where that is impossible now or was done already. ``left``: how often
-        a sandbox of this name had left when it was asked for.
+        """Start a template, save it, end it; None where that is impossible now or was done already. ``left``: as in
+        ``_left_of`` when it was asked for.
 
         Raises:
             IsolationError, OSError: it failed; nothing of it is left.
@@ -301,19 +319,20 @@ class WarmStarts:
         finally:
             self._under_way = None
         if made is not None:
+            self.problems.pop(plan.role_name, None)
             of = "all models" if start_is_base(plan) else plan.model
-            log.info("checkpoint made", sandbox=plan.name, of=of, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
+            log.info("checkpoint made", sandbox=plan.name, of=of, checkpoint=key[:NAME_CHARS], mib=made.size >> 20)
         return made
 
     def _make(self, plan: BootPlan, key: str, cold_s: float, *, ahead: bool) -> Checkpoint | None:
         """Make the checkpoint with this key; as ``take``."""
         # ``close`` sets the first of both first.
-        if self._stop.is_set() or self.store.find(key) is not None or (ahead and not self._has_room(plan)):
+        if self._stop.is_set() or self.store.find(key) is not None or (ahead and not has_room(plan, self.reserved())):
             return None
         before = _checked(plan) if ahead else {}
         with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
             try:
-                self._save(plan, key, draft)
+                save(self._runtime, self._run_dir, plan, key, draft, self._give_way if ahead else self._stop)
             except IsolationError:
                 if not ahead or not self._give_way.is_set() or self._stop.is_set():
                     raise
@@ -321,20 +340,11 @@ class WarmStarts:
                 return None
             if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
-            made = self.store.keep(draft, key, cold_s)
+            made = self.store.keep(draft, key, cold_s, label_of(plan, self._runtime, self._run_dir))
             stamp = made.stamp()
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
                 self._reader.note(made, stamp)
         return made
-
-    def _has_room(self, plan: BootPlan) -> bool:
-        """Return whether the memory for a template with the model is available, beside what a wake may need: no model
-        is refused or put to sleep because of a template."""
-        free = machine_memory().available - self.reserved()
-        if free < AHEAD_FREE * plan.ahead_bytes:
-            log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
-            return False
-        return True
 
     def make_way(self) -> None:
         """Give up a template with a model that is under way: its memory is for models that start now."""
@@ -344,30 +354,8 @@ class WarmStarts:
         """Give up a template with a model that is under way, unless the memory is enough for it beside the models that
         wake: where models take turns all the time, one that gave way to each wake would never be finished."""
         plan = self._under_way
-        if plan is not None and not self._has_room(plan):
+        if plan is not None and not has_room(plan, self.reserved()):
             self.make_way()
-
-    def _save(self, plan: BootPlan, key: str, draft: Path) -> None:
-        """Start a template, save it into a draft, end it. Raises: IsolationError, OSError: it failed."""
-        folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True, mode=0o755)
-            folder.chmod(0o755)
-            ahead = start_is_ahead(plan)
-            with _weights_file(plan, template(plan.spec, key, folder), draft, folder) as (spec, weights):
-                save_template(
-                    self._runtime,
-                    spec,
-                    draft,
-                    waits_line=WAITS_LINE,
-                    timeout_s=LOAD_TIMEOUT_S if ahead else CONNECT_TIMEOUT_S,
-                    stop=self._give_way if ahead else self._stop,
-                    on_line=line_logger(spec.name),
-                    weights=weights,
-                )
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Give up what is being made; ``run`` ends when nothing of it is left. Sandboxes still start meanwhile, as
@@ -377,17 +365,14 @@ class WarmStarts:
         self._wanted.put_nowait(None)
 
 
-@contextmanager
-def _weights_file(
-    plan: BootPlan, spec: SandboxSpec, draft: Path, folder: Path
-) -> Iterator[tuple[SandboxSpec, WeightsFile | None]]:
-    """Make the file for the weights of a template with the model, listen for it in its socket directory, and mount the
-    file; a template without the model has none."""
-    if not start_is_ahead(plan):
-        yield spec, None
-        return
-    with WeightsFile(draft / FILE_NAME, folder / SOCKET_NAME, plan.ahead_bytes) as file:
-        yield with_weights(spec, draft), file
+def has_room(plan: BootPlan, reserved: int) -> bool:
+    """Return whether the memory for a template with the model is available, beside what wakes may need (``reserved``):
+    no model is refused or put to sleep because of a template."""
+    free = machine_memory().available - reserved
+    if free < AHEAD_FREE * plan.ahead_bytes:
+        log.info("no checkpoint with the model is made beside it", sandbox=plan.name, available_mib=free >> 20)
+        return False
+    return True
 
 
 def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | None:
@@ -402,27 +387,6 @@ def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | 
     except (CheckpointError, OSError) as error:
         log.error("checkpoints are off", directory=str(directory), problem=str(error))
         return None
-
-
-def starts(plan: BootPlan) -> tuple[BootPlan, ...]:
-    """Plans of the sandboxes that are saved to start this one, the fastest first: with the model, and with what it
-    imports alone, which has nothing of a model where the sandbox has folders. A model on a GPU lies in the driver's
-    memory, which cannot be saved."""
-    base = replace(plan, spec=plan.spec.without_content())
-    if plan.spec.gpu is not None or not 0 < plan.ahead_bytes <= MOST_AHEAD_BYTES:
-        return (base,)
-    argv = (*plan.spec.argv, plan.configuration.decode())
-    return replace(plan, spec=replace(plan.spec, argv=argv)), base
-
-
-def start_is_ahead(plan: BootPlan) -> bool:
-    """Return whether a plan is one of ``starts`` that loads the model before it meets its host."""
-    return plan.ahead_bytes > 0 and plan.spec.argv[-1] == plan.configuration.decode()
-
-
-def start_is_base(plan: BootPlan) -> bool:
-    """Return whether a plan is one of ``starts`` that sandboxes of all models of its kind begin with."""
-    return bool(plan.spec.folders) and not start_is_ahead(plan)
 
 
 def _checked(plan: BootPlan) -> dict[Path, Identity]:
@@ -449,16 +413,3 @@ def _checked(plan: BootPlan) -> dict[Path, Identity]:
 def _identities(paths: Iterable[Path]) -> dict[Path, Identity]:
     """What tells files and folders from any others. Raises: OSError: one is gone."""
     return {path: identity_of(path.stat()) for path in paths}
-
-
-def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:
-    """Spec with another socket directory."""
-    moved = (replace(one, source=socket_dir) if one.target == SOCKET_TARGET else one for one in spec.mounts)
-    return replace(spec, mounts=tuple(moved))
-
-
-def template(spec: SandboxSpec, key: str, socket_dir: Path) -> SandboxSpec:
-    """Template of a sandbox: another name, an empty socket directory, few processor cores."""
-    cores = min(TEMPLATE_CORES, spec.limits.cpu_quota_cores or TEMPLATE_CORES)
-    moved = placed(spec, socket_dir)
-    return replace(moved, name=f"template-{key[:_NAME_CHARS]}", limits=replace(spec.limits, cpu_quota_cores=cores))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -27,7 +28,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from isolation.errors import CheckpointError
@@ -77,6 +78,28 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """What is told of a checkpoint to people and to its maker. No restore depends on it: the key alone decides."""
+
+    role: str = ""
+    """Kind of the sandbox; empty: unknown, of a release that wrote no labels."""
+    model: str = ""
+    """Model that it was saved with or for; empty: it serves those of all models."""
+    maker: str = ""
+    """Run directory of the supervisor that made it."""
+    made_at: float = 0.0
+    """Unix time."""
+    made_with: tuple[tuple[str, str], ...] = ()
+    """What is the same for all sandboxes of a machine (``Runtime.surroundings``), by name."""
+
+    def is_of(self, maker: Path, roles: Collection[str]) -> bool:
+        """Return whether a maker may remove it where none of its sandboxes, of these roles, can use it: it is its own
+        or has no label, and one that serves all models of a role is judged by those of that role alone."""
+        ours = self.maker in ("", str(maker))
+        return ours and (bool(self.model) or not self.role or self.role in roles)
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One saved sandbox."""
 
@@ -85,6 +108,7 @@ class Checkpoint:
     """Name, size in bytes and SHA-256 (hex) of each file."""
     cold_s: float
     """Seconds from start to ready without the checkpoint, measured when it was made."""
+    label: Label = Label()
 
     @property
     def key(self) -> str:
@@ -157,6 +181,21 @@ class CheckpointStore:
             return None
         return found
 
+    def kept(self) -> tuple[Checkpoint, ...]:
+        """Return all checkpoints, not verified, without counting that as a use. What has no valid account, or is a
+        link, is left out.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        found = []
+        for path in self.root.iterdir():
+            if path.name.startswith(".") or path.is_symlink():
+                continue
+            with suppress(OSError, ValueError, KeyError, TypeError), (path / ACCOUNT).open("rb") as file:
+                found.append(_read_account(path, file.read(MAX_ACCOUNT_BYTES + 1)))
+        return tuple(found)
+
     @contextmanager
     def draft(self, need: int = 0) -> Iterator[Path]:
         """Create an empty folder to save ``need`` bytes into, and evict others to make room for them; it is removed
@@ -186,7 +225,7 @@ class CheckpointStore:
             os.close(held)
             shutil.rmtree(path, ignore_errors=True)
 
-    def keep(self, draft: Path, key: str, cold_s: float) -> Checkpoint:
+    def keep(self, draft: Path, key: str, cold_s: float, label: Label = Label()) -> Checkpoint:
         """Publish a draft as the checkpoint of this key, and evict others to make room for it.
 
         Raises:
@@ -194,11 +233,11 @@ class CheckpointStore:
             OSError: it cannot be written to the disk; nothing of it is used then.
         """
         files = tuple(_seal(path) for path in sorted(draft.iterdir()))
-        made = Checkpoint(self.root / key, files, cold_s)
+        made = Checkpoint(self.root / key, files, cold_s, label)
         self._check_size(made.size)
         if not 0 < made.size <= MAX_BYTES:  # One alone never needs more.
             raise CheckpointError(f"a checkpoint of {made.size} bytes is not kept")
-        account = {"format": _FORMAT, "key": key, "cold_s": cold_s, "files": files}
+        account = {"format": _FORMAT, "key": key, "cold_s": cold_s, "files": files, "label": asdict(label)}
         write_whole(draft / ACCOUNT, json.dumps(account).encode())
         for evicted in self._evicted_for(made.size):
             self.drop(evicted)
@@ -384,7 +423,19 @@ def _read_account(folder: Path, data: bytes) -> Checkpoint:
     files = tuple((str(name), int(size), str(digest)) for name, size, digest in account["files"])
     if any("/" in name for name, _, _ in files):
         raise ValueError("a name that leaves the folder")
-    return Checkpoint(folder, files, float(account["cold_s"]))
+    return Checkpoint(folder, files, float(account["cold_s"]), _read_label(account.get("label", {})))
+
+
+def _read_label(label: object) -> Label:
+    """Parse a label. Raises: ValueError, TypeError: it is invalid."""
+    given = label.get("made_with", ()) if isinstance(label, dict) else None
+    if not isinstance(label, dict) or not isinstance(given, list | tuple):
+        raise TypeError("a label that is none")
+    made_at = float(label.get("made_at", 0.0))
+    if not math.isfinite(made_at):
+        raise ValueError("a time that is none")
+    role, model, maker = (str(label.get(name, "")) for name in ("role", "model", "maker"))
+    return Label(role, model, maker, made_at, tuple((str(name), str(value)) for name, value in given))
 
 
 def _is_held(path: Path) -> bool:

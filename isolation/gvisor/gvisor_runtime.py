@@ -115,6 +115,12 @@ class GvisorRuntime:
         with_gpu = tuple(flag for flag in self._command.flags(gpu=True) if flag not in self._command.flags())
         return Program(f"runsc {self.runsc.version}", digest, flags, with_gpu)
 
+    @property
+    def surroundings(self) -> tuple[tuple[str, str], ...]:
+        """Return runsc, processor and kernel; see ``Runtime.surroundings``."""
+        kind = hashlib.sha256(processor().encode()).hexdigest()[:16]
+        return (("runsc", str(self.runsc.version)), ("processor", kind), ("kernel", os.uname().release))
+
     def identity(self, spec: SandboxSpec) -> str:
         """Identify runsc, its flags, the processor, the kernel and the bundle; see ``Runtime.identity``."""
         parts = [*self._command.flags()[2:], processor(), str(self.native_cpuid), os.uname().release]

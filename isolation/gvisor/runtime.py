@@ -139,6 +139,10 @@ class Runtime(Protocol):
             OSError: its file cannot be read.
         """
 
+    @property
+    def surroundings(self) -> tuple[tuple[str, str], ...]:
+        """Return what ``identity`` has of the machine, by name, for people; empty where nothing can be saved."""
+
     def identity(self, spec: SandboxSpec) -> str:
         """Identify everything except mount contents that a checkpoint of this spec depends on: program, flags,
         processor, configuration. Empty where sandboxes cannot be saved."""

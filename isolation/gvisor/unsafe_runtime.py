@@ -56,6 +56,11 @@ class UnsafeRuntime:
         """Return nothing: no program isolates these processes."""
         return Program("", "", ())
 
+    @property
+    def surroundings(self) -> tuple[tuple[str, str], ...]:
+        """Return nothing: plain processes are not saved."""
+        return ()
+
     def identity(self, spec: SandboxSpec) -> str:
         """Return an empty identity: plain processes cannot be saved."""
         return ""

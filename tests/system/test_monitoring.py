@@ -55,6 +55,7 @@ NOT_YET = (
     "athanor_fleet_keys_held",
     "athanor_kv_store_away",
     "athanor_batch_stuck_batches",
+    "athanor_checkpoint_size_bytes",
 )
 """What a healthy appliance without spill, certificate, GPU, fleet and batches does not have: nothing is counted."""
 

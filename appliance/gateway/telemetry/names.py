@@ -145,10 +145,9 @@ KV_CACHED_BLOCKS = "athanor.engine.kv_cached_blocks"
 KV_RESIDENT, KV_RESERVED = "athanor.kv.resident_blocks", "athanor.kv.reserved_blocks"
 KV_BORROWED, KV_LOST = "athanor.kv.borrowed_blocks", "athanor.kv.lost_blocks"
 KV_PREEMPTED, KV_WAITED = "athanor.kv.preempted_requests", "athanor.kv.cap_waits"
-DISK_FREE, DISK_SIZE = "athanor.disk.free", "athanor.disk.size"
-GPU_WATCHED, GPU_LOST = "athanor.gpu.watched", "athanor.gpu.lost"
+DISK_FREE, DISK_SIZE, CHECKPOINT_SIZE = "athanor.disk.free", "athanor.disk.size", "athanor.checkpoint.size"
+GPU_WATCHED, GPU_LOST, GPU_BUSY = "athanor.gpu.watched", "athanor.gpu.lost", "athanor.gpu.busy"
 GPU_MEMORY_SIZE, GPU_MEMORY_USED = "athanor.gpu.memory_size", "athanor.gpu.memory_used"
-GPU_BUSY = "athanor.gpu.busy"
 GPU_POWER, GPU_POWER_LIMIT = "athanor.gpu.power", "athanor.gpu.power_limit"
 GPU_TEMPERATURE = "athanor.gpu.temperature"
 GPU_ECC, GPU_REMAPPED_ROWS = "athanor.gpu.uncorrected_errors", "athanor.gpu.remapped_rows"
@@ -435,6 +434,7 @@ GAUGES = {
     KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
     DISK_FREE: Instrument("By", "Free bytes of the disk that a folder of the supervisor is on.", frozenset({"place"})),
     DISK_SIZE: Instrument("By", "Size of that disk.", frozenset({"place"})),
+    CHECKPOINT_SIZE: Instrument("By", "Checkpoints: base of all models, or model.", frozenset({"role", "kind"})),
     GPU_WATCHED: Instrument("1", "1 while NVML answers; there is none while no model has a GPU."),
     GPU_LOST: Instrument("1", "1 while nothing can compute on the GPU: lost, not listed, or to be reset.", _GPU),
     GPU_OUT: Instrument(

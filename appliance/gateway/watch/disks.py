@@ -1,13 +1,16 @@
-"""Disks of the supervisor, as it told them last: levels for the metrics, values for alerts."""
+"""Disks of the supervisor and checkpoints on them, as it told them last: levels for metrics, values for alerts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from appliance.common.control import DiskState
+from appliance.common.control import Control, DiskState
+from appliance.common.control_checkpoints import CheckpointState
 from appliance.common.disk_space import PLACES, DiskSpace
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
+from appliance.gateway.watch.checkpoints import Checkpoints
 
 
 class Disks:
@@ -16,6 +19,12 @@ class Disks:
     def __init__(self) -> None:
         self.spaces: tuple[DiskSpace, ...] = ()
         """One for each place that the configuration names; empty before the supervisor has told."""
+        self.checkpoints = Checkpoints()
+
+    @property
+    def takers(self) -> dict[type[Control], Callable[[Any], None]]:
+        """What takes each message of these."""
+        return {DiskState: self.take, CheckpointState: self.checkpoints.take}
 
     def take(self, message: DiskState) -> None:
         """Take a state that the supervisor sent.
@@ -34,3 +43,4 @@ class Disks:
         for one in self.spaces:
             yield Level(names.DISK_FREE, one.free, {"place": one.place})
             yield Level(names.DISK_SIZE, one.size, {"place": one.place})
+        yield from self.checkpoints.levels()

@@ -140,6 +140,7 @@ class ApplianceState:
             cards=self.cards.cards,
             batches=self.batches(),
             fleet=self.fleet(),
+            checkpoints=self._disks.checkpoints.found,
         )
 
     def look(self, question: Question, page: str) -> Look:

@@ -80,5 +80,6 @@ def running_appliance(admin: str) -> Running:
         alerts=status.alerts,
         weights=tuple((one.name, one.engine.weights) for one in status.models if one.engine.weights),
         batches=status.batches,
+        checkpoints=status.checkpoints,
         engine_cards=tuple((model, card.index) for card in status.cards for model in card.engines),
     )

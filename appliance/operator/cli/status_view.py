@@ -24,6 +24,7 @@ from appliance.common.status import (
     runs_unsafe,
 )
 from appliance.operator.cli.batches_view import batches_view
+from appliance.operator.cli.checkpoints_view import checkpoints_view
 from appliance.operator.cli.tables import number, rates_line, share_of, table
 
 WIDE = 112
@@ -64,6 +65,8 @@ def status_view(status: ApplianceStatus, now: float, width: int) -> RenderableTy
     parts += [_models((*status.models, *status.own), width), "", *_forms(status.models), _tenants(status.tenants), ""]
     if status.cards:
         parts += [_cards(status.cards), ""]
+    if status.checkpoints:
+        parts += [checkpoints_view(status.checkpoints, now), ""]
     if status.batches is not None:
         parts += [batches_view(status.batches, width), ""]
     if status.public:

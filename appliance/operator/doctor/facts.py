@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from appliance.common.batch_status import BatchQueue
+from appliance.common.checkpoint_status import CheckpointStatus
 from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.remote_facts import RemoteOperators
@@ -389,6 +390,8 @@ class Running:
     """Batches that are not over, and what is kept; None where no files are."""
     engine_cards: tuple[tuple[str, int], ...] = ()
     """Models, each with a card on which it has an engine."""
+    checkpoints: tuple[CheckpointStatus, ...] = ()
+    """Checkpoints that sandboxes begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from appliance.common.status import Alert
 from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.batches import check_batches
 from appliance.operator.doctor.carrier import check_carrier
+from appliance.operator.doctor.checkpoints import check_checkpoints
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 from appliance.operator.doctor.fleet_store import check_store
@@ -60,6 +61,7 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     yield from check_store(service.store_problem)
     yield from check_carrier(service.carrier_problem)
     yield from check_batches(service.running.batches)
+    yield from check_checkpoints(service.running.checkpoints)
     for disk in service.disks:
         yield check_disk(disk)
     if not service.exporters:

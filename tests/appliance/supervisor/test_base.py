@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ from appliance.common.control import COLD, FALLEN_BACK, RESTORED
 from appliance.selftest import intruder
 from appliance.supervisor.boot import Booted, BootPlan, boot, end, plan_boot
 from appliance.supervisor.layout import GUEST_KERNELS
-from appliance.supervisor.saved_start import MOST_BLAMES, BaseTrust
-from appliance.supervisor.warm import WarmStarts, open_warm_starts, start_is_base, starts
+from appliance.supervisor.saved_start import MOST_BLAMES, MOST_BROKEN, BaseTrust, BrokenModels
+from appliance.supervisor.templates import start_is_base, starts
+from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.errors import IsolationError
 from isolation.gvisor.checkpoint import Checkpoint
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -42,7 +44,7 @@ def at_once() -> Iterator[None]:
     """Templates wait for nobody here, and have a whole core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("appliance.supervisor.warm.BEGIN_AFTER_S", 0.0)
-        patch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
+        patch.setattr("appliance.supervisor.templates.TEMPLATE_CORES", 1.0)
         yield
 
 
@@ -263,6 +265,55 @@ def test_who_fails_with_it_alone_begins_without_it(base: Base, monkeypatch: pyte
         base.warm.boot(replace(base.plans[1], name="engine-odd"), threading.Event())
     assert begun == [True, False, False, False]
     assert (base.warm.store.find(base.key) is not None) == bool(others)
+
+
+def test_a_broken_model_costs_one_boot_a_try(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that failed with the base and cold is started cold alone, also under another name, and is not taken for a
+    reason to drop the base. A boot that was given up shows nothing, one that works ends it, and other files are another
+    model."""
+    begun: list[bool] = []
+    works = False
+
+    def booting(_plan: BootPlan, _runtime: object, _stop: object, saved: object = None, gate: object = None) -> Any:
+        begun.append(saved is not None)
+        if works:
+            return SimpleNamespace(ahead=False, start=COLD)
+        raise IsolationError("it cannot be loaded")
+
+    def tries(plan: BootPlan, *, given_up: bool = False) -> list[bool]:
+        begun.clear()
+        stop = threading.Event()
+        if given_up:
+            stop.set()
+        with suppress(IsolationError):
+            base.warm.boot(plan, stop)
+        return list(begun)
+
+    monkeypatch.setattr("appliance.supervisor.warm.boot", booting)
+    monkeypatch.setattr(base.warm, "_trust", BaseTrust())
+    monkeypatch.setattr(base.warm, "_broken", BrokenModels())
+    plan = base.plans[1]
+    assert plan.files is not None
+    assert tries(plan, given_up=True) == [True]
+    assert tries(plan) == [True, False], "the control"
+    again = replace(plan, name="engine-again")
+    assert [tries(plan), tries(again)] == [[False], [False]]
+    with pytest.raises(IsolationError):
+        base.warm.boot_cold(plan, threading.Event())
+    assert base.warm.store.find(base.key) is not None
+    mended = replace(plan, files=replace(plan.files, digest="0" * 64))
+    assert tries(mended) == [True, False]
+    works = True
+    assert [tries(plan), tries(plan)] == [[False], [True]]
+
+
+def test_broken_models_are_bounded() -> None:
+    """As many are remembered as are told, the newest."""
+    broken = BrokenModels()
+    for number in range(MOST_BROKEN + 1):
+        broken.note(str(number), "engine")
+    assert not broken.knows("0", "engine")
+    assert broken.knows("1", "engine") and broken.knows(str(MOST_BROKEN), "engine")
 
 
 def test_what_was_made_since_is_not_dropped(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ from appliance.selftest import intruder
 from appliance.supervisor import layout
 from appliance.supervisor.boot import Booted, boot, end, plan_boot
 from appliance.supervisor.ranks import cores_problem, shape_problem
+from appliance.supervisor.templates import starts
 from appliance.supervisor.threads import plan_threads
-from appliance.supervisor.warm import open_warm_starts, starts
+from appliance.supervisor.warm import open_warm_starts
 from engine.config import EngineConfig
 from engine.core.offline import generate
 from engine.sandbox import rank_memory
@@ -368,7 +369,7 @@ def test_any_process_is_the_engines_end_in_a_sandbox(
 def test_ranks_begin_from_a_checkpoint(gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template of three processes is saved where the first rank waits for its host; a copy serves."""
     monkeypatch.setattr(layout, "read_cores", lambda: cores(2))
-    monkeypatch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
+    monkeypatch.setattr("appliance.supervisor.templates.TEMPLATE_CORES", 1.0)
     config = configure(short)
     warm = open_warm_starts(config, gvisor)
     assert warm is not None

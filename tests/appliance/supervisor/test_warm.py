@@ -24,7 +24,8 @@ from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, end
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life, State
-from appliance.supervisor.warm import WarmStarts, start_is_ahead, starts
+from appliance.supervisor.templates import start_is_ahead, starts
+from appliance.supervisor.warm import WarmStarts
 from engine.config import TextConfig
 from engine.text.grammar_matcher import CompiledGrammar
 from engine.text.token_bytes import build_tokenizer
@@ -49,7 +50,7 @@ def at_once() -> Iterator[None]:
     """Templates wait for nobody here, and have a whole core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("appliance.supervisor.warm.BEGIN_AFTER_S", 0.0)
-        patch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
+        patch.setattr("appliance.supervisor.templates.TEMPLATE_CORES", 1.0)
         yield
 
 

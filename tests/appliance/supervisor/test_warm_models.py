@@ -18,9 +18,10 @@ from appliance.common.catalog import embedded_model, read_model
 from appliance.common.model_memory import Memory
 from appliance.supervisor.boot import BootPlan, plan_boot
 from appliance.supervisor.saved_start import SavedStart
-from appliance.supervisor.warm import MOST_AHEAD_BYTES, MOST_TEMPLATES, WarmStarts, open_warm_starts, starts
+from appliance.supervisor.templates import MOST_AHEAD_BYTES, starts
+from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts
 from isolation.errors import CheckpointError, SandboxStartError
-from isolation.gvisor.checkpoint import Checkpoint, ListedFolders
+from isolation.gvisor.checkpoint import Checkpoint, Label, ListedFolders
 from isolation.gvisor.spec import Mount
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
 from isolation.ipc.messages import Role
@@ -148,7 +149,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[War
     runtime = UnsafeRuntime(tmp_path / "unsafe")
     monkeypatch.setattr(UnsafeRuntime, "identity", lambda _self, spec: repr(spec.argv))
     monkeypatch.setattr("appliance.supervisor.warm.machine_memory", lambda: Memory(64 << 30, 32 << 30))
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler())
     folder = tmp_path / "model"
     shutil.copytree(embedded_model(), folder)
     config = configure(tmp_path, "while_used", folder)
@@ -190,12 +191,12 @@ def test_weights_that_nobody_checked_are_in_no_checkpoint(
     with_model, imports = starts(plan)
     (weights,) = (path for name, path in plan.files.engine if name.endswith(".safetensors"))  # type: ignore[union-attr]
     meddle = Filler(lambda: changed_and_put_back(weights, whole_folder=whole_folder))
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", meddle)
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", meddle)
     with pytest.raises(CheckpointError, match="have changed"):
         warm.take(with_model, 1.0)
     assert os.listdir(warm.store.root) == []
     assert warm.take(imports, 1.0) is not None
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler())
     assert warm.take(with_model, 1.0) is not None
 
 
@@ -300,12 +301,12 @@ async def test_what_was_put_off_does_not_count_as_made(
         await made_all(warm)
     monkeypatch.setattr("appliance.supervisor.warm.machine_memory", lambda: Memory(64 << 30, 32 << 30))
     failing = Filler(lambda: changed_and_put_back(plan.files.folder / "config.json"))  # type: ignore[union-attr]
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", failing)
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", failing)
     for _ in range(MOST_TEMPLATES - 1):
         warm.ask(plan, 1.0)
         await made_all(warm)
     assert len(saved_keys(warm)) == 1
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler())
     warm.ask(plan, 1.0)
     await made_all(warm)
     assert len(saved_keys(warm)) == 2
@@ -324,7 +325,7 @@ async def test_a_template_with_a_model_makes_way_for_wakes(
     warm.reserved = lambda: 32 << 30
     assert warm.take(with_model, 1.0) is None
     warm.reserved = lambda: 0
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(warm.make_way))
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler(warm.make_way))
     assert warm.take(imports, 1.0) is not None
     warm.ask(plan, 1.0)
     await made_all(warm)
@@ -338,15 +339,15 @@ async def test_a_template_with_a_model_makes_way_for_wakes(
         wake_needs(32 << 30)
         return {}
 
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(lambda: wake_needs(32 << 30)))
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler(lambda: wake_needs(32 << 30)))
     assert warm.take(with_model, 1.0) is None
     warm.reserved = lambda: 0
     with monkeypatch.context() as checking:  # Which may read all weights: a wake begins meanwhile.
-        checking.setattr("appliance.supervisor.warm.save_template", Filler())
+        checking.setattr("appliance.supervisor.templates.save_template", Filler())
         checking.setattr("appliance.supervisor.warm._checked", checked_meanwhile)
         assert warm.take(with_model, 1.0) is None
     warm.reserved = lambda: 0
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler(lambda: wake_needs(1 << 30)))
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler(lambda: wake_needs(1 << 30)))
     assert warm.take(with_model, 1.0) is not None
 
 
@@ -361,10 +362,10 @@ def test_a_file_written_in_place_is_noticed_at_the_end(
     plan = replace(plan, spec=replace(plan.spec, mounts=(*plan.spec.mounts, Mount(inside, "/below"))))
     warm.key(plan.spec)
     filler = Filler(lambda: (inside / "file").write_text("other"))
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", filler)
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", filler)
     with pytest.raises(CheckpointError, match="have changed"):
         warm.take(plan, 1.0)
-    monkeypatch.setattr("appliance.supervisor.warm.save_template", Filler())
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", Filler())
     made = warm.take(plan, 1.0)
     assert made is not None and warm.store.find(warm.key(plan.spec)) == made
 
@@ -397,3 +398,35 @@ def test_a_checkpoint_is_read_once_for_each_start_of_the_machine(
             WarmStarts(warm.store, runtime, tmp_path)._reader.begin(made).result()
     finally:
         runtime.close()
+
+
+async def test_a_start_removes_what_no_model_can_use(ahead: tuple[WarmStarts, BootPlan]) -> None:
+    """What was made of files that the model no longer has, or by a release without labels, goes at a start; what the
+    models that there are begin with stays, and so does what another supervisor made, also of the same model. With a
+    model whose files cannot be looked at nothing goes, nor where nobody says which models there are."""
+    warm, plan = ahead
+    run_dir = str(warm._run_dir)
+    labels = {
+        "a": Label("engine", plan.model, run_dir, 1.0),
+        "b": Label(),
+        "c": Label("engine", plan.model, "/run/another", 1.0),
+        "d": Label("text", "", run_dir, 1.0),
+    }
+    for key, label in labels.items():
+        with warm.store.draft() as draft:
+            (draft / "pages.img").write_bytes(b"pages")
+            warm.store.keep(draft, key * 64, 1.0, label)
+    for start in starts(plan):
+        assert warm.take(start, 1.0) is not None
+    used = {warm.key(start.spec) for start in starts(plan)}
+    assert len(used) == 2
+    every = {key * 64 for key in labels} | used
+    await made_all(warm)
+    assert saved_keys(warm) == every, "nobody says which models there are"
+    gone = replace(plan, spec=replace(plan.spec, mounts=(*plan.spec.mounts, Mount(Path("/none/here"), "/model/none"))))
+    warm.plans = lambda: (plan, gone)
+    await made_all(warm)
+    assert saved_keys(warm) == every, "files that cannot be looked at"
+    warm.plans = lambda: (plan,)
+    await made_all(warm)
+    assert saved_keys(warm) == {"c" * 64, "d" * 64} | used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -12,9 +13,10 @@ import pytest
 
 from isolation.errors import CheckpointError
 from isolation.gvisor import checkpoint as checkpoint_module
-from isolation.gvisor.checkpoint import ACCOUNT, CheckpointStore, ListedFolders, contents, open_store
+from isolation.gvisor.checkpoint import ACCOUNT, CheckpointStore, Label, ListedFolders, contents, open_store
 from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
 
+OTHER = "f" * 64
 KEY = "a" * 64
 
 
@@ -73,6 +75,9 @@ def test_damage_is_found(store: CheckpointStore, harm: str) -> None:
         '{"format":9}',
         '{"format":1,"key":"other","files":[],"cold_s":1}',
         f'{{"format":1,"key":"{KEY}","files":[["../x",1,"00"]],"cold_s":1}}',
+        f'{{"format":1,"key":"{KEY}","files":[],"cold_s":1,"label":[]}}',
+        f'{{"format":1,"key":"{KEY}","files":[],"cold_s":1,"label":{{"made_at":NaN}}}}',
+        f'{{"format":1,"key":"{KEY}","files":[],"cold_s":1,"label":{{"made_with":["x"]}}}}',
     ],
 )
 def test_an_account_that_is_none_is_no_checkpoint(store: CheckpointStore, text: str) -> None:
@@ -81,6 +86,42 @@ def test_an_account_that_is_none_is_no_checkpoint(store: CheckpointStore, text: 
     (store.root / KEY / ACCOUNT).write_text(text)
     assert store.find(KEY) is None
     assert names(store) == []
+
+
+def test_what_is_told_of_them_is_kept(store: CheckpointStore, tmp_path: Path) -> None:
+    """A label is found again, also where one lists all of them; an account without a label, as earlier releases wrote
+    them, is a checkpoint too. Links, files and damaged accounts are not listed, and stay where they are."""
+    label = Label("engine", "", "/run/x", 1_800_000_000.5, (("runsc", "20240729"),))
+    with store.draft() as draft:
+        (draft / "pages.img").write_bytes(b"pages")
+        store.keep(draft, KEY, 2.5, label)
+    save(store, OTHER)
+    account = json.loads((store.root / OTHER / ACCOUNT).read_text())
+    del account["label"]
+    (store.root / OTHER / ACCOUNT).write_text(json.dumps(account))
+    (store.root / "file").write_text("no folder")
+    (store.root / "damaged").mkdir()
+    (store.root / "damaged" / ACCOUNT).write_text("{")
+    (store.root / "link").symlink_to(store.root / KEY)
+    used = (store.root / KEY).stat().st_mtime_ns
+    assert {one.key: one.label for one in store.kept()} == {KEY: label, OTHER: Label()}
+    assert (store.root / KEY).stat().st_mtime_ns == used, "to be listed is no use"
+    found = store.find(KEY)
+    assert found is not None and found.label == label
+    assert set(names(store)) == {KEY, OTHER, "file", "damaged", "link"}
+
+
+def test_who_may_remove_one_that_nobody_uses() -> None:
+    """Its maker may, and everybody what no label says anything of; a base where its role is known. Nobody else may."""
+    here = Path("/run/here")
+    cases = {
+        Label(): True,
+        Label("engine", "m", "/run/here"): True,
+        Label("engine", "m", "/run/other"): False,
+        Label("engine", "", "/run/here"): True,
+        Label("text", "", "/run/here"): False,
+    }
+    assert {label: label.is_of(here, {"engine"}) for label in cases} == cases
 
 
 def test_a_draft_that_fails_leaves_nothing(store: CheckpointStore) -> None:
@@ -114,7 +155,7 @@ def test_room_is_made_before_a_checkpoint_is_saved(store: CheckpointStore, monke
     free = 2_000
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
     monkeypatch.setattr(checkpoint_module, "LEAST_FREE_BYTES", 1_000)
-    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 2_000)
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 2_250)
     monkeypatch.setattr(checkpoint_module, "FREE_SHARE", 0.0)
     for count, key in enumerate(("1" * 64, "2" * 64)):
         save(store, key)
