@@ -67,10 +67,18 @@ class Shape:
     """Whether a handler takes every exception and raises none."""
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The node, and all statements, handlers and cases below it; expressions, which are most of a tree, hold none."""
+    yield node
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, name, ()):
+            yield from statements(child)
+
+
 def shape(text: str) -> Shape:
     """The shape of a module."""
     definitions, broad = [], False
-    for node in ast.walk(parse(text)):
+    for node in statements(parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES

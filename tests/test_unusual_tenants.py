@@ -121,6 +121,7 @@ def firing(of: str, tenants: list[str], minute: int) -> dict[str, Any]:
     return {"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_ten_times_the_usual_is_told_and_what_is_usual_is_not(root: Path, tmp_path: Path) -> None:
     """Tenfold rates of steady, quiet and absent tenants fire within the hour and still do a day and a half later, also

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.test_architecture import PACKAGES, modules, parse
+from tests.test_architecture import PACKAGES, modules, parse, statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +54,8 @@ def parsed(root: Path) -> list[Module]:
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of every docstring, those below attributes included."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
+    for node in statements(tree):
+        for statement in getattr(node, "body", ()):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 value = statement.value.value
                 if isinstance(value, str):

@@ -45,6 +45,7 @@ def test_a_folder_has_one_variant(
             next(open_libraries(str(folder), only=next(one.name for one in variants if one.name != name)))
 
 
+@pytest.mark.full
 def test_every_form_of_a_model_is_loaded_as_named(
     pytestconfig: pytest.Config,
     tmp_path_factory: pytest.TempPathFactory,

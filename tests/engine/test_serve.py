@@ -418,7 +418,7 @@ def test_an_idle_engine_uses_no_processor_and_ends_quietly_with_its_host(start: 
     ("change", "said"),
     [
         ({"model_dir": "/nowhere/at/all"}, "config.json cannot be read: No such file or directory"),
-        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        pytest.param({"threads": 0}, "threads is 0; it must be at least 1", marks=pytest.mark.full),
         pytest.param({"kv_bytes": 10}, "kv_bytes is 10", marks=pytest.mark.full),
     ],
 )

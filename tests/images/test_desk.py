@@ -277,6 +277,7 @@ def test_the_next_model_is_within_its_bounds(topics: tuple[corpus.Topic, ...]) -
     assert training.ModelShape().vocab_size == bpe.VOCAB_SIZE
 
 
+@pytest.mark.full
 def test_batches_are_deterministic_and_of_every_kind(topics: tuple[corpus.Topic, ...]) -> None:
     """One seed gives one sequence of batches; rows of tools, chats and openings are among them, with little padding."""
     tokenizer = export.read_model(export_folder())[1]

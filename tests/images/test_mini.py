@@ -90,6 +90,7 @@ def test_weights_are_small_bfloat16_and_all_used(record: dict) -> None:
     assert sum(tensor.numel() for tensor in weights.values()) == record["parameters"]
 
 
+@pytest.mark.full
 def test_held_out_questions_score_as_recorded(expected: dict) -> None:
     """Measured again from the artefact, loss and exactness of questions that it was not trained on are the recorded
     ones, and most find their answers."""
@@ -149,6 +150,7 @@ def test_newcomer_learns_how_to_add_a_tenant(reference: Reference) -> None:
         assert part in answer
 
 
+@pytest.mark.full
 def test_late_question_is_answered_after_3500_tokens(reference: Reference, entries: list[dict]) -> None:
     """A long conversation before the question does not change the answer."""
     entry = max(entries, key=lambda entry: len(entry["prompt_ids"]))

@@ -197,7 +197,9 @@ def test_ordinary_rows_of_the_plain_path_do_differ(
 
 
 @pytest.mark.parametrize(
-    "setting", [SETTINGS[0], pytest.param(SETTINGS[4], marks=pytest.mark.full), SETTINGS[5]], ids=lambda one: one.name
+    "setting",
+    [SETTINGS[0], *(pytest.param(SETTINGS[one], marks=pytest.mark.full) for one in (4, 5))],
+    ids=lambda one: one.name,
 )
 def test_long_contexts_are_the_same_in_any_chunks(setting: Setting, kernel_dir: Callable[..., Path]) -> None:
     """Contexts that end just before, at and behind the stretches that attention takes at a time: alone in large chunks,

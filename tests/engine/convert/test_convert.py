@@ -271,6 +271,7 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
             assert torch.equal(model(ids).logits, again(ids).logits)
 
 
+@pytest.mark.full
 def test_a_large_byte_level_vocabulary_gives_the_published_ids(shared_data: Path, tmp_path: Path) -> None:
     """Qwen2's 151,936 tokens through a file: its 46 published vectors, and our own lines, give the same ids."""
     origin = tmp_path / "origin"

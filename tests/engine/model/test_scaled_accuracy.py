@@ -96,6 +96,7 @@ def cost(found: Tensor, base: Tensor, texts: Tensor) -> Cost:
     return Cost(divergence, perplexity, (found.argmax(2) == base.argmax(2)).double().mean().item())
 
 
+@pytest.mark.full
 def test_what_eight_bits_cost_a_trained_llama(shared_data: Path) -> None:
     """Distributions of a trained Llama of 260,000 weights over texts of its own: rows as they are, and rounded rows.
     Its maps are 64 numbers wide, so their errors hardly average out: those of large models are smaller. Control:

@@ -118,7 +118,9 @@ def test_memory_short_enough_for_preemption_gives_the_same_answers(monkeypatch: 
     assert same(answers, expected)
 
 
-@pytest.mark.parametrize("name", ["half", "one of four", "all chunks", "three"])
+@pytest.mark.parametrize(
+    "name", ["half", *(pytest.param(name, marks=pytest.mark.full) for name in ("one of four", "all chunks")), "three"]
+)
 def test_deterministic_requests_and_outputs_of_one_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deterministic requests, ordinary ones and three outputs of each prompt, beside each other in little memory with
     NaN in every unheld block: the answers are those of one table for all layers, and the deterministic ones are the

@@ -33,6 +33,14 @@ FEW = [next(case for case in RANK_CASES if case[0] == family) for family in dict
 EXPERTS = [case for case in FEW if case[0] in MIXTURES]
 """One case of each family with experts."""
 
+QUICK = [case for case in FEW if case[0] in ("llama", "gemma3", "gpt_oss", "deepseek", "llama4")]
+"""What two ranks play in every run: one table and several, windows and chunks, experts and latent keys. That two ranks
+give every family's logits and ids is shown in every run by ``tests/engine/model/families/test_ranks.py``; schedules of
+all families are of the full counts."""
+
+DEALT = [case for case in QUICK if case in EXPERTS]
+"""Those whose experts are dealt."""
+
 KINDS = {"sampled": True, "structured": True, "prompt_logprobs": 0}
 """Fields of requests."""
 
@@ -62,11 +70,11 @@ def play(root: Path, tmp_path: Path) -> Play:
 def two(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
     """What two ranks gave, by kind of job: one pair of processes plays all, since each loads tensors first."""
     folder = tmp_path_factory.mktemp("two")
-    few = saved(folder / "few", FEW, [[1000 * number] for number in range(len(FEW))])
+    few = saved(folder / "few", QUICK, [[1000 * number] for number in range(len(QUICK))])
     staged = [{**job, "layout": PIPELINE} for job in few]
     kinds = {
         "tensor": few,
-        "experts": saved(folder / "experts", EXPERTS, [[9000 + number] for number in range(len(EXPERTS))], EXPERT),
+        "experts": saved(folder / "experts", DEALT, [[9000 + number] for number in range(len(DEALT))], EXPERT),
         "stages": staged,
         "blind tensor": blind_pair(few[0], [1, 2]),
         "blind stages": blind_pair(staged[0], [1]),
@@ -110,7 +118,7 @@ def check_blind(together: dict, apart: dict) -> int:
 def test_two_ranks_give_the_tokens_of_one_and_the_deterministic_class_its_bits(
     two: dict[str, Played], record_property: Callable[[str, object], None]
 ) -> None:
-    """A fuzzed schedule for one case of each family: the same greedy tokens on two ranks and on one; deterministic
+    """A fuzzed schedule for a case of several families: the same greedy tokens on two ranks and on one; deterministic
     requests have the same bits alone and in any batch on two ranks. Controls: other requests give other tokens, and
     ordinary requests are not compared bit by bit."""
     tensor = two["tensor"]
@@ -138,7 +146,7 @@ def test_the_deterministic_class_is_blind_to_its_batch_in_every_family(play: Pla
 def test_experts_and_stages_give_the_tokens_of_one_rank(
     two: dict[str, Played], record_property: Callable[[str, object], None]
 ) -> None:
-    """A fuzzed schedule for one case of each family: experts dealt to two ranks, and layers cut into two stages, of
+    """A fuzzed schedule for a case of several families: experts dealt to two ranks, and layers cut into two stages, of
     which both have rows on their way, give the greedy tokens of one rank; deterministic requests have the same bits
     alone and in any batch in a pipeline."""
     experts, stages = two["experts"], two["stages"]

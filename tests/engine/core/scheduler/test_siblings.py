@@ -164,7 +164,7 @@ def test_bounds_are_held_against_all_outputs(model: Decoder) -> None:
     assert sorted(answers) == [100, 101, 103]
 
 
-@pytest.mark.parametrize("retain", [True, False])
+@pytest.mark.parametrize("retain", [pytest.param(True, marks=pytest.mark.full), False])
 def test_families_under_load_give_what_single_requests_give(
     model: Decoder, retain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

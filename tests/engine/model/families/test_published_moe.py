@@ -50,7 +50,7 @@ def layout(config: ModelConfig) -> KvLayout:
         pytest.param(GPT_OSS_120B, 116_829_156_672, marks=pytest.mark.full),
         pytest.param(QWEN3_235B_A22B, 235_093_634_560, marks=pytest.mark.full),
         pytest.param(DEEPSEEK_V3, 671_026_419_200, marks=pytest.mark.full),
-        (KIMI_K2, 1_026_408_232_448),
+        pytest.param(KIMI_K2, 1_026_408_232_448, marks=pytest.mark.full),
     ],
     ids=lambda one: str(one) if isinstance(one, int) else "",
 )

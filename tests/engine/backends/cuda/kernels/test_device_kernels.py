@@ -120,7 +120,8 @@ FAMILY_STEPS = {
 }
 """Between them all that a family may have beyond Llama's form."""
 
-SHORT = ("gemma2", "gpt_oss", "deepseek")
+SHORT = ("gpt_oss", "deepseek")
+"""Several tables, windows, sinks and experts, and latent attention; under the interpreter each takes seconds."""
 
 
 def operations_for(model: Decoder, *, interpreted: bool) -> Operations:
@@ -211,6 +212,7 @@ class _Preferred:
         return self._seconds
 
 
+@pytest.mark.full
 def test_an_engine_takes_products_from_palettes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a step of one lane and of three are those of the plain matrices in bfloat16, with palettes taken for
     both of the MLP's products; memory is three quarters of theirs. With times by which no way is faster none is taken,

@@ -54,6 +54,7 @@ def probe(repository: Path) -> Iterator[Callable[[Path, str], Answer]]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 def test_kernels_come_out_of_a_folder_that_was_moved(root: Path, tmp_path: Path) -> None:
     """What was compiled in one place is used in another, without an assembler and without a file made or changed; a
     form that was not compiled is an error that names the kernel."""

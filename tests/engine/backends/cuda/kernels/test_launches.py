@@ -14,6 +14,7 @@ MOST_OF_A_LAYER, MOST_OUTSIDE = 6, 12
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 def test_a_decoding_step_starts_few_launches(root: Path) -> None:
     """A Llama of bfloat16: few rows start no more than six launches a layer and twelve outside of layers; many rows
     have products, norms and gates by themselves. Control: with nothing fused the same count finds many more."""

@@ -21,6 +21,7 @@ from engine.backends.cuda.kernels.triton_common import EMULATED
 from tests.engine.backends.cuda.kernels.sampling_reference import draw
 from tests.engine.backends.cuda.kernels.support import PLACE, noise
 from tests.engine.backends.cuda.kernels.test_gpu_sampler import ALTERNATIVES, SURE, Row, sampled, state_of
+from tests.native import ON_CARD
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -139,6 +140,19 @@ CASES = {
 }
 
 
+FULL_CASES = {
+    "window, cold",
+    "window, hot",
+    "long window, equal scores",
+    "long window, few values",
+    "missed, below",
+    "missed, below and long",
+    "list too short, top-k",
+    "top-k of nearly all",
+}
+"""Cases of the full counts under the interpreter; each goes the way of another case, which every run has."""
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the steps of kernels under the interpreter; ``AGAIN`` is the longer way's own list."""
@@ -174,7 +188,9 @@ def tokens_of(case: Case, rows: list[Row]) -> list[int]:
     return sampled(scores.repeat(len(rows), 1), rows, state, form).tokens.tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name in FULL_CASES and not ON_CARD else ()) for name in CASES]
+)
 def test_an_estimate_costs_time_and_never_a_token(name: str, steps: Counter[str]) -> None:
     """Each way to a floor is taken by the scores that are made for it, and each gives the token of the specification;
     the draws are not too close to call. A list that a window has spoilt is made anew before the longer way begins,
@@ -240,6 +256,7 @@ FORMS_OF_A_LIST: dict[str, SamplerForm] = {
 """Forms that no architecture has, whose parts have to fit all the same."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMS_OF_A_LIST.values(), ids=FORMS_OF_A_LIST)
 def test_a_window_is_known_to_the_plain_search(form: SamplerForm) -> None:
     """A list with an upper limit is searched by the plain functions as by the others: the same tokens."""
@@ -248,3 +265,11 @@ def test_a_window_is_known_to_the_plain_search(form: SamplerForm) -> None:
         logits = scores.repeat(len(rows), 1)
         state = state_of(rows, VOCAB, torch.Generator().manual_seed(1))
         assert sampled(logits, rows, state, form).tokens.tolist() == sampled(logits, rows, state).tokens.tolist()
+
+
+def test_each_way_to_a_floor_is_in_every_run() -> None:
+    """No way is left to the full counts alone."""
+    assert {CASES[name].path for name in FULL_CASES} <= {
+        case.path for name, case in CASES.items() if name not in FULL_CASES
+    }
+    assert set(FULL_CASES) <= set(CASES)

@@ -89,7 +89,7 @@ CUTS = (
 
 
 @pytest.mark.parametrize("form", SOME)
-@pytest.mark.parametrize("shape", shaped(spread, spiky, falling, full=(flat, even)))
+@pytest.mark.parametrize("shape", shaped(spread, spiky, full=(falling, flat, even)))
 def test_cuts_are_exact_whatever_a_sample_says(shape: Shape, form: SamplerForm) -> None:
     """Top-k, top-p, min-p and typical-p over scores that a sample describes well, badly or not at all: the token of
     the specification."""
@@ -120,7 +120,7 @@ LONG_CUTS = (
 
 
 @pytest.mark.parametrize("form", SOME)
-@pytest.mark.parametrize("shape", shaped(spread, hot, full=(flat, spiky, falling, even)))
+@pytest.mark.parametrize("shape", shaped(spread, full=(hot, flat, spiky, falling, even)))
 def test_long_lists_are_shortened_around_the_floor(shape: Shape, form: SamplerForm) -> None:
     """Cuts that keep thousands of ids, at high and low temperatures, with and without a stage behind: the token of the
     specification, for several draws."""
