@@ -19,6 +19,7 @@ import yaml
 
 from appliance.common.catalog import embedded_model
 from appliance.operator.demo import DemoOptions, choose_ports, prepare_keys, prepare_policy, write_config
+from tests.system import commands
 from tests.system.conftest import ATHANOR, PLAIN, Appliance, checkpoints
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(120)]
@@ -37,9 +38,8 @@ CHANGES = ("apply", "rollback", "add", "remove")
 def athanor(appliance: Appliance, *words: str) -> str:
     """Run a command of `athanor policy` or `tenant` for this appliance, without questions; gives what it printed."""
     change = ["--admin", appliance.ready["admin"], "--yes"] if words[1] in CHANGES else []
-    argv = [ATHANOR, *words, "--config", str(appliance.state / "athanor.yaml"), *change]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, (argv, done.stdout, done.stderr)
+    done = commands.athanor(*words, "--config", str(appliance.state / "athanor.yaml"), *change)
+    assert done.returncode == 0, (done.args, done.stdout, done.stderr)
     return done.stdout
 
 
