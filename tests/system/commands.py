@@ -18,8 +18,8 @@ from appliance.operator.cli.app import for_line
 
 
 def athanor(*words: str) -> subprocess.CompletedProcess[str]:
-    """What a command did: its status, and what it printed on both streams. An error that it does not catch is raised: the
-    program would print a traceback."""
+    """What a command did: its status, and what it printed on both streams. What it does not catch, and would end the
+    program with a traceback, is raised."""
     done = CliRunner().invoke(for_line(words), list(words), env={"COLUMNS": "80"}, prog_name="athanor")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception

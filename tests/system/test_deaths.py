@@ -228,7 +228,7 @@ async def next_engine(appliance: Appliance, before: int) -> int:
             pid = status["models"][0]["engine"]["pid"]
             if pid and pid != before and status["models"][0]["engine"]["state"] == "ready":
                 return int(pid)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)  # each look makes the appliance compute its status
 
 
 def host_pid(appliance: Appliance, role: str) -> int:
