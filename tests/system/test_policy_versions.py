@@ -68,12 +68,15 @@ def test_a_tenant_comes_and_goes(battered: Appliance) -> None:
         return client.completions.create(model="athanor-mini", prompt="Hello", max_tokens=2, **fields)  # type: ignore[call-overload]
 
     assert ask(user="ann")
+    # A policy that another replaces before the supervisor has read its file is not kept, and commands here take no time.
+    assert versions(battered, known + 1)[0] == known + 1
     assert "newcomer" in athanor(battered, "tenant", "list", "--admin", battered.ready["admin"])
     new = battered.state / "new.yaml"
     rules = "    content: {denied_fields: [seed]}\n    end_users: {concurrency: 1}\n"
     new.write_text(path.read_text().replace("  newcomer:\n", f"  newcomer:\n{rules}"))
     athanor(battered, "policy", "apply", str(new))
     assert ask(user="ann")
+    assert versions(battered, known + 2)[0] == known + 2
     with pytest.raises(openai.PermissionDeniedError, match="may not use the field seed") as refused:
         ask(seed=1)
     assert refused.value.param == "seed"
