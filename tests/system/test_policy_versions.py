@@ -68,7 +68,7 @@ def test_a_tenant_comes_and_goes(battered: Appliance) -> None:
         return client.completions.create(model="athanor-mini", prompt="Hello", max_tokens=2, **fields)  # type: ignore[call-overload]
 
     assert ask(user="ann")
-    # A policy that another replaces before the supervisor has read its file is not kept, and commands here take no time.
+    # What another policy replaces before the supervisor has read its file is not kept, and commands take no time here.
     assert versions(battered, known + 1)[0] == known + 1
     assert "newcomer" in athanor(battered, "tenant", "list", "--admin", battered.ready["admin"])
     new = battered.state / "new.yaml"
