@@ -22,6 +22,7 @@ from appliance.gateway.http import openai
 from appliance.selftest.raw_http import request_bytes, talk
 from appliance.selftest.scripted_gateway import MODEL, scripted_gateway
 from isolation.ipc.sampling import PARAMETERS
+from tests.redteam.refusals import refusals
 
 OURS = ("appliance", "engine", "isolation", "policy")
 OBJECTS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle")
@@ -79,26 +80,12 @@ def test_secrets_are_compared_in_constant_time(root: Path) -> None:
     assert "compare_digest" in text
 
 
-REFUSALS = """
-import json, random
-from bench.fuzz.mutate import made_from
-from bench.fuzz.targets import TARGETS
-found = {}
-for name, target in TARGETS.items():
-    draws = [random.Random(number) for number in range(2 if name == "tokenizer.json" else 25)]
-    found[name] = [target(made_from(draw.choice(target.seeds), draw)) for draw in draws]
-print(json.dumps({"debug": __debug__, "found": found}))
-"""
-
-
 @pytest.mark.timeout(300)
 def test_no_check_of_input_is_an_assert(root: Path) -> None:
     """Mistake 2: with asserts switched off (python -O) every reader of foreign bytes takes and refuses the same."""
-    running = [
-        subprocess.Popen([sys.executable, *options, "-c", REFUSALS], cwd=root, stdout=subprocess.PIPE)
-        for options in ((), ("-O",))
-    ]
-    with_asserts, without = (json.loads(one.communicate()[0]) for one in running)
+    argv = [sys.executable, "-O", "-m", "tests.redteam.refusals"]
+    without = json.loads(subprocess.run(argv, cwd=root, capture_output=True, check=True).stdout)
+    with_asserts = refusals()
     assert (with_asserts["debug"], without["debug"]) == (True, False)
     assert with_asserts["found"] == without["found"]
     assert any(False in one for one in with_asserts["found"].values())

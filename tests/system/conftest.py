@@ -96,11 +96,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def turn(used: set[str]) -> int:
-    """When a file with these fixtures runs: first those with the one demo, then those with both, with the other, with
-    none, with that of models with tools, and with that of models of every kind."""
+    """When a file with these fixtures runs: first those with the one demo, then those with both, with the other, that
+    which stops it, those with none, with that of models with tools, and with that of models of every kind."""
     if "tooled" in used or "many" in used:
-        return 4 + ("many" in used)
-    return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}[
+        return 5 + ("many" in used)
+    if "ending" in used:
+        return 3
+    return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 4}[
         ("appliance" in used, "batterable" in used)
     ]
 
@@ -304,6 +306,12 @@ def battered(batterable: Batterable) -> Appliance:
 
     Counts since the start (generations, metrics, lines of the log) are not those of a fresh one.
     """
+    return batterable.whole()
+
+
+@pytest.fixture
+def ending(batterable: Batterable) -> Appliance:
+    """The battered demo, for a test that stops it: its file runs behind all others that use that one."""
     return batterable.whole()
 
 

@@ -206,7 +206,7 @@ def wait(holds: Callable[[], bool], most_s: float = START_TIMEOUT_S) -> None:
     until = time.monotonic() + most_s
     while not holds():
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(0.1)  # each look makes the appliance compute its status
 
 
 @contextlib.contextmanager

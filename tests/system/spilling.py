@@ -21,6 +21,7 @@ from appliance.common.credentials import new_pepper
 from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.operator.demo import choose_ports, run_directory
 from isolation.host.atomic_file import write_whole
+from tests.system.commands import athanor
 from tests.system.conftest import ATHANOR, PLAIN, as_demos
 
 BLOCK_BYTES = 16 * 5 * 2 * 2 * 32 * 4
@@ -71,8 +72,7 @@ class Spilling:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """An operator's command."""
-        argv = [ATHANOR, "tenant", *arguments, "--config", str(self.state / "athanor.yaml"), "-o", "json"]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return athanor("tenant", *arguments, "--config", str(self.state / "athanor.yaml"), "-o", "json")
 
 
 def text(number: int) -> str:
@@ -92,7 +92,7 @@ def served(tmp_path: Path, policy: str, spill: dict[str, Any], **more: Any) -> I
     write_whole(state / "pepper", pepper)
     write_whole(state / "credentials.json", serialise_records(records).encode())
     (state / "policy.yaml").write_text(policy)
-    assert subprocess.run([ATHANOR, "tenant", "root", str(state / "root-key")], check=False).returncode == 0
+    assert athanor("tenant", "root", str(state / "root-key")).returncode == 0
     http, rpc, admin = choose_ports((0, 0, 0))
     run_dir = run_directory(state)
     config = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,14 @@ from appliance.common.audit.verify import read_verifier
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.model_digests import DigestCache
 from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
-from tests.system.conftest import ATHANOR, PLAIN, Appliance
+from tests.system.commands import athanor
+from tests.system.conftest import PLAIN, Appliance
 from tests.system.test_audit import entries, wait_for
 
 pytestmark = pytest.mark.runsc
 
 MODEL = "athanor-mini"
 NONCE = "9f86d081884c7d65"
-
-
-def athanor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run([ATHANOR, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
 def ask(appliance: Appliance, tenant: str = "alpha", **body: Any) -> httpx.Response:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,18 +13,13 @@ from typing import Any
 import openai
 import pytest
 
+from tests.system.commands import athanor
 from tests.system.conftest import Appliance
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
-ATHANOR = str(Path(sys.executable).parent / "athanor")
 CANARY = "xylophone-quartz-4711"
 LOOK_S = 20.0
-
-
-def athanor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run([ATHANOR, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from tests.system import commands
 from tests.system.batch_appliance import MINI, POLICY, Kept, requests_file, wait
 from tests.system.conftest import PLAIN
 from tests.system.many_models import embedding_model
@@ -41,8 +40,7 @@ def kept(runsc_path: Path) -> Iterator[Kept]:
 
 def athanor(kept: Kept, *words: str) -> str:
     """What a command prints."""
-    command = [sys.executable, "-m", "appliance.operator.cli", *words, "--config", str(kept.config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = commands.athanor(*words, "--config", str(kept.config))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -162,15 +160,8 @@ def test_the_operator_sees_batches(kept: Kept) -> None:
 
     queue = wait(told, 30)
     assert 0 < queue["stored_bytes"] < queue["max_bytes"] == 16 << 30
-    command = [sys.executable, "-m", "appliance.operator.cli", "status", "--admin", kept.ready["admin"]]
-    assert "no batch is open" in subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance.operator.cli", "doctor", "--config", str(kept.config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+    assert "no batch is open" in commands.athanor("status", "--admin", kept.ready["admin"]).stdout
+    done = commands.athanor("doctor", "--config", str(kept.config))
     assert re.search(r"batches\s+none is open; [\d,]+ files?", done.stdout), done.stdout + done.stderr
     metrics = kept.get("/metrics").text
     assert re.search(r"athanor_batch_stuck_batches(\{.*\})? 0", metrics)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import tarfile
 from pathlib import Path
 
 import openai
 import pytest
 
-from tests.system.conftest import ATHANOR, Appliance
+from tests.system.commands import athanor
+from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -32,8 +32,7 @@ def test_nothing_secret_gets_in(appliance: Appliance, tmp_path: Path) -> None:
     config = json.loads((appliance.state / "athanor.yaml").read_text().partition("\n")[2])
     assert config["listen"]["admin"] in appliance.ready["admin"]
     path = tmp_path / "help.tar.gz"
-    argv = [ATHANOR, "bundle", "--config", str(appliance.state / "athanor.yaml"), "--file", str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    done = athanor("bundle", "--config", str(appliance.state / "athanor.yaml"), "--file", str(path))
     assert done.returncode == 0, done.stderr
     with tarfile.open(path) as archive:
         members = {member.name: archive.extractfile(member).read() for member in archive.getmembers()}

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.clients.programs import CLIENTS
+from tests.system.commands import python
 from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
@@ -27,9 +27,15 @@ def blocks(root: Path, page: str) -> dict[str, tuple[str, str]]:
 
 def run(language: str, text: str, environment: dict[str, str]) -> str:
     """What a block prints."""
-    argv = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
+    if language == "python":
+        return python(text, environment)
     done = subprocess.run(
-        argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-euc", text],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     return done.stdout

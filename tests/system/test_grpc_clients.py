@@ -1,7 +1,8 @@
 """Official gRPC clients against a whole appliance: plain text, TLS, and client certificates.
 
 A client is given an address and its proofs, nothing else of the server: the same calls accept another implementation.
-Node's and Go's clients are marked ``full``, since a machine has to get them first (``make grpc-clients``).
+Node's and Go's clients are marked ``full``, since a machine has to get them first (``make grpc-clients``), and Python's
+with coroutines, which the tests of streams beside these use (``test_withdrawal.py``, ``test_structured.py``).
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Client]
 FULL = pytest.mark.full
 
 
-@pytest.fixture(params=["python", "python-aio", pytest.param("node", marks=FULL), pytest.param("go", marks=FULL)])
+@pytest.fixture(params=["python", *(pytest.param(name, marks=FULL) for name in ("python-aio", "node", "go"))])
 def client(request: pytest.FixtureRequest, clients: Callable[[str], Client]) -> Client:
     """One official client after the other."""
     return clients(request.param)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import resource
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ import openai
 import pytest
 
 from appliance.operator.key_table import revoking
-from tests.system.conftest import ATHANOR, PLAIN, Appliance
+from tests.system.commands import athanor
+from tests.system.conftest import PLAIN, Appliance
 from tests.system.test_withdrawal import Answer, over_http
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(240)]
@@ -50,10 +50,8 @@ def keyed(appliance: Appliance) -> Iterator[Appliance]:
 def key(appliance: Appliance, *args: str) -> str:
     """Output of a ``key`` command on the appliance's table; the command waits until it is in force."""
     table = str(appliance.state / "credentials.json")
-    command = [ATHANOR, "key", *args, "--credentials", table]
-    if args[0] not in ("list", "create"):
-        command += ["--admin", appliance.ready["admin"]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    admin = () if args[0] in ("list", "create") else ("--admin", appliance.ready["admin"])
+    done = athanor("key", *args, "--credentials", table, *admin)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

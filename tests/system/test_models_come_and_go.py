@@ -33,6 +33,8 @@ NEW = "newcomer"
 KV_BYTES = 32 << 20
 RUNNING = 12
 """Streams of 8,000 tokens: together more than an engine gives within a drain."""
+PAUSE_S = 0.2
+"""Between a stream's end and the next one's beginning: half of the time is enough to see what a change does to it."""
 WAIT_S = 60.0
 """Within which a sandbox boots on a busy machine."""
 
@@ -178,6 +180,7 @@ class Streams:
                     self.longest_s, last = max(self.longest_s, now - last), now
                     self.tokens += 1
                 self.done += 1
+                self._stop.wait(PAUSE_S)
             except openai.OpenAIError as error:
                 self.problems.append(repr(error))
 

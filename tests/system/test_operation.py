@@ -20,15 +20,14 @@ import pytest
 
 from appliance.common.catalog import embedded_model
 from appliance.operator.demo import DemoOptions, choose_ports, prepare_keys, prepare_policy, write_config
-from tests.system.conftest import PLAIN, Appliance, running, start_demo
+from tests.system.commands import athanor
+from tests.system.conftest import ATHANOR, PLAIN, Appliance, running, start_demo
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
-ATHANOR = str(Path(sys.executable).parent / "athanor")
 
-
-def athanor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
+def installed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed program."""
     return subprocess.run([ATHANOR, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -179,7 +178,7 @@ def test_without_runsc_it_refuses_and_says_how_to_get_one(tmp_path: Path) -> Non
     values = json.loads(text)
     values["sandbox"] = {**values.get("sandbox", {}), "runsc": f"{tmp_path}/none"}
     config.write_text(f"{comment}\n{json.dumps(values)}")
-    done = athanor("serve", "--config", str(config))
+    done = installed("serve", "--config", str(config))
     assert done.returncode == 4
     assert "runsc" in done.stderr and "images/runsc.py" in done.stderr
 
@@ -225,7 +224,7 @@ def uid_of(pid: int) -> int:
 def test_a_port_in_use_is_a_clear_error(appliance: Appliance, tmp_path: Path) -> None:
     """The second appliance on the same port ends at once and says which port."""
     port = appliance.ready["http"].rpartition(":")[2]
-    done = athanor(
+    done = installed(
         "demo",
         "--json",
         "--http-port",

@@ -139,6 +139,7 @@ def test_the_fallback_answers_while_a_sandbox_is_away(many: Served) -> None:
     while "athanor-next" not in seen or seen[-1] != "athanor-mini":
         assert time.monotonic() < until, seen
         seen.append(answer_of(many, "beta", "fast"))
+        time.sleep(0.1)  # A boot takes two cores for seconds, and what asks all the time takes its share of them.
     assert set(seen) == {"athanor-mini", "athanor-next"}, "no request failed"
     assert many.engine("athanor-mini")["generation"] > before["generation"]
     counted = [line for line in many.metrics().splitlines() if line.startswith("athanor_route_choices_total{")]

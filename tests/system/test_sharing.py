@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -11,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.system.commands import athanor
 from tests.system.conftest import PLAIN, Appliance
 
 pytestmark = pytest.mark.runsc
@@ -21,8 +20,7 @@ PROMPT = "Shared by those whom the operator has put together, and by nobody else
 
 def reload(appliance: Appliance) -> None:
     """Put the policy that lies there in force."""
-    command = [sys.executable, "-m", "appliance.operator.cli", "reload", "--admin", appliance.ready["admin"]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = athanor("reload", "--admin", appliance.ready["admin"])
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -25,7 +24,8 @@ from ruamel.yaml import YAML
 from appliance.common.usage.book import FOLDER, NAME
 from appliance.common.usage.periods import period_of
 from tests.system.audit_files import written
-from tests.system.conftest import ATHANOR, PLAIN, Appliance, Batterable
+from tests.system.commands import athanor
+from tests.system.conftest import PLAIN, Appliance, Batterable
 from tests.system.test_deaths import host_pid
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
@@ -66,11 +66,6 @@ def use_policy(appliance: Appliance, **limits: float) -> None:
         yaml.dump(policy, file)
     told = athanor("reload", "--admin", appliance.ready["admin"])
     assert told.returncode == 0, told.stderr
-
-
-def athanor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run([ATHANOR, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
 def usage(appliance: Appliance, *arguments: str) -> list[dict[str, Any]]:

@@ -83,8 +83,10 @@ def test_a_load_without_one_success_is_shown() -> None:
     assert "1 of 1 failed (1 connect)" in text
 
 
-def test_plots_are_real_files(tmp_path: Path) -> None:
-    """Each plot is a PNG of some size and an SVG whose text says what was measured, the same bytes each time."""
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_plots_are_real_files(tmp_path: Path, times: int) -> None:
+    """Each plot is a PNG of some size and an SVG whose text says what was measured, the same bytes each time: drawing
+    all of them is seconds, so the second time is of the full count."""
     plots = pytest.importorskip("appliance.operator.bench.plots", reason="matplotlib is not installed")
     document = json.loads(
         json.dumps(
@@ -109,8 +111,9 @@ def test_plots_are_real_files(tmp_path: Path) -> None:
     text = (tmp_path / "a" / "latency.svg").read_text()
     assert "Time to first token" in text and "open:2" in text and "500 ms" in text
     assert "1 failed" in (tmp_path / "a" / "timeline-1.svg").read_text()
-    again = plots.draw(document, tmp_path / "b")
-    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+    for number in range(1, times):
+        again = plots.draw(document, tmp_path / str(number))
+        assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
 def test_nothing_to_plot_is_no_file(tmp_path: Path) -> None:
