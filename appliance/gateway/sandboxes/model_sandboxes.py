@@ -406,15 +406,19 @@ class ModelSandboxes:
         self.changed()
 
     async def wait_for(self, predicate: Callable[[], bool], until: float) -> None:
-        """Wait until something holds, which is looked at after each change; raises as ``wait_ready``."""
+        """Wait until something holds, which is looked at after each change; raises as ``wait_ready``. Who came first
+        looks first."""
+        ticket = self._changes.enter()
         while not predicate():
             if self.draining:
                 raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
             if self._refused:
                 raise NoPlaceLeftError("the sandboxes that this tenant's class asks for are not granted now")
             try:
-                await self._changes.next(until - self.clock())
+                await self._changes.next(until - self.clock(), ticket)
             except TimeoutError:
+                if predicate():  # It was about to be told.
+                    return
                 raise _starting(self.name) from None
 
 
