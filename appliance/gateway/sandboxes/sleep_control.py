@@ -134,7 +134,9 @@ class SleepControl:
         model = parts.models.get(name)
         if model is None or model.leaving is not Leaving.NO or not model.sleep_state.asleep:
             return
-        if not parts.queue.is_free(len(parts.lefts())) or self.route_state(model, tenant) is not ModelState.READY:
+        if parts.held_s(model) or not parts.queue.is_free(len(parts.lefts())):
+            return
+        if self.route_state(model, tenant) is not ModelState.READY:
             return
         decision = parts.decision(model, tenant)
         if isinstance(decision, Wake) and not decision.evicted:
@@ -213,7 +215,11 @@ class SleepControl:
         parts, due = self.decisions, waited_s >= GUEST_WAIT_S
         parts.queue.join(model.name, parts.turn(model, decision, tenant, due=due))
         if isinstance(decision, Wait):
+            if waited_s >= KEPT_WAIT_S and (decision.kept or due):
+                parts.queue.reservation.claim(model.name, model.sleep_state.need_bytes, parts.clock())
             return _soonest_s(decision.room_s, GUEST_WAIT_S - waited_s)
+        if (held_s := parts.held_s(model)) > 0:
+            return _soonest_s(held_s, GUEST_WAIT_S - waited_s)
         if not parts.queue.is_turn(model.name, len(parts.lefts())):
             return _soonest_s(GUEST_WAIT_S - waited_s)
         wait_s = parts.guard.place_wait_s(parts.clock())
