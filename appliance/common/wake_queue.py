@@ -84,7 +84,7 @@ class RoomReservation:
         self._next_s = LONGEST_RESERVED_S
 
     def left_s(self, model: str, need_bytes: int, now: float) -> float:
-        """Return the seconds for which the wake of a model waits, at most, for another's reservation; 0: it need not."""
+        """Return the most seconds for which the wake of a model waits for another's reservation; 0: it need not."""
         if not self._model or model == self._model or need_bytes >= self._need_bytes:
             return 0.0
         return max(0.0, self._until - now)

@@ -106,8 +106,14 @@ class SleepControl:
         me = self.waits.enter(model, tenant)
         try:
             await self._until_awake(model, until, me, wakes=wakes)
-        except ModelAsleepError:
-            self.decisions.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+        except ModelAsleepError as error:
+            # By its own count it may be one of the most used models now, and the next request be let in at once.
+            if (
+                self.decisions.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+                and sleep.asleep
+                and error.retry_after_s
+            ):
+                error.retry_after_s = min(error.retry_after_s, self.decisions.again_s(model, tenant))
             raise
         finally:
             self.waits.leave(model, me)

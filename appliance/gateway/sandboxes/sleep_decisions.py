@@ -5,6 +5,7 @@ No model is woken or put to sleep here; ``appliance.gateway.sandboxes.sleep_cont
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -64,6 +65,17 @@ class SleepDecisions:
         elif decision.costs:
             begins_s = max(begins_s, place_s)
         return begins_s + model.sleep_state.estimate_s
+
+    def again_s(self, model: ModelSandboxes, tenant: str) -> float:
+        """Return the expected seconds until a request for a sleeping model is answered that comes again at the best
+        time, after one that was refused and counted."""
+        decision = self.decision(model, tenant)
+        if isinstance(decision, Refuse):
+            return math.inf
+        counted = self.clock() < model.sleep_state.counted_until
+        wait_s = 0.0 if counted else self.guarded_s(model, tenant, decision)
+        queue = self.queue.with_turn(model.name, self.turn(model, decision, tenant))
+        return max(wait_s, self.answers_s(model, decision, queue))
 
     def held_s(self, model: ModelSandboxes) -> float:
         """Return the seconds for which the wake of a model waits, at most, because a larger one reserves room."""

@@ -5,9 +5,9 @@ waited longest looks for room for all of them: when something has changed that m
 has ended or is in use no more, another wake takes its turn), and when a time comes that it knows. The others wait for a
 change of their own model and for the end of their patience.
 
-A request forgets that it was told before it looks, and nothing runs in between, so no change is lost. A look takes about
-a millisecond where there are many models, and a request that goes on as much, so a few are told in each turn of the
-loop, the first that came first: other requests, those that are refused among them, do not wait behind all of them.
+A request forgets that it was told before it looks, and nothing runs in between, so no change is lost. A look takes
+about a millisecond where there are many models, and a request that goes on as much, so a few are told in each turn of
+the loop, the first that came first: other requests, those that are refused among them, do not wait behind all of them.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ ROOM_WAIT_S = 120.0
 
 
 def test_a_reservation_holds_back_what_needs_less_for_a_while() -> None:
-    """For ten seconds smaller models wait, and for as long nobody reserves anything; each further time is forty. Models that need as much are not held back, nor is it itself; another that claims meanwhile gets
-    nothing."""
+    """For ten seconds smaller models wait, and for as long nobody reserves anything; each further time is forty seconds.
+    Models that need as much are not held back, nor is it itself; another that claims meanwhile gets nothing."""
     room = RoomReservation()
     room.claim("large", 4, 100.0)
     assert room.left_s("small", 1, 100.0) == RESERVED_S
@@ -59,8 +59,9 @@ def test_a_large_model_is_woken_though_small_ones_take_what_becomes_free(
     monkeypatch: pytest.MonkeyPatch, answer_s: float
 ) -> None:
     """Two places, four small models in turns, so that one place is in use at any time, and one that needs both, asked
-    for once: it is woken after its patience as a guest and before it would be refused. Few others are refused for it, as
-    many as come in the forty seconds that it may reserve. Control: without reservations it is refused after two minutes."""
+    for once: it is woken after its patience as a guest and before it would be refused. Few others are refused for it,
+    as many as come in the forty seconds that it may reserve. Control: without reservations it is refused after two
+    minutes."""
     count = int(400 / answer_s)  # Up to a minute after the large one would be refused.
     small = [(answer_s * 0.55 * number, f"small-{number % 4}", f"t-{number % 7}") for number in range(count)]
     requests = sorted([*small, (20.0, "large", "big")])
