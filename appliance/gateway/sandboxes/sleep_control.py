@@ -269,6 +269,8 @@ class SleepControl:
         failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self.decisions.decision(model, tenant)
         if failed or not self.decisions.attached() or self.decisions.guarded_s(model, tenant, decision):
             return ModelState.UNREADY
+        if self.decisions.held_s(model) > LONGEST_WAIT_S:
+            return ModelState.BUSY
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(decision)]
 

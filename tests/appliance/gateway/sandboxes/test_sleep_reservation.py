@@ -9,19 +9,21 @@ import pytest
 
 from appliance.common import wake_queue
 from appliance.common.control_models import SleepModel, WakeModel
+from appliance.common.errors import ModelAsleepError
 from appliance.common.sleep_rules import ASLEEP, GUEST_WAIT_S, KEPT_WAIT_S
 from appliance.common.wake_queue import LONGEST_RESERVED_S, RESERVED_S, RoomReservation
 from bench.residency_host import NEED_BYTES, Host, Speed
+from policy.model import ModelState
 from tests.appliance.gateway.request.virtual_time import in_virtual_time, virtual_now
-from tests.appliance.gateway.sandboxes.sleep_scene import GIB, Scene, sandboxes, turns
+from tests.appliance.gateway.sandboxes.sleep_scene import GIB, WAKE_MS, Scene, sandboxes, turns
 
 ROOM_WAIT_S = 120.0
 """Longest that a request waits for room."""
 
 
 def test_a_reservation_holds_back_what_needs_less_for_a_while() -> None:
-    """For ten seconds smaller models wait, and for as long nobody reserves anything; each further time is forty seconds.
-    Models that need as much are not held back, nor is it itself; another that claims meanwhile gets nothing."""
+    """For ten seconds smaller models wait, and for as long nobody reserves anything; each further time is forty. Models
+    that need as much are not held back, nor is it itself; another that claims meanwhile gets nothing."""
     room = RoomReservation()
     room.claim("large", 4, 100.0)
     assert room.left_s("small", 1, 100.0) == RESERVED_S
@@ -150,6 +152,25 @@ async def test_a_reservation_ends_with_the_last_request_for_it() -> None:
     assert scene.told[-1] == WakeModel("d", "request", "t")
     scene.come_up("d")
     await small
+
+
+@in_virtual_time
+async def test_who_would_be_held_back_for_long_is_refused_at_once_and_passed_over() -> None:
+    """In the longer reservation a small model is busy for a route, and its request is refused at once with what is left
+    of it and its wake. Control: in the first, which ends within what a request is let wait, it is ready."""
+    scene = crowded()
+    room = scene.decisions.queue.reservation
+    room.claim("c", 2 * GIB, virtual_now())
+    assert scene.control.route_state(scene.models["d"], "t") is ModelState.READY, "the control"
+    await asyncio.sleep(2 * RESERVED_S)
+    room.claim("c", 2 * GIB, virtual_now())
+    assert scene.control.route_state(scene.models["d"], "t") is ModelState.BUSY
+    began = virtual_now()
+    with pytest.raises(ModelAsleepError) as refused:
+        await scene.ask("d", 600.0)
+    assert virtual_now() == began
+    assert refused.value.retry_after_s == pytest.approx(LONGEST_RESERVED_S + WAKE_MS / 1e3)
+    assert scene.told == []
 
 
 @pytest.mark.parametrize("seed", range(6))
