@@ -5,8 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
+
+Sample = TypeVar("Sample")
+
+MOST_SAMPLES = 12
+"""Most samples of an appliance that is to be idle: with half a minute each, longer than it makes checkpoints."""
 
 
 def tree(roots: Iterable[int]) -> list[int]:
@@ -86,3 +92,19 @@ def held_kib(pid: int) -> dict[str, int]:
     rollup = (Path("/proc") / str(pid) / "smaps_rollup").read_text()
     found = dict(re.findall(r"^Pss_(Anon|File):\s+(\d+)", rollup, re.M))
     return {"anonymous": int(found["Anon"]), "files": int(found["File"])}
+
+
+def steady(roots: Iterable[int], sample: Callable[[], Sample]) -> tuple[Sample, int]:
+    """Return a sample in which no process has begun or ended below these, and how many were taken: after a start or a
+    load the supervisor still makes checkpoints, and what it takes then is not what an idle appliance takes.
+
+    Raises:
+        RuntimeError: processes come and go all the time.
+    """
+    roots = tuple(roots)
+    for number in range(1, MOST_SAMPLES + 1):
+        before = set(tree(roots))
+        found = sample()
+        if set(tree(roots)) == before:
+            return found, number
+    raise RuntimeError(f"processes began or ended in each of {MOST_SAMPLES} samples: this appliance is not idle")

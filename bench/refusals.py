@@ -4,7 +4,8 @@ Four models of 300 MB, of which two fit, are woken by command one after the othe
 it a client asks for one that sleeps, with a deadline that is before the end of any wake: each request has to be refused
 at once, with an estimate. How long the gateway's and the client's own threads were ready and had no core is told beside
 it (``/proc/PID/task/TID/schedstat``), so that a refusal that waits for a core is told from one that waits for the loop.
-Requests are those of one connection, so the client's own time counts little.
+Requests are those of one connection, so the client's own time counts little. However the bench ends, its appliance
+ends with it.
 
 Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N]``; ``--still`` wakes nothing
 (the control), ``--nice`` gives the gateway's loop another priority. Models and checkpoints in the folder are those of
@@ -14,9 +15,11 @@ Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [-
 from __future__ import annotations
 
 import argparse
+import ctypes
 import http.client
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -40,6 +43,12 @@ MODELS, FIT = 4, 2
 GAP_S = 0.05
 """Seconds between the ends of requests and the next ones."""
 DEADLINE_MS = 100
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have the appliance end when the bench does, also when that is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def waited_s(pid: int) -> float:
@@ -108,7 +117,8 @@ def measure(folder: Path, seconds: float, nice: int, *, still: bool) -> dict[str
     with tempfile.TemporaryDirectory() as place:
         state = Path(place) / "state"
         keys = write_tenants(state, ["asker"])
-        with running(state, "--checkpoints", str(folder / "saved"), env=env) as appliance:
+        saved = "--checkpoints", str(folder / "saved")
+        with running(state, *saved, env=env, preexec_fn=end_with_parent) as appliance:
             described = appliance.state / "models.d"
             described.mkdir(exist_ok=True)
             (described / "models.yaml").write_text(json.dumps({"models": entries}))
@@ -142,6 +152,7 @@ def main() -> int:
     parser.add_argument("--still", action="store_true")
     parser.add_argument("--nice", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the appliance ends as well
     print(
         json.dumps(measure(options.folder.resolve(), options.seconds, options.nice, still=options.still), indent=2),
         flush=True,

@@ -107,6 +107,12 @@ class Host:
     _wakes: list[float] = field(default_factory=list)
     _waits: list[float] = field(default_factory=list)
     _refused: list[float] = field(default_factory=list)
+    waits_of: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds that requests of each model waited, of those that were answered, in the order of their answers."""
+    refused_of: Counter[str] = field(default_factory=Counter)
+    """Refused requests of each model, at once or after a wait."""
+    needs: dict[str, int] = field(default_factory=dict)
+    """Bytes of models that need more or less than ``NEED_BYTES``."""
     follow: bool = False
     _told: list[tuple[ModelSandboxes, str, float, float]] = field(default_factory=list)
     """Refusals that are followed: model, tenant, time, and the seconds that it was told."""
@@ -186,10 +192,12 @@ class Host:
             await self._work(self.speed.answer_s, 1.0)
         except ModelAsleepError as error:
             self._refused.append(virtual_now() - came)
+            self.refused_of[name] += 1
             if self.follow:
                 self._told.append((model, tenant, virtual_now(), error.retry_after_s or 0.0))
         else:
             self._waits.append(waited_s)
+            self.waits_of.setdefault(name, []).append(waited_s)
             self._control.served(model, tenant, came)
         finally:
             self._using[name] -= 1
@@ -231,4 +239,5 @@ class Host:
 
     def _tell(self, name: str, state: str) -> None:
         boot_ms = round(1e3 * self.speed.wake_s)
-        self._control.take(ModelRest(name, state, "", NEED_BYTES, boot_ms, WHILE_USED, IDLE_MS))
+        need_bytes = self.needs.get(name, NEED_BYTES)
+        self._control.take(ModelRest(name, state, "", need_bytes, boot_ms, WHILE_USED, IDLE_MS))

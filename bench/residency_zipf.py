@@ -33,7 +33,7 @@ from appliance.common.credentials import new_pepper
 from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.common.model_memory import model_need
 from appliance.operator import demo
-from bench.process_times import held_kib, seconds, tree
+from bench.process_times import held_kib, seconds, steady, tree
 from bench.residency_policies import Request, belady, fixed, least_used, lru, names_of
 from bench.sandbox import sleeping
 from tests.system.conftest import PLAIN, Appliance, running
@@ -212,11 +212,15 @@ def held(appliance: Appliance) -> dict[str, int]:
 def idle(appliance: Appliance, awake: int, duration_s: float) -> dict[str, Any]:
     """Processor time without requests, in percent of a core, beside that of as many sandboxes that sleep for good."""
     with sleeping(2 * awake) as sleepers:
-        groups = {"appliance": tree([appliance.process.pid]), "runsc": tree(sleepers)}
-        before = {name: seconds(one) for name, one in groups.items()}
-        time.sleep(duration_s)
-        after = {name: seconds(one) for name, one in groups.items()}
-    shares = {f"{name}_percent": round(100 * (after[name] - before[name]) / duration_s, 2) for name in groups}
+        groups = {"appliance": [appliance.process.pid], "runsc": sleepers}
+
+        def sample() -> dict[str, float]:
+            before = {name: seconds(tree(one)) for name, one in groups.items()}
+            time.sleep(duration_s)
+            return {name: seconds(tree(one)) - before[name] for name, one in groups.items()}
+
+        took, samples = steady((appliance.process.pid, *sleepers), sample)
+    shares = {f"{name}_percent": round(100 * one / duration_s, 2) for name, one in took.items()} | {"samples": samples}
     return shares | {"beyond_percent": round(shares["appliance_percent"] - shares["runsc_percent"], 2)}
 
 

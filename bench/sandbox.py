@@ -28,13 +28,14 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.layout import GUEST_KERNELS
-from bench.process_times import named_seconds, seconds, tree
+from bench.process_times import named_seconds, seconds, steady, tree
 from bench.syscalls import Counter
 from engine.backends.native.manifest import FORMS
 from engine.config import EngineConfig
@@ -263,8 +264,10 @@ def idle(options: argparse.Namespace) -> dict[str, object]:
         running(Path(folder) / "state", env=settings) as appliance,
         sleeping(2) as sleepers,
     ):
-        time.sleep(20.0)  # checkpoints are made in the first seconds
-        found: dict[str, object] = {"awake": watched(appliance.process.pid, sleepers, options.seconds)}
+        time.sleep(20.0)  # checkpoints are made in the first seconds, or later: ``steady`` waits for them
+        look = partial(watched, appliance.process.pid, sleepers, options.seconds)
+        awake, samples = steady((appliance.process.pid, *sleepers), look)
+        found: dict[str, object] = {"awake": awake, "samples": samples}
         warm = sorted(ask_ms(appliance) for _ in range(21))
         allow(appliance, freeze=True)
         firsts = []
@@ -272,7 +275,7 @@ def idle(options: argparse.Namespace) -> dict[str, object]:
             until(lambda: all_frozen(appliance))
             firsts.append(ask_ms(appliance))
         until(lambda: all_frozen(appliance))
-        found["frozen"] = watched(appliance.process.pid, sleepers, options.seconds)
+        found["frozen"] = look()
         found["request_ms"] = {"warm": round(warm[10], 1), "first": [round(one, 1) for one in firsts]}
     return found
 

@@ -78,13 +78,14 @@ class ModelUses:
     _largest: str = ""
     """Tenant whose uses count most, before the bound."""
 
-    def note(self, model: str, tenant: str, came: float, gap_s: float = LEAST_GAP_S) -> None:
+    def note(self, model: str, tenant: str, came: float, gap_s: float = LEAST_GAP_S) -> bool:
         """Count a request of a tenant that came at this time, unless one that came less than ``gap_s`` before, or
-        later, was counted for it and the model. ``gap_s`` is ``REFUSED_GAP_S`` for one that was refused."""
+        later, was counted for it and the model. ``gap_s`` is ``REFUSED_GAP_S`` for one that was refused. Returns
+        whether it was counted."""
         known = self._models.setdefault(model, _ModelCount())
         one = known.tenants.setdefault(tenant, _Count())
         if came - one.came < gap_s:
-            return
+            return False
         whole = self._tenants.setdefault(tenant, _Count())
         fades = min(1.0, max(0.0, came - whole.came) / LEAST_GAP_S)
         self._unit *= 2.0 ** (fades / self.half_life)
@@ -96,6 +97,7 @@ class ModelUses:
             self._largest = tenant
         if self._unit > _LARGEST_UNIT:
             self._scale()
+        return True
 
     def of(self, model: str, asked_by: str = "") -> float:
         """Return a model's count; 0 for one that was never used. With ``asked_by`` a use of that tenant is added, as it

@@ -7,11 +7,16 @@ guests in the last minute, so that no tenant's guests keep those of others waiti
 is no room keeps none back that needs less: when other models' requests end nobody knows, and a tenant could have them
 go on. All that wait were counted when they came (``appliance.common.sleep_rules.WakeGuard``), so no more than a
 minute's wakes can come before one of them.
+
+A model that needs the room of several others would wait as long as smaller ones take what becomes free. So one that has
+waited for long at its turn reserves room: for ``RESERVED_S`` nothing that needs less begins to wake, and for as long
+afterwards all others may again. Room that it finds within that time is its own.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +26,14 @@ disk, the other computes."""
 
 CORES_OF_WAKE = 2
 """Cores that a wake uses: its engine and its text sandbox are restored side by side."""
+
+RESERVED_S = 10.0
+"""Seconds for which a large model first reserves room, and those after which the next may: what is smaller gets at
+least half of all time. As long as a request is let wait for a wake to begin, so that none is refused for this alone."""
+
+LONGEST_RESERVED_S = 4 * RESERVED_S
+"""Seconds for which it does so each further time: of two minutes, the longest that a request waits for room, a third.
+What is smaller is refused meanwhile, with what is left of them, where that is more than it would be let wait."""
 
 
 def most_at_once(cores: int) -> int:
@@ -49,6 +62,41 @@ class WakeTurn:
 
 
 @dataclass(slots=True)
+class RoomReservation:
+    """Room that a model reserves against those that need less."""
+
+    _model: str = ""
+    """Which one; empty: none."""
+    _need_bytes: int = 0
+    _until: float = -math.inf
+    _again: float = -math.inf
+    """When room may be reserved again, by any model."""
+    _next_s: float = RESERVED_S
+    """For how long the same model reserves next."""
+
+    def claim(self, model: str, need_bytes: int, now: float) -> None:
+        """Reserve room for a model that waits for some, unless some is or was reserved just now."""
+        if now < self._again:
+            return
+        length_s = self._next_s if model == self._model else RESERVED_S
+        self._model, self._need_bytes = model, need_bytes
+        self._until, self._again = now + length_s, now + 2 * length_s
+        self._next_s = LONGEST_RESERVED_S
+
+    def left_s(self, model: str, need_bytes: int, now: float) -> float:
+        """Return the most seconds for which the wake of a model waits for another's reservation; 0: it need not."""
+        if not self._model or model == self._model or need_bytes >= self._need_bytes:
+            return 0.0
+        return max(0.0, self._until - now)
+
+    def release(self, model: str) -> None:
+        """Give up what a model has reserved. Idempotent. The time until the next may reserve some passes all the
+        same."""
+        if model == self._model:
+            self._model, self._need_bytes = "", 0
+
+
+@dataclass(slots=True)
 class WakeQueue:
     """Models that requests wait for and whose wake has not begun."""
 
@@ -56,6 +104,8 @@ class WakeQueue:
     """Wakes that run at a time."""
     _turns: dict[str, WakeTurn] = field(default_factory=dict)
     """In the order in which the models came."""
+    reservation: RoomReservation = field(default_factory=RoomReservation)
+    """Ends with the turn of its model."""
 
     def join(self, model: str, turn: WakeTurn) -> None:
         """Let a model wait for its turn, or note what has changed. One that waits already keeps its place among those
@@ -66,13 +116,14 @@ class WakeQueue:
 
     def with_turn(self, model: str, turn: WakeTurn) -> WakeQueue:
         """Return a copy that a model has joined, for an estimate: who is refused by it has changed nothing."""
-        copy = WakeQueue(self.most, dict(self._turns))
+        copy = WakeQueue(self.most, dict(self._turns), self.reservation)
         copy.join(model, turn)
         return copy
 
     def leave(self, model: str) -> None:
         """Forget a model: its wake begins, or no request waits for it. Idempotent."""
         self._turns.pop(model, None)
+        self.reservation.release(model)
 
     def is_free(self, waking: int) -> bool:
         """Return whether the wake of a model for which no request waits may begin beside so many others."""

@@ -90,7 +90,10 @@ def test_one_tenant_does_not_fill_the_host() -> None:
 
 def test_what_refused_requests_are_told_is_about_what_they_would_wait() -> None:
     """Five minutes of a host with room for six: the seconds that refusals name are in the median between 0.6 and 1.7 of
-    those after which the same request would have been answered; counting 40 s for each guest before, they were 2.7."""
+    those after which the same request would have been answered; counting 40 s for each guest before, they were 2.7. Of
+    nine in ten they are at most 5.7; they were 14 before a refusal's own count was in its estimate."""
     found = Host(PLACES, follow=True).serve(draw(0, 1.0, count=COUNT // 2, rate=RATE)).estimates
     assert len(found) > 50
-    assert 0.6 < statistics.median(told / max(happened, 0.5) for told, happened in found) < 1.7
+    ratios = sorted(told / max(happened, 0.5) for told, happened in found)
+    assert 0.6 < statistics.median(ratios) < 1.7
+    assert ratios[int(0.9 * len(ratios))] < 7.0

@@ -169,9 +169,8 @@ class ModelSandboxes:
         self._quotas = KvQuotas()
         self._public = PublicPrefixes()
         self._changes = StateChanges()
-        self._inside = 0
+        self._inside = self._suspects_waiting = 0
         self._probation = False
-        self._suspects_waiting = 0
         self._gate_until = 0.0
         self._gate_again = 0.0
         self._alone_since = 0.0
@@ -406,16 +405,18 @@ class ModelSandboxes:
         self.changed()
 
     async def wait_for(self, predicate: Callable[[], bool], until: float) -> None:
-        """Wait until something holds, which is looked at after each change; raises as ``wait_ready``."""
+        """Wait until something holds; after each change who came first looks first; raises as ``wait_ready``."""
+        ticket = self._changes.enter()
         while not predicate():
             if self.draining:
                 raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
             if self._refused:
                 raise NoPlaceLeftError("the sandboxes that this tenant's class asks for are not granted now")
             try:
-                await self._changes.next(until - self.clock())
+                await self._changes.next(until - self.clock(), ticket)
             except TimeoutError:
-                raise _starting(self.name) from None
+                if not predicate():  # Else it was about to be told.
+                    raise _starting(self.name) from None
 
 
 def _starting(name: str) -> UnavailableError:

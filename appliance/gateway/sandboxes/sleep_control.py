@@ -106,8 +106,14 @@ class SleepControl:
         me = self.waits.enter(model, tenant)
         try:
             await self._until_awake(model, until, me, wakes=wakes)
-        except ModelAsleepError:
-            self.decisions.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+        except ModelAsleepError as error:
+            # By its own count it may be one of the most used models now, and the next request be let in at once.
+            if (
+                self.decisions.uses.note(model.name, tenant, began, REFUSED_GAP_S)
+                and sleep.asleep
+                and error.retry_after_s
+            ):
+                error.retry_after_s = min(error.retry_after_s, self.decisions.again_s(model, tenant))
             raise
         finally:
             self.waits.leave(model, me)
@@ -134,7 +140,9 @@ class SleepControl:
         model = parts.models.get(name)
         if model is None or model.leaving is not Leaving.NO or not model.sleep_state.asleep:
             return
-        if not parts.queue.is_free(len(parts.lefts())) or self.route_state(model, tenant) is not ModelState.READY:
+        if parts.held_s(model) or not parts.queue.is_free(len(parts.lefts())):
+            return
+        if self.route_state(model, tenant) is not ModelState.READY:
             return
         decision = parts.decision(model, tenant)
         if isinstance(decision, Wake) and not decision.evicted:
@@ -213,7 +221,11 @@ class SleepControl:
         parts, due = self.decisions, waited_s >= GUEST_WAIT_S
         parts.queue.join(model.name, parts.turn(model, decision, tenant, due=due))
         if isinstance(decision, Wait):
+            if waited_s >= KEPT_WAIT_S and (decision.kept or due):
+                parts.queue.reservation.claim(model.name, model.sleep_state.need_bytes, parts.clock())
             return _soonest_s(decision.room_s, GUEST_WAIT_S - waited_s)
+        if (held_s := parts.held_s(model)) > 0:
+            return _soonest_s(held_s, GUEST_WAIT_S - waited_s)
         if not parts.queue.is_turn(model.name, len(parts.lefts())):
             return _soonest_s(GUEST_WAIT_S - waited_s)
         wait_s = parts.guard.place_wait_s(parts.clock())
@@ -257,6 +269,8 @@ class SleepControl:
         failed, decision = bool(sleep.cause) and now - sleep.since < FAILED_S, self.decisions.decision(model, tenant)
         if failed or not self.decisions.attached() or self.decisions.guarded_s(model, tenant, decision):
             return ModelState.UNREADY
+        if self.decisions.held_s(model) > LONGEST_WAIT_S:
+            return ModelState.BUSY
         found = {Wake: ModelState.READY, Wait: ModelState.BUSY, Refuse: ModelState.UNREADY}
         return found[type(decision)]
 

@@ -5,6 +5,7 @@ No model is woken or put to sleep here; ``appliance.gateway.sandboxes.sleep_cont
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ class SleepDecisions:
 
     def begins_s(self, model: ModelSandboxes, decision: Wake | Wait, queue: WakeQueue) -> float:
         """Return the expected seconds until the wake of a sleeping model begins that has joined this queue."""
-        turn_s = queue.left_s(model.name, self.lefts(), self._wake_s, self.guard.gap_s)
+        turn_s = max(self.held_s(model), queue.left_s(model.name, self.lefts(), self._wake_s, self.guard.gap_s))
         if isinstance(decision, Wait):
             return max(turn_s, decision.room_s)
         dear = decision.costs and not decision.cheaper_soon
@@ -58,12 +59,27 @@ class SleepDecisions:
     def answers_s(self, model: ModelSandboxes, decision: Wake | Wait, queue: WakeQueue) -> float:
         """Return the expected seconds until a sleeping model is awake that has joined this queue, of who is refused."""
         place_s = self.guard.place_wait_s(self.clock())
-        begins_s = queue.expected_s(model.name, self.lefts(), self._wake_s, place_s)
+        begins_s = max(self.held_s(model), queue.expected_s(model.name, self.lefts(), self._wake_s, place_s))
         if isinstance(decision, Wait):
             begins_s = max(begins_s, decision.room_s)
         elif decision.costs:
             begins_s = max(begins_s, place_s)
         return begins_s + model.sleep_state.estimate_s
+
+    def again_s(self, model: ModelSandboxes, tenant: str) -> float:
+        """Return the expected seconds until a request for a sleeping model is answered that comes again at the best
+        time, after one that was refused and counted."""
+        decision = self.decision(model, tenant)
+        if isinstance(decision, Refuse):
+            return math.inf
+        counted = self.clock() < model.sleep_state.counted_until
+        wait_s = 0.0 if counted else self.guarded_s(model, tenant, decision)
+        queue = self.queue.with_turn(model.name, self.turn(model, decision, tenant))
+        return max(wait_s, self.answers_s(model, decision, queue))
+
+    def held_s(self, model: ModelSandboxes) -> float:
+        """Return the seconds for which the wake of a model waits, at most, because a larger one reserves room."""
+        return self.queue.reservation.left_s(model.name, model.sleep_state.need_bytes, self.clock())
 
     def _wake_s(self, name: str) -> float:
         """Return the expected seconds of a wake; none of a model that is gone, for which requests wait that are told so

@@ -5,7 +5,9 @@ waited longest looks for room for all of them: when something has changed that m
 has ended or is in use no more, another wake takes its turn), and when a time comes that it knows. The others wait for a
 change of their own model and for the end of their patience.
 
-A request forgets that it was told before it looks, and nothing runs in between, so no change is lost.
+A request forgets that it was told before it looks, and nothing runs in between, so no change is lost. A look takes
+about a millisecond where there are many models, and a request that goes on as much, so a few are told in each turn of
+the loop, the first that came first: other requests, those that are refused among them, do not wait behind all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.state_changes import InTurns
 
 LOOK_S = 0.1
 """Least seconds between two rounds of looks for room: a look takes a pass over all requests, and requests may end
@@ -63,6 +66,7 @@ class WakeWaiting:
     clock: Callable[[], float]
     _waiters: dict[ModelSandboxes, dict[Waiter, None]] = field(default_factory=dict)
     """In the order in which they came."""
+    _told: InTurns[Waiter] = field(default_factory=lambda: InTurns(Waiter.tell))
     _looked_at: float = float("-inf")
     """When the last round began."""
     _next: asyncio.TimerHandle | None = None
@@ -78,6 +82,7 @@ class WakeWaiting:
         """Have it wait no more; the next one looks in its place."""
         waiters, first = self._waiters[model], self.is_first(model, waiter)
         del waiters[waiter]
+        self._told.forget(waiter)
         if not waiters:
             del self._waiters[model]
         elif first:
@@ -92,9 +97,8 @@ class WakeWaiting:
         return model in self._waiters
 
     def model_changed(self, model: ModelSandboxes) -> None:
-        """Have all that wait for a model look, now, and others as after each change."""
-        for waiter in self._waiters.get(model, ()):
-            waiter.tell()
+        """Have all that wait for a model look, from now on, and others as after each change."""
+        self._told.add(self._waiters.get(model, ()))
         self.changed()
 
     def changed(self) -> None:
@@ -110,5 +114,4 @@ class WakeWaiting:
 
     def _look(self) -> None:
         self._next, self._looked_at = None, self.clock()
-        for waiters in self._waiters.values():
-            next(iter(waiters)).tell()
+        self._told.add([next(iter(waiters)) for waiters in self._waiters.values()])
