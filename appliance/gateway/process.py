@@ -43,6 +43,7 @@ from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
+from appliance.gateway.console.fleet import ConsoleFleet
 from appliance.gateway.external.attach import ExternalModels
 from appliance.gateway.fleet.sharing import Sharing, open_sharing
 from appliance.gateway.fleet.split import Split
@@ -158,6 +159,7 @@ class Gateway:
         self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
         state, self._state.batches = self._state, self._stored.batches
         state.charges, state.kv_store = lambda: self._charges.problem, lambda: self._spill.store_state
+        state.hosts = ConsoleFleet(state.status, config.listen.fleet_hosts)
         self._stop, self._announced, self._reloads = asyncio.Event(), False, SharedRuns(self._reload)
         self.reload = self._reloads.run
 
