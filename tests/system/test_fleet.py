@@ -206,7 +206,8 @@ def test_killing_a_host_under_load_fails_no_request(hosts: Hosts, certificates: 
 
 def test_a_drain_loses_nothing(hosts: Hosts, certificates: Certificates, root: Path) -> None:
     """``athanor fleet drain`` over TLS through the recipe of the admin routes, under load: all answers are whole,
-    the host is seen to drain, also on the page of the other host's console, and after --resume its sessions come back. The two hosts do not differ."""
+    the host is seen to drain, also on the page of the other host's console, and after --resume its sessions come back.
+    The two hosts do not differ."""
     before = settled(certificates, hosts)
     ports = [free_port(), free_port()]
     text = "".join(

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import h11
-
 from appliance.common.clocks import Clocks
 from appliance.common.errors import ConfigError
 from appliance.common.fleet_file import Fleet, FleetHost, read_fleet
@@ -108,8 +106,6 @@ async def ask_host(host: FleetHost, context: ssl.SSLContext | None) -> HostState
         problem = f"the answer is not used: {error}"
     except (SnapshotError, ValueError, RecursionError) as error:
         problem = f"the answer is not understood: {error}"
-    except h11.RemoteProtocolError:
-        problem = "what answers is no admin listener"
     except OSError as error:
         problem = (error.strerror or str(error) or type(error).__name__).lower()
     return HostState(name=host.name, admin=host.admin, problem=problem)

@@ -1,4 +1,4 @@
-"""One GET over a connection that is open: h11, no redirects, a bound of bytes. Whoever calls sets a deadline."""
+"""Send one GET over an open connection and read a bounded answer. No redirect is followed; the caller sets a deadline."""
 
 from __future__ import annotations
 
@@ -30,10 +30,18 @@ async def get(
         max_bytes: most bytes of the body.
 
     Raises:
-        GetError: the status is another one, the answer ends too early, or it has more bytes.
+        GetError: the status is another one, the answer ends too early, is no HTTP, or has more bytes.
         OSError: the connection broke.
-        h11.RemoteProtocolError: the answer is no HTTP.
     """
+    try:
+        return await _exchange(reader, writer, host, target, max_bytes)
+    except h11.RemoteProtocolError:
+        raise GetError("it is no whole answer of HTTP") from None
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, target: str, max_bytes: int
+) -> bytes:
     client = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     headers = [("host", host), ("accept", "application/json"), ("connection", "close")]
     request = client.send(h11.Request(method="GET", target=target, headers=headers))

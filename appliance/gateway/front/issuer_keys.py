@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import h11
 import structlog
 
 from appliance.common.aligned_sleep import aligned_sleep
@@ -141,7 +140,7 @@ async def fetch(url: str, authority: Path | None) -> bytes:
             return await _exchange(url, context)
     except TimeoutError:
         raise FetchError(f"{url} did not answer within {FETCH_S:g} s") from None
-    except (OSError, h11.RemoteProtocolError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise FetchError(f"cannot fetch {url}: {error}") from None
 
 

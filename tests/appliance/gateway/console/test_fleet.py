@@ -130,9 +130,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"SSH-2.0-x\r\n", "what answers is no admin listener"),
+        (b"SSH-2.0-x\r\n", "the answer is not used: it is no whole answer of HTTP"),
         (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\n\r\n", "the answer is not used: its status is 302"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "what answers is no admin listener"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "the answer is not used: it is no whole answer of HTTP"),
         (HEAD + b"[" * 100_000, "the answer is not understood"),
         (HEAD + b'{"version": 1}', "the answer is not understood"),
         (HEAD + b"\xff", "the answer is not understood"),
