@@ -1,4 +1,4 @@
-"""Send one GET over an open connection and read a bounded answer. No redirect is followed; the caller sets a deadline."""
+"""Send one GET over an open connection and read a bounded answer. No redirect is followed; callers set the deadline."""
 
 from __future__ import annotations
 
