@@ -140,7 +140,7 @@ def main() -> int:
     )
     print(f"the order says {json.dumps(done)}; shreds under way on the first host {shreds:.0f} at {complete:.1f} s")
     print(f"load {os.getloadavg()[0]:.1f}")
-    met = min(before) > 0 and not after and 0 < first and last <= LEASE_S
+    met = min(before) > 0 and not after and first > 0 and last <= LEASE_S
     return 0 if met else 1
 
 
