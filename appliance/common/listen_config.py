@@ -123,6 +123,10 @@ class ListenConfig(Section):
     """File of the key that all hosts of a fleet have (docs/fleet.md), 64 hex digits: answers then have the header
     x-session-affinity, by which a router keeps a session on one host. Read at the start. Left out: there is no such
     header."""
+    fleet_hosts: Path | None = Field(default=None, strict=False)
+    """List of the fleet's hosts as `athanor fleet` reads it (docs/fleet.md). The gateway asks each for its status while
+    somebody looks at the console's page of the fleet, and reads the file anew each time: it must be readable for the
+    gateway's user, and so must the certificate that it names. Left out: the page shows this host alone."""
     drain_notice_s: Annotated[float, Field(ge=0, le=30), SECONDS] = 0.0
     """Time between a drain, or a stop, and the first refusal. Readiness is 503 from its beginning, answers end their
     connections, and requests are taken still: longer than a router's health checks need to see it (docs/fleet.md)."""

@@ -32,7 +32,7 @@ _TABLE: Mapping[OperatorRole, tuple[str, ...]] = {
         f"{_POLICY}GetShadow",
         *("GET /", "GET /console", "GET /console/", "GET /console/{name}"),
         *("GET /console/look", "GET /console/requests/{wanted}"),
-        *("GET /console/usage", "GET /console/usage.csv", "GET /console/usage/models"),
+        *("GET /console/usage", "GET /console/usage.csv", "GET /console/usage/models", "GET /console/fleet"),
         *("GET /drain", "GET /health/live", "GET /health/ready", "GET /keys", "GET /metrics", "GET /policy/shadow"),
         *("GET /requests", "GET /runbooks", "GET /status", "GET /tenants", "GET /traces", "GET /traces/{wanted}"),
     ),

@@ -42,6 +42,7 @@ from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
 from appliance.gateway.batches.wiring import Batches
 from appliance.gateway.config_file import ConfigFile, Reread
+from appliance.gateway.console.fleet import ConsoleFleet
 from appliance.gateway.external.attach import ExternalModels
 from appliance.gateway.fleet.sharing import Sharing, open_sharing
 from appliance.gateway.fleet.split import Split
@@ -154,8 +155,8 @@ class Gateway:
         self._sandboxes = Sandboxes(supervisor, *served, self._takers(questions), fd_takers)
         self._certificate = CertificateDates(config.listen.tls)
         watched = self._service, self._sandboxes, self._file, self._telemetry.store
-        self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
-        state, self._state.batches = self._state, self._stored.batches
+        state = self._state = ApplianceState(*watched, certificate=self._certificate, disks=self._disks)
+        state.batches, state.hosts = self._stored.batches, ConsoleFleet(state.status, config.listen.fleet_hosts)
         state.charges, state.kv_store = lambda: self._charges.problem, lambda: self._spill.store_state
         self._stop, self._announced, self._reloads = asyncio.Event(), False, SharedRuns(self._reload)
         self.reload = self._reloads.run

@@ -58,13 +58,15 @@ def test_nothing_that_serves_can_fetch(root: Path) -> None:
     fetches = re.compile(rf"^\s*(?:import|from)\s+(?:{'|'.join(FETCHERS)})\b", re.MULTILINE)
     serving = ("appliance/gateway", "appliance/supervisor", "engine", "isolation")
     found = [path.relative_to(root).as_posix() for path, text in sources(root, *serving) if fetches.search(text)]
-    # All at addresses in the operator's configuration alone: clusters that compute external models, the keys of token
-    # issuers, and the operator's own collector.
+    # All at addresses in the operator's configuration alone: clusters that compute external models, the operator's own
+    # collector, and what asks by http_get: the fleet's hosts and the keys of token issuers.
     assert found == [
         "appliance/gateway/external/client.py",
-        "appliance/gateway/front/issuer_keys.py",
+        "appliance/gateway/front/http_get.py",
         "appliance/gateway/telemetry/otlp_http.py",
     ]
+    asking = [path.relative_to(root).as_posix() for path, text in sources(root, *serving) if "front.http_get " in text]
+    assert asking == ["appliance/gateway/console/fleet.py", "appliance/gateway/front/issuer_keys.py"]
     assert any(fetches.search(text) for _, text in sources(root, "appliance/operator/cli"))
 
 

@@ -118,6 +118,7 @@ def two_hosts(root: Path, certificates: Certificates, name: str = "nginx") -> It
     key.write_text("0123456789abcdef" * 4)
     tls = {"certificate": str(certificates.folder / "host.pem"), "key": str(certificates.folder / "host.key")}
     listen = {"tls": tls, "fleet_key": str(key), "drain_notice_s": NOTICE_S, "trusted_proxies": ["127.0.0.1"]}
+    listen["fleet_hosts"] = str(certificates.folder / "fleet.yaml")
     port = free_port()
     first, second = ({**listen, "metrics": f"127.0.0.1:{free_port()}"} for _ in range(2))
     with (
@@ -205,7 +206,8 @@ def test_killing_a_host_under_load_fails_no_request(hosts: Hosts, certificates: 
 
 def test_a_drain_loses_nothing(hosts: Hosts, certificates: Certificates, root: Path) -> None:
     """``athanor fleet drain`` over TLS through the recipe of the admin routes, under load: all answers are whole,
-    the host is seen to drain, and after --resume its sessions come back. The two hosts do not differ."""
+    the host is seen to drain, also on the page of the other host's console, and after --resume its sessions come back.
+    The two hosts do not differ."""
     before = settled(certificates, hosts)
     ports = [free_port(), free_port()]
     text = "".join(
@@ -242,6 +244,8 @@ def test_a_drain_loses_nothing(hosts: Hosts, certificates: Certificates, root: P
         assert done[0].returncode == 0, done[0].stderr
         states = json.loads(command("status", "-o", "json").stdout)
         assert [one["state"] for one in states] == ["draining", "serving"]
+        page = httpx.get(hosts.served[1].ready["admin"] + "/console/fleet", timeout=30).json()
+        assert [(one["name"], one["state"]) for one in page["hosts"]] == [("h0", "draining"), ("h1", "serving")]
         last = load(certificates, hosts.port, key, names(SESSIONS))
         assert {one.host.rpartition(", ")[2] for one in last} == {hosts.address(1)}
         assert command("drain", "h0", "--resume").returncode == 0

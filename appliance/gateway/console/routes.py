@@ -9,6 +9,7 @@ GET  /console/                 the page; ``GET /console/NAME`` its files
 GET  /console/look             ``Look``; the query is a ``Question``
 GET  /console/requests/ID      ``StoredTrace``
 GET  /console/usage...         ``appliance.gateway.console.usage_routes``
+GET  /console/fleet            ``appliance.gateway.console.fleet_routes``
 =============================  ============================================================
 """
 
@@ -26,6 +27,7 @@ from starlette.routing import Route
 
 from appliance.common.json_codec import encode
 from appliance.common.outcomes import OUTCOMES
+from appliance.gateway.console.fleet_routes import FleetSource, fleet_routes
 from appliance.gateway.console.headers import HEADERS, foreign, problem
 from appliance.gateway.console.look import MAX_FIND_CHARS, Look, Question
 from appliance.gateway.console.usage_routes import UsageSource, usage_routes
@@ -85,9 +87,11 @@ MAX_OFFSET_DIGITS = 6
 """Digits of an offset: a policy has at most 10,000 tenants."""
 
 
-def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore, usage: UsageSource) -> list[Route]:
+def console_routes(
+    looked: Callable[[Question, str], Look], traces: TraceStore, usage: UsageSource, fleet: FleetSource
+) -> list[Route]:
     """Return the routes, for the admin listener's application. ``looked`` takes a question and the page's digest, and
-    is quick; ``usage`` answers the page of usage."""
+    is quick; ``usage`` answers the page of usage, ``fleet`` that of the fleet."""
     assets = read_assets()
     digest = page_digest(assets)
 
@@ -122,6 +126,7 @@ def console_routes(looked: Callable[[Question, str], Look], traces: TraceStore, 
         Route("/console/look", look),
         Route("/console/requests/{wanted}", one_request),
         *usage_routes(usage, digest),
+        *fleet_routes(fleet, digest),
         Route("/console/{name}", page),
     ]
 

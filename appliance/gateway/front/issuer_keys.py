@@ -12,17 +12,16 @@ import contextlib
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import h11
 import structlog
 
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.strict_json import JsonError, parse_json
 from appliance.common.token_config import IssuerConfig
+from appliance.gateway.front.http_get import GetError, get
 from appliance.gateway.front.key_file import Stamp, stamp_of
 
 if TYPE_CHECKING:
@@ -39,11 +38,6 @@ UNKNOWN_S = 30.0
 
 MAX_BYTES = 256 << 10
 """Most bytes of a set of keys: 64 with their certificates."""
-
-MAX_HEAD_BYTES = 32 << 10
-"""Most bytes of an answer's head."""
-
-PIECE_BYTES = 16 << 10
 
 log = structlog.get_logger()
 
@@ -146,39 +140,17 @@ async def fetch(url: str, authority: Path | None) -> bytes:
             return await _exchange(url, context)
     except TimeoutError:
         raise FetchError(f"{url} did not answer within {FETCH_S:g} s") from None
-    except (OSError, h11.RemoteProtocolError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise FetchError(f"cannot fetch {url}: {error}") from None
 
 
 async def _exchange(url: str, context: ssl.SSLContext) -> bytes:
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    reader, writer = await asyncio.open_connection(host, parts.port or 443, ssl=context)
+    reader, writer = await asyncio.open_connection(parts.hostname or "", parts.port or 443, ssl=context)
     try:
-        client = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = [("host", parts.netloc), ("accept", "application/json"), ("connection", "close")]
-        request = client.send(h11.Request(method="GET", target=target, headers=headers))
-        writer.write((request or b"") + (client.send(h11.EndOfMessage()) or b""))
-        return await _answer(client, reader, url)
+        return await get(reader, writer, parts.netloc, target, MAX_BYTES)
+    except GetError as error:
+        raise FetchError(f"the answer of {url} is not used: {error}") from None
     finally:
         writer.close()
-
-
-async def _answer(client: h11.Connection, reader: asyncio.StreamReader, url: str) -> bytes:
-    body = bytearray()
-    while True:
-        event = client.next_event()
-        if event is h11.NEED_DATA:
-            client.receive_data(await reader.read(PIECE_BYTES))
-        elif isinstance(event, h11.Response):
-            if event.status_code != HTTPStatus.OK:
-                raise FetchError(f"the status of {url} is {event.status_code}")
-        elif isinstance(event, h11.Data):
-            body += event.data
-            if len(body) > MAX_BYTES:
-                raise FetchError(f"the answer of {url} has more than {MAX_BYTES} bytes")
-        elif isinstance(event, h11.EndOfMessage):
-            return bytes(body)
-        elif not isinstance(event, h11.InformationalResponse):
-            raise FetchError(f"the answer of {url} ends too early")

@@ -53,7 +53,8 @@ def routes_of(
     work = OperatorParts(
         requests=state.work.requests, cancel=state.work.cancel, drain=state.work.drain, called=telemetry.operator_call
     )
-    more = [*console_routes(state.look, telemetry.store, state.usage), runbooks_route(), *operator_routes(work)]
+    console = console_routes(state.look, telemetry.store, state.usage, state.hosts)
+    more = [*console, runbooks_route(), *operator_routes(work)]
     return admin_routes(parts, more)
 
 

@@ -15,6 +15,7 @@ from appliance.common.shadow_status import ShadowStatus
 from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
 from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
+from appliance.gateway.console.fleet import ConsoleFleet
 from appliance.gateway.console.latency import WINDOW_S, latency
 from appliance.gateway.console.look import MAX_OWN_SANDBOXES, MAX_TRACE_ROWS, Look, Question, Requests
 from appliance.gateway.console.usage import ConsoleUsage
@@ -72,6 +73,8 @@ class ApplianceState:
         self._tenants = TenantStates(service.ledger, service.tenant_counts, self._samples, self._engines)
         self.usage = ConsoleUsage(service.questions, lambda: service.ledger.policy, service.ledger.spends.parts)
         """Answers the operator's page of usage."""
+        self.hosts = ConsoleFleet(self.status)
+        """Answers the operator's page of the fleet; the process puts one with the list of hosts in place."""
         self._users: tuple[str, tuple[str, ...], dict[str, int]] = ("", (), {})
 
     def note(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import stat
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +36,10 @@ EXAMPLES = """
 athanor audit export --since yesterday --until today | a day, for a security tool
 athanor audit export --form entries --kind request --tenant alpha | the entries as they are in the log
 athanor audit export --resume /var/lib/shipper/position | what came since the last call, for a timer
+athanor audit export --form entries --after athanor.audit/967329b57dff7ec4:412 | for a reader with a position of its own
 """
+
+_ENTRY = re.compile(r"([!-~]{1,64}):(0|[1-9][0-9]{0,17})")
 
 _POSITION = re.compile(r"([!-~]{1,64}) (0|[1-9][0-9]{0,17})\n")
 
@@ -63,20 +68,28 @@ def export(  # noqa: PLR0913 - a parameter is an option
             "--resume", metavar="FILE", help="Begin behind the entry that FILE names, and write the last one into it."
         ),
     ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="LOG:N", help="Begin behind this entry, the last that the reader has."),
+    ] = None,
 ) -> None:
     """Print entries of the audit log for other programs, one JSON object a line, the oldest first.
 
     With --resume each call goes on where the last one ended. The position is written after the
     lines: after a crash in between, lines come twice, and none is missing. Each event has a
-    metadata.uid that is the same both times. Verifies nothing: see athanor audit verify.
+    metadata.uid that is the same both times. What a pipe has taken counts as written: a reader that
+    must lose nothing when it is killed keeps its own position and names it with --after. Verifies
+    nothing: see athanor audit verify.
     """
     from appliance.operator.audit_entries import in_order, log_name
     from appliance.operator.ocsf import ocsf_event
 
+    if resume is not None and after is not None:
+        fail(exits.USAGE, "--resume and --after both say where to begin", "the reader's own position is --after")
     chosen = entry_filter(since, until, kind, tenant, model)
     with config_errors_fail():
         name = log_name(directory)
-        first = _position(resume, name) if resume is not None else 0
+        first = _position(resume, name) if resume is not None else _behind(after, name)
         following = first
         for one in in_order(directory, first, names):
             following = one.number + 1
@@ -85,11 +98,35 @@ def export(  # noqa: PLR0913 - a parameter is an option
                 sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
     sys.stdout.flush()
     if resume is not None and following > first:
+        _on_disk()
         _keep(resume, name, following)
 
 
 def _values(one: LoggedEntry, log: str) -> dict[str, Any]:
     return {"log": log, **one.values()}
+
+
+def _on_disk() -> None:
+    """Have the lines on the disk before the position, where they go to a file: else a machine that loses power may keep
+    the position alone."""
+    try:
+        if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+            os.fsync(sys.stdout.fileno())
+    except io.UnsupportedOperation:  # a stream without a descriptor
+        return
+    except OSError as error:
+        fail(exits.REFUSED, f"cannot write the lines: {error.strerror}", "they come again with the next call")
+
+
+def _behind(after: str | None, name: str) -> int:
+    """Number of the first entry behind the one that a reader has. A log that was begun anew is exported from its
+    begin."""
+    if after is None:
+        return 0
+    found = _ENTRY.fullmatch(after)
+    if found is None:
+        fail(exits.USAGE, f"{after} names no entry", "LOG:N, as the lines have `log` and `n`")
+    return int(found[2]) + 1 if found[1] == name else 0
 
 
 def _position(path: Path, name: str) -> int:

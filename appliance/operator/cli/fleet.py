@@ -14,9 +14,9 @@ from appliance.operator.cli.terminal import Format, fail, output, print_data
 if TYPE_CHECKING:
     import ssl
 
+    from appliance.common.fleet_file import Fleet, FleetHost
+    from appliance.common.fleet_hosts import HostState
     from appliance.common.live_requests import DrainStatus
-    from appliance.operator.fleet import HostState
-    from appliance.operator.fleet_file import Fleet, FleetHost
 
 STATUS_EXAMPLES = """
 athanor fleet status | the hosts of /etc/athanor/fleet.yaml
@@ -63,9 +63,10 @@ def diff(hosts: Hosts = DEFAULT_HOSTS, output_format: Output = Format.TABLE) -> 
     The exit status is 1 where hosts differ, 3 where one does not answer, and 5 where a model is pinned nowhere, so that
     nothing is known of its files.
     """
+    from appliance.common.fleet_hosts import compare
     from appliance.common.json_codec import encode
     from appliance.operator.cli.fleet_view import difference_lines
-    from appliance.operator.fleet import compare, look
+    from appliance.operator.fleet import look
 
     fleet, context = _read(hosts)
     states = look(fleet, context)
@@ -142,7 +143,7 @@ def _order(host: FleetHost, path: str, method: str, context: ssl.SSLContext | No
 
 def _read(path: Path) -> tuple[Fleet, ssl.SSLContext | None]:
     from appliance.common.errors import ConfigError
-    from appliance.operator.fleet_file import read_fleet
+    from appliance.common.fleet_file import read_fleet
 
     try:
         fleet = read_fleet(path)

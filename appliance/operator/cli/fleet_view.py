@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from appliance.common.figures import counted, printable
+from appliance.common.fleet_hosts import FleetDifference, HostState
 from appliance.common.fleet_status import FleetStatus
 from appliance.operator.cli.tables import number, table
-from appliance.operator.fleet import FleetDifference, HostState
 
 DIGEST_CHARACTERS = 12
 """Characters of a digest that are shown."""

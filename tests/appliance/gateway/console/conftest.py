@@ -51,7 +51,7 @@ class Console:
         """Answer for the time of the block."""
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        routes = console_routes(self.gateway.look, self.gateway.traces, self.gateway.usage)
+        routes = console_routes(self.gateway.look, self.gateway.traces, self.gateway.usage, self.gateway.fleet)
         app = _owned(admin_app(FakeAppliance().parts(), routes))
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", loop="asyncio")
         server = uvicorn.Server(config)

@@ -24,6 +24,7 @@ from appliance.common.status import (
 from appliance.gateway.console.alerts import Facts
 from appliance.gateway.console.look import Look, Question, Requests, Tenants, TenantView
 from appliance.gateway.telemetry.store import StoredTrace, TraceStore
+from tests.appliance.gateway.console.fleet_pictures import FakeFleet
 from tests.appliance.gateway.console.usage_pictures import FakeUsage
 from tests.appliance.gateway.telemetry import samples
 
@@ -248,6 +249,7 @@ class FakeGateway:
             self.traces.record(trace)
         self.questions: list[Question] = []
         self.usage = FakeUsage()
+        self.fleet = FakeFleet()
         self.reset()
 
     def reset(self) -> None:
@@ -257,6 +259,7 @@ class FakeGateway:
         self.clock_step_s = 0.0
         self.questions.clear()
         self.usage.reset()
+        self.fleet.reset()
 
     def look(self, question: Question, page: str) -> Look:
         """The picture as of now."""

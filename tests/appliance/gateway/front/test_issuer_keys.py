@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.token_config import TokenIssuerConfig
-from appliance.gateway.front import issuer_keys
+from appliance.gateway.front import http_get, issuer_keys
 from appliance.gateway.front.issuer_keys import FetchError, IssuerKeys, fetch
 from tests.appliance.gateway.front.issuers import AUDIENCE, ISSUER, Address, Provider, published
 from tests.appliance.gateway.front.pki import Authority, Pki
@@ -118,7 +118,7 @@ async def spoil(address: Address, how: str, monkeypatch: pytest.MonkeyPatch) -> 
         case "huge":
             address.publish(b" " * (issuer_keys.MAX_BYTES + 1))
         case "huge head":
-            address.answer = b"HTTP/1.1 200 OK\r\nx: " + b"a" * (2 * issuer_keys.MAX_HEAD_BYTES)
+            address.answer = b"HTTP/1.1 200 OK\r\nx: " + b"a" * (2 * http_get.MAX_HEAD_BYTES)
         case "endless":
             address.answer = b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (issuer_keys.MAX_BYTES + 99)
         case "slow":

@@ -57,7 +57,7 @@ async def listening(fake: FakeAppliance, **words: object) -> AsyncIterator[str]:
 async def listening_admin(fake: FakeAppliance) -> AsyncIterator[tuple[str, list[Route]]]:
     """An admin listener with the console in front of it; gives its URL and its routes."""
     gateway = FakeGateway()
-    console = console_routes(gateway.look, gateway.traces, gateway.usage)
+    console = console_routes(gateway.look, gateway.traces, gateway.usage, gateway.fleet)
     app = cast(LoopbackOnly, admin_app(fake.parts(), [*console, runbooks_route()]))
     routes = [route for route in cast(Starlette, app._app).routes if isinstance(route, Route)]
     async with serving(app, bind("127.0.0.1:0", "admin", 8), ADMIN_LIMITS) as url:

@@ -79,7 +79,7 @@ def all_routes(fake: FakeAppliance) -> list[Route]:
     """Every route that a gateway's admin listener has."""
     gateway = FakeGateway()
     more = [
-        *console_routes(gateway.look, gateway.traces, gateway.usage),
+        *console_routes(gateway.look, gateway.traces, gateway.usage, gateway.fleet),
         runbooks_route(),
         *operator_routes(fake.operator_parts()),
     ]

@@ -130,3 +130,17 @@ def test_what_cannot_be_exported_is_told(run: Run, log: Path, tmp_path: Path) ->
     path.write_bytes(path.read_bytes().replace(b'"kind":"gap"', b'"kind":"nap"'))
     told = run("audit", "export", "--from", str(log))
     assert (told.exit_code, "athanor audit verify tells more" in told.stderr) == (1, True)
+
+
+def test_a_reader_names_its_own_position(run: Run, log: Path, tmp_path: Path) -> None:
+    """Behind an entry, by log and number; from the begin where it is of another log. No file is written."""
+    (first, *_) = exported(run, log, "--form", "entries")
+    behind = exported(run, log, "--form", "entries", "--after", f"{first['log']}:36")
+    assert [one["n"] for one in behind] == [37, 38, 39]
+    assert exported(run, log, "--after", f"{first['log']}:39") == []
+    assert len(exported(run, log, "--after", "athanor.audit/0000000000000000:39")) == 40
+    for wrong in ("39", "log:", "log:-1", "log:01", ":3"):
+        assert run("audit", "export", "--from", str(log), "--after", wrong).exit_code == 2
+    both = ("--after", "log:1", "--resume", str(tmp_path / "position"))
+    assert run("audit", "export", "--from", str(log), *both).exit_code == 2
+    assert not (tmp_path / "position").exists()

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from appliance.common.config_text import ConfigText
+from appliance.common.fleet_file import read_fleet
+from appliance.common.fleet_hosts import HostState, compare
 from appliance.common.fleet_status import FleetStatus
 from appliance.common.listen_config import ListenConfig
 from appliance.operator.cli import exits
-from appliance.operator.fleet import HostState, compare
-from appliance.operator.fleet_file import read_fleet
 from tests.appliance import golden
 from tests.appliance.admin_server import STATUS, FakeAppliance, serve_admin
 from tests.appliance.gateway.front.pki import Authority, Pki
