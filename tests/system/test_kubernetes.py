@@ -81,7 +81,8 @@ def test_every_path_of_the_configuration_is_in_a_volume_of_who_uses_it(root: Pat
     assert all(mounted(supervisor, model.folder) is False for model in config.models)
     tls = config.listen.tls
     assert tls is not None and config.listen.metrics_token is not None and config.listen.fleet_key is not None
-    secret = (config.credentials, config.pepper, config.listen.metrics_token, config.listen.fleet_key, tls.certificate, tls.key)
+    secret = (config.credentials, config.pepper, config.listen.metrics_token, config.listen.fleet_key)
+    secret += (tls.certificate, tls.key)
     assert [mounted(gateway, one) for one in secret] == [False] * len(secret)
     assert [mounted(supervisor, one) for one in secret] == [None] * len(secret)
     assert mounted(gateway, Path(config.listen.admin.removeprefix("unix:"))) is True
@@ -107,9 +108,10 @@ def test_secrets_are_in_secrets(root: Path, tmp_path: Path) -> None:
 
 def test_ports_and_probes_are_the_listeners_and_routes(root: Path, tmp_path: Path) -> None:
     """Ports by name over pod, Service and NetworkPolicy; each probe asks a route that the front end has without a
-    credential. A drain's notice is longer than two failed probes, and the grace longer than notice and drain."""
+    credential. A drain's notice is longer than two failed probes, the supervisor
+    stays longer than notice and drain, and the pod's grace is longer than all of it."""
     config = configured(root, tmp_path)
-    pod, (_, gateway) = pod_of(root), pod_of(root)["containers"]
+    pod, (supervisor, gateway) = pod_of(root), pod_of(root)["containers"]
     ports = {one["name"]: one["containerPort"] for one in gateway["ports"]}
     assert ports == {name: int(getattr(config.listen, name).rpartition(":")[2]) for name in ("http", "grpc", "metrics")}
     assert {one["targetPort"]: one["port"] for one in of_kind(root, "Service")["spec"]["ports"]} == ports
@@ -121,7 +123,9 @@ def test_ports_and_probes_are_the_listeners_and_routes(root: Path, tmp_path: Pat
     assert {one["path"] for one in probes} <= public and {(one["port"], one["scheme"]) for one in probes} == {("http", "HTTPS")}
     ready = gateway["readinessProbe"]
     assert config.listen.drain_notice_s > ready["periodSeconds"] * ready["failureThreshold"]
-    assert pod["terminationGracePeriodSeconds"] > config.listen.drain_notice_s + DRAIN_S + 60
+    stays = supervisor["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert stays > config.listen.drain_notice_s + DRAIN_S and "lifecycle" not in gateway
+    assert pod["terminationGracePeriodSeconds"] > stays + 60
     (pool,) = [one for one in manifests(root) if one["kind"] == "InferencePool"]
     assert [one["number"] for one in pool["spec"]["targetPorts"]] == [ports["http"]]
     labels = of_kind(root, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
