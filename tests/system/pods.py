@@ -57,7 +57,7 @@ class Volume:
 
 def put(volume: Path, files: Mapping[str, str], group: int, mode: int) -> None:
     """Replace what a projected volume has, as the kubelet does: a new folder, then one rename of the link ``..data``."""
-    number = len([one for one in volume.glob("..2*")])
+    number = len(list(volume.glob("..2*")))
     folder = volume / f"..2026_{number}"
     folder.mkdir(mode=0o755)
     for name, text in files.items():
@@ -83,7 +83,9 @@ def script(pod: Mapping[str, Any], container: Mapping[str, Any], volumes: Mappin
             binds.append(f"mount -o remount,bind,ro {at}")
     masks = [f"[ ! -e .{one} ] || mount --bind /dev/null .{one}" for one in MASKED_FILES]
     masks += [f"[ ! -d .{one} ] || mount -t tmpfs -o ro tmpfs .{one}" for one in MASKED_FOLDERS]
-    masks += [f"[ ! -e .{one} ] || {{ mount --bind .{one} .{one}; mount -o remount,bind,ro .{one}; }}" for one in READ_ONLY]
+    masks += [
+        f"[ ! -e .{one} ] || {{ mount --bind .{one} .{one}; mount -o remount,bind,ro .{one}; }}" for one in READ_ONLY
+    ]
     assert context["capabilities"] == {"drop": ["ALL"]}
     return ENTER.format(
         scratch=scratch,
@@ -102,7 +104,18 @@ def script(pod: Mapping[str, Any], container: Mapping[str, Any], volumes: Mappin
 
 def start(text: str, log: Path, network: int) -> subprocess.Popen[bytes]:
     """Run a container in the network of the process ``network``."""
-    line = ["nsenter", "--target", str(network), "--net", "unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child"]
+    line = [
+        "nsenter",
+        "--target",
+        str(network),
+        "--net",
+        "unshare",
+        "--mount",
+        "--pid",
+        "--ipc",
+        "--fork",
+        "--kill-child",
+    ]
     with log.open("ab") as out:
         return subprocess.Popen([*line, "sh", "-c", text], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
@@ -114,7 +127,8 @@ def ask(network: int, port: int, path: str, key: str = "", body: Any = None) -> 
         "url, key, body = json.loads(sys.stdin.read())\n"
         "context = ssl.create_default_context(); context.check_hostname = False; context.verify_mode = ssl.CERT_NONE\n"
         "data = None if body is None else json.dumps(body).encode()\n"
-        "request = urllib.request.Request(url, data, {'authorization': 'Bearer ' + key, 'content-type': 'application/json'})\n"
+        "request = urllib.request.Request(url, data, {'authorization': 'Bearer ' + key,"
+        " 'content-type': 'application/json'})\n"
         "try:\n    answer = urllib.request.urlopen(request, timeout=60, context=context)\n"
         "except urllib.error.HTTPError as error:\n    answer = error\n"
         "except OSError as error:\n    print(json.dumps([0, str(error)])); sys.exit()\n"

@@ -1,4 +1,4 @@
-"""The manifests of ``deploy/kubernetes``: what they name is what the appliance has, and its processes serve under them."""
+"""The manifests of ``deploy/kubernetes``: they name what the appliance has, and its processes serve under them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def test_ports_and_probes_are_the_listeners_and_routes(root: Path, tmp_path: Pat
     source = (root / "appliance/gateway/http/app.py").read_text()
     public = set(re.findall(r'Route\("GET", "([^"]+)", Auth\.PUBLIC', source))
     probes = [gateway[one]["httpGet"] for one in ("startupProbe", "readinessProbe", "livenessProbe")]
-    assert {one["path"] for one in probes} <= public and {(one["port"], one["scheme"]) for one in probes} == {("http", "HTTPS")}
+    assert {one["path"] for one in probes} <= public and {(one["port"], one["scheme"]) for one in probes} == {
+        ("http", "HTTPS")
+    }
     ready = gateway["readinessProbe"]
     assert config.listen.drain_notice_s > ready["periodSeconds"] * ready["failureThreshold"]
     stays = supervisor["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -136,7 +138,10 @@ def test_ports_and_probes_are_the_listeners_and_routes(root: Path, tmp_path: Pat
 def test_the_pod_has_no_rights_but_those_it_needs(root: Path) -> None:
     """Neither root, capability, host's namespace nor the cluster's token; its processes may gain nothing."""
     pod = pod_of(root)
-    assert pod["automountServiceAccountToken"] is False and of_kind(root, "ServiceAccount")["automountServiceAccountToken"] is False
+    assert (
+        pod["automountServiceAccountToken"] is False
+        and of_kind(root, "ServiceAccount")["automountServiceAccountToken"] is False
+    )
     assert pod["securityContext"]["runAsNonRoot"] and not any(pod[one] for one in ("hostNetwork", "hostPID", "hostIPC"))
     users = set()
     for container in pod["containers"]:
@@ -146,7 +151,9 @@ def test_the_pod_has_no_rights_but_those_it_needs(root: Path) -> None:
         users.add(context["runAsUser"])
     assert len(users) == 2 and 0 not in users
     profiles = [one["securityContext"]["seccompProfile"] for one in pod["containers"]]
-    assert (root / FOLDER / "node" / profiles[0]["localhostProfile"]).exists() and profiles[1] == {"type": "RuntimeDefault"}
+    assert (root / FOLDER / "node" / profiles[0]["localhostProfile"]).exists() and profiles[1] == {
+        "type": "RuntimeDefault"
+    }
 
 
 def test_kubectl_renders_the_folder(root: Path) -> None:
@@ -186,8 +193,8 @@ def network() -> Iterator[int]:
 @pytest.mark.timeout(600)
 def test_the_processes_serve_as_the_pod_lets_them(root: Path, tmp_path: Path) -> None:
     """Both containers with the manifest's users, capabilities, volumes, commands and ports, in namespaces of their own:
-    runsc works there, and a tenant gets an answer. Then the ConfigMap's policy is replaced as the kubelet does it: a
-    reload in the gateway's container puts it in force, and the tenant is refused."""
+    runsc works there, and a tenant gets an answer; after a swap of the ConfigMap's link as well, since nothing reads it
+    before a reload."""
     if os.geteuid() != 0:
         pytest.skip("only root makes the namespaces of a pod")
     pod, config = pod_of(root), of_kind(root, "ConfigMap")["data"]
@@ -209,11 +216,21 @@ def test_the_processes_serve_as_the_pod_lets_them(root: Path, tmp_path: Path) ->
         where = "    path: /var/lib/athanor/models/athanor-mini\n"
         assert where in config["athanor.yaml"]
         # The null engine: what is shown is the pod, and gVisor in it.
-        config |= {"athanor.yaml": config["athanor.yaml"].replace(where, where + "    runner: 'null'\n    step_us: 1000\n")}
+        config |= {
+            "athanor.yaml": config["athanor.yaml"].replace(where, where + "    runner: 'null'\n    step_us: 1000\n")
+        }
         put(volumes["config"], {**config, "policy.yaml": allowed}, group, 0o444)
-        secret = {"credentials.json": serialise_records({"alpha-1": record}), "pepper": pepper.decode(), "fleet.key": "5a" * 32, "metrics-token": "t" * 32}
+        secret = {
+            "credentials.json": serialise_records({"alpha-1": record}),
+            "pepper": pepper.decode(),
+            "fleet.key": "5a" * 32,
+            "metrics-token": "t" * 32,
+        }
         put(volumes["secret"], secret, group, 0o440)
-        tls = {"tls.crt": (certificates.folder / "host.pem").read_text(), "tls.key": (certificates.folder / "host.key").read_text()}
+        tls = {
+            "tls.crt": (certificates.folder / "host.pem").read_text(),
+            "tls.key": (certificates.folder / "host.key").read_text(),
+        }
         put(volumes["tls"], tls, group, 0o440)
         logs = [tmp_path / f"{one['name']}.log" for one in pod["containers"]]
         processes = [
@@ -225,7 +242,7 @@ def test_the_processes_serve_as_the_pod_lets_them(root: Path, tmp_path: Path) ->
             body = {"model": "athanor-mini", "prompt": "Count", "max_tokens": 4}
             assert ask(net, 8080, "/v1/completions", key, body)[0] == 200
             put(volumes["config"], {**config, "policy.yaml": "version: 1\ntenants: {}\n"}, group, 0o444)
-            assert ask(net, 8080, "/v1/completions", key, body)[0] == 200      # nothing reads it before a reload
+            assert ask(net, 8080, "/v1/completions", key, body)[0] == 200  # nothing reads it before a reload
         finally:
             for one in processes:
                 one.kill()
