@@ -1,4 +1,4 @@
-"""A pod of ``deploy/kubernetes`` as far as a machine without Kubernetes can imitate one: own mounts, processes,
+"""A pod of ``deploy/kubernetes`` as far as a machine without Kubernetes can imitate one: mounts, processes,
 network, the users, capabilities and volumes that the manifest names, a read-only root, ``/proc`` masked as containerd does.
 
 Not imitated: seccomp, AppArmor, cgroups, the kubelet. The root is this machine's, below an overlay.
@@ -56,7 +56,7 @@ class Volume:
 
 
 def put(volume: Path, files: Mapping[str, str], group: int, mode: int) -> None:
-    """Replace what a projected volume has, as the kubelet does: a new folder, then a rename of the link ``..data``."""
+    """Replace what a projected volume has, as the kubelet does: a new folder, then a rename of the link."""
     number = len(list(volume.glob("..2*")))
     folder = volume / f"..2026_{number}"
     folder.mkdir(mode=0o755)
