@@ -1,5 +1,5 @@
 """A pod of ``deploy/kubernetes`` as far as a machine without Kubernetes can imitate one: mounts, processes,
-network, the users, capabilities and volumes that the manifest names, a read-only root, ``/proc`` masked as containerd does.
+network, and the users, capabilities and volumes that the manifest names; root read-only, ``/proc`` masked.
 
 Not imitated: seccomp, AppArmor, cgroups, the kubelet. The root is this machine's, below an overlay.
 """
