@@ -134,6 +134,7 @@ class SpillTier:
             lambda block_id: self.pool.find(block_id) is not None,
             lambda one: self._send_fetch(one, ahead=True),
             self.pool.available_beside,
+            lambda ids: self.pool.touch([block for one in ids if (block := self.pool.find(one)) is not None]),
         )
 
     @property
@@ -164,8 +165,11 @@ class SpillTier:
         wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
-        copied = replace(submit, token_ids=submit.token_ids[:])
-        one = _Waiting(key=key, blocks=wanted, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns)
+        copied, blocks = replace(submit, token_ids=submit.token_ids[:]), tuple(wanted)
+        behind = tuple(wanted.values())
+        one = _Waiting(
+            key=key, blocks=blocks, behind=behind, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns
+        )
         number = self._send_fetch(one, coming=seeks and submit.coming)
         if number:
             self._waiting[number] = one
@@ -306,17 +310,16 @@ class SpillTier:
         evicted.clear()
         return left
 
-    def _missing(self, submit: Submit, sought: int) -> tuple[bytes, ...]:
-        """The blocks to ask for: of the leading ones that are known here or there, those that are there, and so many
-        behind them that other hosts may have."""
+    def _missing(self, submit: Submit, sought: int) -> dict[bytes, bytes]:
+        """The blocks to ask for, each with the one that it continues: of the leading ones that are known here or there,
+        those that are there, and so many behind them that other hosts may have."""
         most = min(MAX_FETCH_BLOCKS, self.pool.num_available)
-        wanted: list[bytes] = []
+        wanted, known, last = dict[bytes, bytes](), list[int](), b""
         for block_id in self.cache.chain(submit):
+            behind, last = last, block_id
             here = self.pool.find(block_id)
             if here is not None:
-                # Taken up and released: what comes shall not take the place of what it follows.
-                self.pool.hold(here)
-                self.pool.release([here])
+                known.append(here)
                 continue
             if len(wanted) >= most:
                 break
@@ -324,8 +327,9 @@ class SpillTier:
                 if not sought:
                     break
                 sought -= 1
-            wanted.append(block_id)
-        return tuple(wanted)
+            wanted[block_id] = behind
+        self.pool.touch(known)  # What comes shall not take the place of what it follows.
+        return wanted
 
     @property
     def _num_seeking(self) -> int:
@@ -353,7 +357,7 @@ class SpillTier:
             return
         one.come += 1
         if self.pool.find(block_id) is None:
-            block = self.pool.adopt(block_id, one.key)
+            block = self.pool.adopt(block_id, one.key, one.behind[one.come - 1])
             if block is None:
                 self._end(message.request, now_ns, returned, room=False)
                 return

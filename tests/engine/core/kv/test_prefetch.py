@@ -248,7 +248,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             prefetches.begin(number, key, iter([b"%d-%d" % (number, place) for place in range(40)]), 0)
         return len(prefetches) - before
 
-    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000)
+    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000, lambda _ids: None)
     assert [begun(few, key, 100 * place) for place, key in enumerate((b"a", b"b", b"c"))] == [
         MAX_PREFETCHES_OF_ONE,
         MAX_PREFETCHES - MAX_PREFETCHES_OF_ONE,
@@ -260,7 +260,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     few.begin(600, b"d", iter(()), 0)
     assert len(few) == MAX_PREFETCHES
     for size, wanted in ((1 << 20, 8), (16 << 20, 1)):
-        large = Prefetches(size, lambda _id: False, send, lambda _key, _taken: 1_000)
+        large = Prefetches(size, lambda _id: False, send, lambda _key, _taken: 1_000, lambda _ids: None)
         large.begin(1, b"a", iter([bytes([place]) for place in range(40)]), 0)
         large.ask(0)
         found = large.fetching(len(sent))
@@ -417,7 +417,7 @@ def test_requests_that_wait_are_counted_within_a_bound() -> None:
         sent.append(len(one.blocks))
         return len(sent)
 
-    prefetches = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000)
+    prefetches = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000, lambda _ids: None)
     for number in range(MAX_CLAIMED + 3):
         prefetches.begin(number, b"key", iter([b"id"]), 0)
         prefetches.ask(0)
