@@ -103,16 +103,19 @@ class Prefetches:
         ask: Callable[[Fetching], int],
         room: Callable[[bytes, Mapping[bytes, int]], int],
         touch: Callable[[Sequence[bytes]], None],
+        leave: Callable[[int], object],
     ) -> None:
         """``is_here``: whether the pool has a block. ``ask`` sends a fetch and gives its number; 0: there is no room
         for it now. ``room``: blocks that the account with this key can take, cached ones included, beside those that
         came or are on their way, of which each account has so many. ``touch``: the blocks with these ids, the first
-        ones of a prompt, are the youngest, as far as they are here."""
+        ones of a prompt, are the youngest, as far as they are here. ``leave``: nobody waits for the fetch with this
+        number any more."""
         self._most = max(1, min(MAX_BLOCKS, MAX_BYTES // block_bytes))
         self._is_here = is_here
         self._ask = ask
         self._room = room
         self._touch = touch
+        self._leave = leave
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         """By id."""
         self._fetching: dict[int, _Prompt] = {}
@@ -153,6 +156,7 @@ class Prefetches:
             if now_ns - one.began_ns >= LIFE_NS:
                 self.end(one.request)
             elif one.number and now_ns - one.heard_ns >= ANSWER_NS:
+                self._leave(one.number)
                 self.over(one.number, now_ns)
             elif not one.number and now_ns >= one.due_ns:
                 self._fetch(one, now_ns)
@@ -173,8 +177,8 @@ class Prefetches:
     def end(self, request: int) -> None:
         """Take nothing more of a prompt; an unknown id is ignored."""
         one = self._prompts.pop(request, None)
-        if one is not None:
-            self._fetching.pop(one.number, None)
+        if one is not None and self._fetching.pop(one.number, None) is not None:
+            self._leave(one.number)
 
     def claim(self, key: bytes, chain: Iterator[bytes], outputs: range) -> tuple[int, ...]:
         """Take nothing more of the prompt with this chain, whose request is there; gives the blocks that came for it,
