@@ -19,15 +19,21 @@ async def test_a_call_without_a_prompt_holds_no_place(prefilling: Prefilling, mo
     """With one place to compute in, three calls that send no prompt leave it free: a fourth is computed meanwhile. They
     end with their time, and nothing stays counted. Control: while they are there they are counted as such."""
     monkeypatch.setattr(prefill_service, "MAX_RUNS", 2)
-    monkeypatch.setattr(prefill_service, "MESSAGE_S", 4.0)
+    monkeypatch.setattr(prefill_service, "MESSAGE_S", 15.0)
     pair, asking = prefilling.stage.boot(), prefilling.asking()
-    with monkeypatch.context() as patched:
-        patched.setattr(prefill_call._Exchange, "_send_body", lambda _self: None)
-        silent = [asyncio.ensure_future(asking.compute(prefilling.prompt())) for _ in range(3)]
-        await until(lambda: prefilling.service._reading.total() == 3)
+    plain = prefill_call._Exchange._send_body
+
+    def send(exchange: prefill_call._Exchange) -> None:
+        """Send the body of one prompt alone."""
+        if b"req_sent" in bytes(exchange._body):
+            plain(exchange)
+
+    monkeypatch.setattr(prefill_call._Exchange, "_send_body", send)
+    silent = [asyncio.ensure_future(asking.compute(prefilling.prompt())) for _ in range(3)]
+    await until(lambda: prefilling.service._reading.total() == 3)
     assert prefilling.service.running == 0
     other = prefilling.asking()
-    assert (await answered(pair, other.compute(prefilling.prompt())))[0] == "computed"
+    assert (await answered(pair, other.compute(prefilling.prompt(request_id="req_sent"))))[0] == "computed"
     for one in silent:
         one.cancel()
     await asyncio.wait(silent)
@@ -44,6 +50,7 @@ def test_callers_that_send_nothing_leave_room_to_others() -> None:
     assert sum(held) < prefill_service.MAX_READING and has_part(0, prefill_service.MAX_READING - sum(held))
 
 
-def test_a_host_that_has_worked_for_long_may_be_silent_for_longer() -> None:
+def test_a_host_that_has_worked_for_long_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of a second at first, a quarter of what it worked later, two seconds at most."""
+    monkeypatch.setattr(prefill_call, "SILENCE_S", SILENCE_S)
     assert [patience_s(worked) for worked in (0.0, 1.0, 4.0, 60.0)] == [SILENCE_S, SILENCE_S, 1.0, MAX_SILENCE_S]
