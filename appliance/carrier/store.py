@@ -40,6 +40,10 @@ class ObjectStoreError(Exception):
     """The store is away, or says what no such store says."""
 
 
+class _NotTriedError(ObjectStoreError):
+    """The store was away a moment ago, and was not asked."""
+
+
 class ObjectStore:
     """The connection, made at need. Calls come one at a time; none raises for what the store does."""
 
@@ -184,7 +188,7 @@ class ObjectStore:
         if self._peer is not None:
             return self._peer
         if time.monotonic() < self._not_before:
-            raise ObjectStoreError(self.problem or "it was away a moment ago")
+            raise _NotTriedError
         config = self._config
         if config.socket_path:
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -225,6 +229,8 @@ class ObjectStore:
 
     def _fail(self, error: Exception) -> None:
         self.close()
+        if isinstance(error, _NotTriedError):
+            return  # Or who asks more than once in that time would never have a connection tried again.
         self.problem = str(error) or type(error).__name__
         self._not_before = time.monotonic() + RETRY_S
 

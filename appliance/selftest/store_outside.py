@@ -16,7 +16,9 @@ class StoreOutside:
         self._objects: dict[bytes, bytes] = {}
         self._done: list[Callable[[ObjectStatus], None]] = []
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
+    def get(
+        self, names: Sequence[bytes], sizes: Sequence[int], _wanted: Callable[[], bool] = lambda: True
+    ) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Return these objects."""
         self.asked += len(names)
         found = [self._objects.get(name) for name in names]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from appliance.common.carrier_wire import MAX_OBJECT_BYTES, ObjectStatus
@@ -29,6 +29,9 @@ from isolation.keys.fleet_seal import (
     seal_for_fleet,
 )
 
+_LACKED = frozenset({ObjectStatus.ABSENT, ObjectStatus.OTHER_LENGTH})
+"""Answers of a store that serves."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLife:
@@ -39,6 +42,17 @@ class EngineLife:
     """Hex digest of the model's files."""
     backend: bytes
     """Digest of all else that its KV depends on (``fleet_backend``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBlocks:
+    """What a question to the store has brought."""
+
+    contents: list[bytes]
+    """Of the first blocks that were asked for, as many as there were."""
+    lacks: bool = False
+    """Whether the store serves and has not got the block behind these, or something that does not open. False where it
+    does not answer or refuses: then nothing is known of the block."""
 
 
 class FleetKv:
@@ -58,6 +72,8 @@ class FleetKv:
         """``producer``: digest of this host's entry in the list of members; ``producers``: those of all.
         ``writes_computed``: whether engines are to send blocks of prompts when they are computed."""
         self.writes_computed = writes_computed
+        self.may_have_lost: Callable[[], bool] = lambda: False
+        """Whether the store may have lost something lately. Blocks for a bounded time. Set by the owner."""
         self._keys = keys
         self._carrier = carrier
         self._producer, self._producers = producer, producers
@@ -113,36 +129,55 @@ class FleetKv:
         self._carrier.drop(name)
         self._figures.fleet_withdrawn += 1
 
-    def find(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife, size: int) -> list[bytes]:
+    def find(
+        self,
+        namespace: bytes,
+        blocks: Sequence[bytes],
+        life: EngineLife,
+        size: int,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> FoundBlocks:
         """Return the content of the first of these blocks of ``size`` bytes each that one question to the store brings,
-        up to the first that is absent or does not open. Blocks for a bounded time (``kv_carrier.PATIENCE_S``). Who
-        asks for one again counts it as absent once it asks no more (``absent``)."""
+        up to the first that is absent or does not open. Blocks for a bounded time (``kv_carrier.PATIENCE_S``), and no
+        longer than ``wanted``, which is asked between two blocks. Who asks for one again counts it as absent once it
+        asks no more (``absent``)."""
         of, fleet = self._keys.current(namespace), self._keys.fleet_key
         whole = size + OVERHEAD_BYTES
         if of is None or fleet is None or not size or whole > MAX_OBJECT_BYTES:
-            return []
+            return FoundBlocks([])
         chosen = blocks[: min(BATCH_OBJECTS, max(1, BATCH_BYTES // whole))]
         bindings = [FleetBinding(block, life.model, life.backend) for block in chosen]
         names = [fleet_name(fleet, of, binding) for binding in bindings]
-        answers = self._carrier.get(names, [whole] * len(names))
+        answers = self._carrier.get(names, [whole] * len(names), wanted)
         found = self._opened(of, list(zip(bindings, answers, strict=True)))
         if self._keys.current(namespace) != of:
-            return []
-        self._figures.fleet_restored += len(found)
+            return FoundBlocks([])
+        self._figures.fleet_restored += len(found.contents)
         return found
 
-    def absent(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife) -> None:
-        """Count a block of a namespace that shares, the first of these, which the store has not got or did not give in
-        time. What this host wrote of them counts as not written: behind the gap nobody finds it, and who computes it
-        has it written again, as where the store was started anew."""
+    def absent(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife, *, lacks: bool) -> None:
+        """Count a block of a namespace that shares, the first of these, which the store has not got (``lacks``) or did
+        not give in time. What it has not got of what this host wrote counts as not written, with all behind it: behind
+        the gap nobody finds it, and who computes it has it written again. A store that is away or slow is sent nothing
+        a second time, which would make it slower."""
         of, fleet = self._keys.current(namespace), self._keys.fleet_key
         if of is None or fleet is None:
             return
         self._figures.fleet_absent += 1
+        if not lacks:
+            return
         names = [fleet_name(fleet, of, FleetBinding(block, life.model, life.backend)) for block in blocks]
         with self._lock:
             for name in names if self._books.objects.get(of.account) else ():
                 self._books.pop(of.account, (name, b""))
+
+    def lose(self) -> None:
+        """The store has lost what it had: nothing that this host wrote counts as written. It is dropped all the same,
+        for a store that only says so."""
+        with self._lock:
+            accounts = list(self._books.objects)
+        for account in accounts:
+            self.drop(account)
 
     def count(self, account: str) -> int:
         """Return how many objects the store has of what this host wrote for an account."""
@@ -159,17 +194,17 @@ class FleetKv:
 
     def _opened(
         self, of: Generation, answers: Sequence[tuple[FleetBinding, tuple[ObjectStatus, bytes | bytearray]]]
-    ) -> list[bytes]:
+    ) -> FoundBlocks:
         found = list[bytes]()
         for binding, (status, body) in answers:
             if status is not ObjectStatus.OK:
-                break
+                return FoundBlocks(found, status in _LACKED)
             try:
                 found.append(open_from_fleet(of, binding, self._producers, body))
             except SealBrokenError:
                 self._figures.fleet_rejected += 1
-                break
-        return found
+                return FoundBlocks(found, lacks=True)
+        return FoundBlocks(found)
 
     def _shrink(self) -> None:
         """Have the store forget the objects that are beyond this host's part."""

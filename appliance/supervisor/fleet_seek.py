@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from appliance.common.time_share import TimeShare
 from appliance.supervisor.fleet_kv import EngineLife, FleetKv
-from isolation.ipc.spill import Fetch, Fetched, KvTier
+from isolation.ipc.spill import Fetch, Fetched, KvTier, Miss
 
 MAX_ASKED = 64
 """Fetches that wait for the store: as many as an engine has waiting (``engine.core.kv.spill.MAX_WAITING``)."""
@@ -58,6 +58,8 @@ class _Asked:
     """Monotonic time of the engine's question, or of the last block that came for it."""
     due: float
     """Monotonic time before which the store is not asked."""
+    sure: bool = True
+    """Whether the store has served each time that it was asked."""
 
 
 class FleetSeeker:
@@ -71,6 +73,10 @@ class FleetSeeker:
         self._changed = threading.Condition()
         self._asked: deque[_Asked] = deque()
         self._found: list[Fetched] = []
+        self._seeking = 0
+        """Number of the fetch that is asked for now; 0: none."""
+        self._wanted = False
+        """Whether somebody waits for it."""
         self._closing = False
         self._share, self._used = TimeShare(time.monotonic(), SEEK_SHARE, SEEK_BURST_S), 0.0
         self._thread = threading.Thread(target=self._run, name=f"fleet {name}", daemon=True)
@@ -93,6 +99,16 @@ class FleetSeeker:
             self._changed.notify_all()
         return True
 
+    def end(self, request: int) -> None:
+        """Ask nothing more for a fetch, and send nothing of it that was not taken: nobody waits for it. A question that
+        is under way ends with the block that is on its way."""
+        with self._changed:
+            self._asked = deque(asked for asked in self._asked if asked.fetch.request != request)
+            self._found = [one for one in self._found if one.request != request]
+            if self._seeking == request:
+                self._wanted = False
+            self._changed.notify_all()
+
     def take(self) -> list[Fetched]:
         """Take what is to be sent to the engine."""
         with self._changed:
@@ -113,6 +129,8 @@ class FleetSeeker:
         while (asked := self._next()) is not None:
             if time.monotonic() - asked.at < LINE_S:
                 self._seek(asked)
+            with self._changed:
+                self._seeking = 0
 
     def _next(self) -> _Asked | None:
         """Wait for the first fetch that is due, of those that requests wait for if there is one; None: the thread is to
@@ -124,6 +142,7 @@ class FleetSeeker:
                 if due:
                     first = min(due, key=lambda asked: asked.fetch.ahead)
                     self._asked.remove(first)
+                    self._seeking, self._wanted = first.fetch.request, True
                     return first
                 soonest = min((asked.due for asked in self._asked), default=None)
                 self._changed.wait(None if soonest is None else soonest - now)
@@ -137,28 +156,45 @@ class FleetSeeker:
                 self._changed.wait_for(lambda: self._closing, pause_s)
 
     def _seek(self, asked: _Asked) -> None:
-        fetch, at, since = asked.fetch, asked.first, asked.at
+        fetch, at, since, sure = asked.fetch, asked.first, asked.at, asked.sure
         while at < len(fetch.blocks):
             self._pace()
-            contents = self._kv.find(fetch.namespace, fetch.blocks[at:], self._life, fetch.size)
+            brought = self._kv.find(fetch.namespace, fetch.blocks[at:], self._life, fetch.size, self._is_wanted)
+            if not self._is_wanted():
+                return
             found = [
-                Fetched(fetch.request, at + place, content, KvTier.STORE) for place, content in enumerate(contents)
+                Fetched(fetch.request, at + place, one, KvTier.STORE) for place, one in enumerate(brought.contents)
             ]
             now = time.monotonic()
+            sure = sure and (bool(found) or brought.lacks)
             if not found and fetch.coming and now + AGAIN_S < since + WAIT_S:
                 with self._changed:
-                    self._asked.append(_Asked(fetch, at, since, now + AGAIN_S))
+                    if self._wanted:
+                        self._asked.append(_Asked(fetch, at, since, now + AGAIN_S, sure))
                 return
-            if not (found or fetch.ahead):
-                self._kv.absent(fetch.namespace, fetch.blocks[at:], self._life)
-            if not self._give(found or [Fetched(fetch.request, at, b"")]) or not found:
+            if not self._give(found or [self._missed(fetch, at, brought.lacks, sure)]) or not found:
                 return
             at, since = at + len(found), now
+
+    def _is_wanted(self) -> bool:
+        """Return whether somebody waits for what is asked for. The lock need not be held."""
+        return self._wanted and not self._closing
+
+    def _missed(self, fetch: Fetch, at: int, lacks: bool, sure: bool) -> Fetched:
+        """Say that a block does not come, and what is known of it: whether the store ``lacks`` it, and served all the
+        time (``sure``)."""
+        if not fetch.ahead:
+            self._kv.absent(fetch.namespace, fetch.blocks[at:], self._life, lacks=lacks)
+        miss = Miss.UNKNOWN
+        if lacks:
+            miss = Miss.LACKED if sure and not (fetch.coming and self._kv.may_have_lost()) else Miss.LOST
+        return Fetched(fetch.request, at, b"", miss=miss)
 
     def _give(self, found: list[Fetched]) -> bool:
         """Leave what is to be sent for the thread of the channel; False where it did not take what was left before."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._found or self._closing, SEND_S) or self._closing:
+            over = self._changed.wait_for(lambda: not (self._found and self._is_wanted()), SEND_S)
+            if not (over and self._is_wanted()):
                 return False
             self._found = found
         self._ring()

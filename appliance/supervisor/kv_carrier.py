@@ -71,6 +71,10 @@ question to the next while requests come."""
 REFUSED_S = 60.0
 """Seconds for which the store counts as refusing after it has refused something."""
 
+LOST_S = 70.0
+"""Seconds for which a store that has lost what it had is not trusted about what other hosts wrote: longer than a prompt
+of another host is waited for (``prefill_asking.ASK_S``)."""
+
 _NOT_TAKEN = frozenset({ObjectStatus.AWAY, ObjectStatus.REFUSED})
 """Answers to a name that the store has not forgotten: nobody was there, or the store refuses it, as one does that has
 begun anew and reads its memory back."""
@@ -101,6 +105,17 @@ class KvCarrier:
         self._said_at = -SAY_EVERY_S
         self._state = KvStoreState.SERVES
         self._refused_at, self._late_at = -REFUSED_S, -LATE_S
+        self.on_lost: Callable[[bool], None] | None = None
+        """Called from the thread that writes when the store has lost all that it had (True), or when some of what was
+        offered was not written while it was away and it serves again (False). None: nobody asks, and none is noticed.
+        Set by the owner."""
+        self._mark = b""
+        """Name, and bytes, of an object that is in the store as long as it loses nothing; empty: none is there."""
+        self._mark_at, self._look_at = 0.0, 0.0
+        """Monotonic times at which the mark was written, and at which it is looked for next."""
+        self._lost_at = float("-inf")
+        self._unwritten = False
+        """Whether something that was offered was not written since the store was away."""
         self._changed = threading.Condition()
         self._queue: deque[_Put | bytes] = deque()
         """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
@@ -129,8 +144,11 @@ class KvCarrier:
             return KvStoreState.STORE_AWAY
         return KvStoreState.REFUSES if now - self._refused_at < REFUSED_S else KvStoreState.SERVES
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
-        """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``."""
+    def get(
+        self, names: Sequence[bytes], sizes: Sequence[int], wanted: Callable[[], bool] = lambda: True
+    ) -> list[tuple[ObjectStatus, bytes | bytearray]]:
+        """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``. Where they are not
+        ``wanted`` any more, which is asked between two of them, all counts as away, and the rest is not read."""
         until = time.monotonic() + PATIENCE_S
         found: list[tuple[ObjectStatus, bytes | bytearray]] = []
         # Who waited long for another's question does not ask: too short a time would look like a carrier that is away.
@@ -139,6 +157,10 @@ class KvCarrier:
                 peer = self._peer = self._peer or self._connect(left(until))
                 send_all(peer, (CarrierRequest(Order.GET, tuple(names), tuple(sizes)).encode(),), until)
                 for size in sizes:
+                    if not wanted():  # The rest is still on the connection.
+                        found.clear()
+                        self._disconnect()
+                        break
                     found.append(read_object(peer, size, until))
                 self._note([status for status, _ in found])
             except (CarrierError, OSError) as error:
@@ -160,6 +182,7 @@ class KvCarrier:
         with self._changed:
             fits = self._queued + len(body) <= QUEUE_BYTES and self._puts < MAX_PUTS
             if self._closing or not fits or time.monotonic() < self._away_until:
+                self._unwritten = True
                 return False
             put = self._waiting[name] = _Put(name, body, done, wanted)
             self._queue.append(put)
@@ -223,7 +246,7 @@ class KvCarrier:
         """Write what is queued until the end."""
         peer: socket.socket | None = None
         while self._has_work():
-            peer = self._write_some(peer)
+            peer = self._look(self._write_some(peer))
         if peer is not None:
             peer.close()
 
@@ -262,9 +285,61 @@ class KvCarrier:
         with self._changed:
             self._queued -= sum(map(len, bodies))
             self._note_drops(drops, statuses)
+        if puts and ObjectStatus.AWAY in statuses:
+            self._unwritten = True
         for (one, _), status in zip(puts, statuses if puts else (), strict=True):
             one.done(status)
         return peer
+
+    def may_have_lost(self) -> bool:
+        """Return whether the store may have lost things in the last ``LOST_S``, as one that was begun anew; so too
+        where that cannot be known now. Blocks for ``PATIENCE_S`` at most."""
+        mark = self._mark
+        if not mark or time.monotonic() - self._lost_at < LOST_S:
+            return True
+        ((status, body),) = self.get([mark], [len(mark)])
+        return status is not ObjectStatus.OK or body != mark
+
+    def _look(self, peer: socket.socket | None) -> socket.socket | None:
+        """See every ``PROBE_S`` whether the store still has the mark of this process; gives the connection, or None
+        where it failed."""
+        now = time.monotonic()
+        if self.on_lost is None or peer is None or now < self._look_at:
+            return peer
+        self._look_at = now + PROBE_S
+        try:
+            self._compare(peer, self.on_lost, now)
+        except (CarrierError, OSError) as error:
+            peer.close()
+            with self._asking:
+                self._fail(error)
+            return None
+        return peer
+
+    def _compare(self, peer: socket.socket, on_lost: Callable[[bool], None], now: float) -> None:
+        mark, lost = self._mark, False
+        if mark:
+            until = now + WRITE_S
+            send_all(peer, (CarrierRequest(Order.GET, (mark,), (len(mark),)).encode(),), until)
+            status, body = read_object(peer, len(mark), until)
+            if status in _NOT_TAKEN:
+                return  # Away, or reading its memory back: what it has is seen later.
+            lost = status is not ObjectStatus.OK or body != mark
+        if lost or not mark or now - self._mark_at >= self._seconds / 2:
+            # A new name where the old one is gone: a replica that lags behind may still have that.
+            fresh = mark if mark and not lost else secrets.token_bytes(NAME_BYTES)
+            request = CarrierRequest(Order.PUT, (fresh,), (len(fresh),), self._seconds)
+            written = self._send(peer, request, (memoryview(fresh),)) == [ObjectStatus.OK]
+            if written or lost:
+                self._mark, self._mark_at = fresh if written else b"", now
+            if not (written or lost):
+                return  # It is away, or full.
+        if lost:
+            self._lost_at = now
+            log.warning("the store of sealed KV has lost what it had; hosts write what they compute anew")
+        if lost or self._unwritten:
+            self._unwritten = False
+            on_lost(lost)
 
     def _note_drops(self, drops: Sequence[bytes], statuses: Sequence[ObjectStatus]) -> None:
         """Keep the names of a request that were not taken; where the store served it, queue as many of those kept

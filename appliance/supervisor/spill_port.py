@@ -31,7 +31,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.doorbell import ThreadBell
 from isolation.ipc.errors import PeerGoneError, ProtocolError, RingFull
 from isolation.ipc.messages import Hello
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw, mark_of
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Lost, Share, Unwanted, Withdraw, mark_of
 from isolation.keys.seal import Binding
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ class SpillPort:
         self.name = name
         """Name of the sandbox."""
         self._failed = failed
-        self._words: deque[Forget | Share] = deque(maxlen=MAX_FORGETS)
+        self._words: deque[Forget | Share | Lost] = deque(maxlen=MAX_FORGETS)
         self._closing = threading.Event()
         self._bell: ThreadBell | None = None
         """Wakes the thread; None before ``start``."""
@@ -126,6 +126,12 @@ class SpillPort:
         if self._fleet is not None:
             kv = self._fleet[0]
             self._words.append(Share(mark_of(namespace), kv.writes_computed, kv.lasts_s))
+            self._ring()
+
+    def lose(self) -> None:
+        """Tell the engine that hosts find nothing any more of what it sent, where some share; sent by the thread."""
+        if self._fleet is not None:
+            self._words.append(Lost())
             self._ring()
 
     def _ring(self) -> None:
@@ -202,7 +208,11 @@ class SpillPort:
         """Serve one message in steps of at most ``BATCH_OBJECTS`` blocks; yields after each."""
         if isinstance(message, Hello):
             return
-        assert isinstance(message, Keep | Withdraw | Fetch), "the channel has refused everything else"
+        assert isinstance(message, Keep | Withdraw | Fetch | Unwanted), "the channel has refused everything else"
+        if isinstance(message, Unwanted):
+            if self._seeker is not None:
+                self._seeker.end(message.request)
+            return
         tenant = self._owner(message.namespace)
         if isinstance(message, Keep):
             if self._fleet is not None:
@@ -217,6 +227,10 @@ class SpillPort:
                 self._drop(tenant, message)
             yield
             return
+        yield from self._answer(message, tenant)
+
+    def _answer(self, message: Fetch, tenant: str | None) -> Iterator[None]:
+        """Answer a fetch; yields after each part."""
         count = 0
         while tenant is not None and count < len(message.blocks):
             blocks = message.blocks[count : count + BATCH_OBJECTS]
@@ -254,7 +268,7 @@ class SpillPort:
     def _binding(self, tenant: str, block: bytes) -> Binding:
         return Binding(tenant, self._model_digest, block, self.epoch)
 
-    def _send(self, message: Fetched | Forget | Share) -> bool:
+    def _send(self, message: Fetched | Forget | Share | Lost) -> bool:
         """Send, waiting a little for room; False when there came none."""
         deadline = time.monotonic() + SEND_PATIENCE_S
         while not self._closing.is_set():

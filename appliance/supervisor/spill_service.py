@@ -100,6 +100,7 @@ class Vault:
         """Begin to exchange keys with the fleet, where there is one. To be called in the event loop."""
         if self._fleet is not None:
             self._fleet.on_changes, self._fleet.on_entry = self._take_changes, self.on_export
+            self._fleet.on_lost = self._tell_lost
             self._fleet.start()
 
     def owner(self, key: bytes) -> str | None:
@@ -186,6 +187,11 @@ class Vault:
             self._note("shared", tenant, 0)
         for tenant, count in counts.items():
             self._note("unshared", tenant, count)
+
+    def _tell_lost(self) -> None:
+        """Tell engines that other hosts find nothing of what they sent."""
+        for port in tuple(self._ports):
+            port.lose()
 
     def _take_changes(self, changes: Changes) -> None:
         """Give tenants the namespace keys that follow from their generations, or keys of this host alone; engines and

@@ -52,8 +52,11 @@ class FoundObject:
 class ObjectCarrier(Protocol):
     """Way to the store (``appliance.supervisor.kv_carrier``)."""
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
-        """Ask for objects of these names and sizes; gives what became of each. Blocks for a bounded time."""
+    def get(
+        self, names: Sequence[bytes], sizes: Sequence[int], wanted: Callable[[], bool] = lambda: True
+    ) -> list[tuple[ObjectStatus, bytes | bytearray]]:
+        """Ask for objects of these names and sizes; gives what became of each. Blocks for a bounded time, and no longer
+        than ``wanted``: what had come by then is not given."""
         ...
 
     def offer(

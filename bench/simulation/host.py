@@ -269,11 +269,12 @@ class SimulatedHost:
     def take_blocks(self, ids: list[bytes], submit: Submit) -> int:
         """Take blocks that were computed before or elsewhere, as far as there is room; returns the new ones."""
         kept: list[int] = []
-        new = 0
+        new, last = 0, b""
         for block_id in ids:
+            behind, last = last, block_id
             block = self.pool.find(block_id)
             if block is None:
-                block = self.pool.adopt(block_id, submit.namespace)
+                block = self.pool.adopt(block_id, submit.namespace, behind)
                 new += 1
             if block is None:
                 new -= 1

@@ -25,15 +25,16 @@ from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicUsage
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Lost, Share, Unwanted, Withdraw
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 EngineRequest = Submit | Embed | Prefetch | Abort | Masks | KvQuotas | PublicPrefixes
 TextRequest = Encode | Decode | ReadVocabulary | ReadOutput | CloseOutput | OpenGrammar | Advance | CloseGrammar
-HostMessage = Configure | Drain | Ping | EngineRequest | TextRequest | Fetched | Forget | Share
+HostMessage = Configure | Drain | Ping | EngineRequest | TextRequest | Fetched | Forget | Share | Lost
 TextAnswer = Encoded | Decoded | Vocabulary | OutputRead | Failed
 EngineAnswer = StepOutput | Embedding | KvUsage | PublicUsage
-GuestMessage = Hello | EngineReady | TextReady | Pong | EngineAnswer | TextAnswer | Masks | Keep | Withdraw | Fetch
+GuestSpill = Keep | Withdraw | Fetch | Unwanted
+GuestMessage = Hello | EngineReady | TextReady | Pong | EngineAnswer | TextAnswer | Masks | GuestSpill
 Message = HostMessage | GuestMessage
 
 _ARMS = (

@@ -73,6 +73,8 @@ class Kind(IntEnum):
     FORGET = 83
     SHARE = 84
     WITHDRAW = 85
+    UNWANTED = 86
+    LOST = 87
 
 
 class OutOfBoundsError(ValueError):

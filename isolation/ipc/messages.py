@@ -16,7 +16,8 @@ Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady
 * text: host ``Encode | Decode | ReadVocabulary | ReadOutput``, guest ``Encoded | Decoded | Vocabulary | OutputRead |
   Failed``; host ``CloseOutput``, which has no answer; and, answered as they come and not in that order, host
   ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed`` (``grammar``);
-* spill, without ``Configure``: guest ``Keep | Withdraw | Fetch``, host ``Fetched | Forget | Share`` (``spill``);
+* spill, without ``Configure``: guest ``Keep | Withdraw | Fetch | Unwanted``, host ``Fetched | Forget | Share |
+  Lost`` (``spill``);
 * engine and text: host ``Ping``, guest ``Pong`` at once (``ping``); host ``Drain``, after which the guest finishes and
   leaves.
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 23
+PROTOCOL_VERSION = 24
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and

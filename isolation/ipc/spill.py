@@ -5,7 +5,8 @@ supervisor seals it, for no key enters a sandbox. A block is named by its id, a 
 namespace key beside it is the one the host gave the engine with requests, and tells the supervisor the tenant. The
 supervisor tells no key: its words about namespaces have marks (``mark_of``).
 
-Order: guest ``Hello``; then guest ``Keep | Withdraw | Fetch``, host ``Fetched | Forget | Share``, each at any time.
+Order: guest ``Hello``; then guest ``Keep | Withdraw | Fetch | Unwanted``, host ``Fetched | Forget | Share | Lost``,
+each at any time.
 
 Payloads that are no record (``frame``):
 
@@ -58,6 +59,17 @@ class KvTier(IntEnum):
     """Outside of the machine."""
 
 
+class Miss(IntEnum):
+    """What is known of a block that did not come, where other hosts may have it."""
+
+    UNKNOWN = 0
+    """Nothing: the store was not asked, or does not serve."""
+    LOST = 1
+    """The store has not got it, and may have lost it: it was begun anew a while ago."""
+    LACKED = 2
+    """The store has not got it, and has lost nothing that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Guest: this block's content may be taken up again later, if you keep it. Not answered."""
@@ -105,6 +117,16 @@ class Fetched:
     content: bytes
     tier: KvTier = KvTier.MEMORY
     """Where it was; of no meaning without content."""
+    miss: Miss = Miss.UNKNOWN
+    """Why there is no content; of no meaning where there is some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Guest: nobody waits for this fetch any more; send no more of it. Not answered: what is on its way still comes."""
+
+    request: int
+    """Number of the fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +146,12 @@ class Share:
     """Whether those hosts are to have the blocks of prompts when they are computed, and not only what is evicted."""
     lasts_s: int = 0
     """Seconds for which those hosts find a block that was sent: it is to be sent again after that. 0: for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Host: the store where other hosts look has lost what it had. Of namespaces that are shared nothing that was sent,
+    or found there, is there any more."""
 
 
 def mark_of(namespace: bytes) -> bytes:
@@ -203,7 +231,9 @@ ARMS = (
     MessageCodec(Kind.KEEP, Keep, _check_keep, _pack_keep, _unpack_keep, names_request=False),
     MessageCodec(Kind.WITHDRAW, Withdraw, _check_withdraw, _pack_withdraw, _unpack_withdraw, names_request=False),
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
-    record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B", tier=KvTier), tail="content"),
+    record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B miss:B", tier=KvTier, miss=Miss), tail="content"),
+    record_codec(Kind.UNWANTED, Unwanted, Record("")),
+    record_codec(Kind.LOST, Lost, Record(""), names_request=False),
     record_codec(Kind.FORGET, Forget, Record(f"mark:{MARK_BYTES}s"), names_request=False),
     record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s computed:? lasts_s:I"), names_request=False),
 )

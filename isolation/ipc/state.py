@@ -27,7 +27,7 @@ from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.public import PublicPrefixes, PublicUsage
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, Withdraw
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Lost, Share, Unwanted, Withdraw
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 
@@ -93,8 +93,8 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
         },
         Role.SPILL: {
             (State.GREETING, Side.GUEST): {Hello: State.READY},
-            (State.READY, Side.HOST): _staying(State.READY, Fetched, Forget, Share),
-            (State.READY, Side.GUEST): _staying(State.READY, Keep, Withdraw, Fetch),
+            (State.READY, Side.HOST): _staying(State.READY, Fetched, Forget, Share, Lost),
+            (State.READY, Side.GUEST): _staying(State.READY, Keep, Withdraw, Fetch, Unwanted),
         },
     }
 )

@@ -38,6 +38,15 @@ SILENCE_S = 0.25
 """Seconds without a message after which a host counts as silent: two and a half times the pause between two of them
 (``prefill_service.PROGRESS_S``), and as much as a first token may wait for nothing."""
 
+MAX_SILENCE_S = 2.0
+"""Longest silence of a host that has worked on a prompt for long: as long as it would rest (``prefill_choice.REST_S``).
+"""
+
+SILENCE_PART = 4
+"""One part in so many of the time for which a host has worked on a prompt may pass in silence: to wait costs the prompt
+a quarter more at most, and to give up all that was computed. A host that ends closes its connection, which is no
+silence."""
+
 MAX_MESSAGE_BYTES = 1 << 10
 """Bytes of a message of the other host: it has two numbers."""
 
@@ -50,6 +59,11 @@ READ_BYTES = 16 << 10
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 """Both directions of a connection."""
+
+
+def patience_s(worked_s: float) -> float:
+    """Return the seconds of silence for which a host is waited that said first so long ago that it works."""
+    return max(SILENCE_S, min(MAX_SILENCE_S, worked_s / SILENCE_PART))
 
 
 class PrefillCallError(Exception):
@@ -188,6 +202,8 @@ class _Exchange:
         self._status: str | None = None
         self._over = False
         self._received = 0
+        self._first: float | None = None
+        """Monotonic time of the first message."""
 
     async def run(self, request: pb.ComputeRequest, traceparent: str, until: float) -> pb.Computed:
         left_ms = max(1, int((until - time.monotonic()) * 1_000))
@@ -205,10 +221,11 @@ class _Exchange:
             self._send_body()
             await self._flush()
             try:
-                async with asyncio.timeout(heard + SILENCE_S - time.monotonic()):
+                worked_s = 0.0 if self._first is None else heard - self._first
+                async with asyncio.timeout(heard + patience_s(worked_s) - time.monotonic()):
                     data = await self._reader.read(READ_BYTES)
             except TimeoutError:
-                data = await self._unread()
+                data = await self._unread(patience_s(worked_s))
             if self._take(data):
                 heard = time.monotonic()
             if self._computed is not None:
@@ -216,7 +233,7 @@ class _Exchange:
             if self._over or not data:
                 raise PrefillCallError(_OUTCOMES.get(self._status or "", "broken"), "the call ended without an answer")
 
-    async def _unread(self) -> bytes:
+    async def _unread(self, waited_s: float) -> bytes:
         """Return what has come after all: where this process stood still, it is late itself, and not the host.
 
         Raises:
@@ -226,7 +243,7 @@ class _Exchange:
             async with asyncio.timeout(0):
                 return await self._reader.read(READ_BYTES)
         except TimeoutError:
-            raise PrefillCallError("silent", f"no word for {SILENCE_S} s") from None
+            raise PrefillCallError("silent", f"no word for {waited_s:.2f} s") from None
 
     async def _flush(self) -> None:
         self._writer.write(self._h2.data_to_send())
@@ -259,6 +276,7 @@ class _Exchange:
             if found.WhichOneof("event") == "computed":
                 self._computed = found.computed
             self._begun()
+            self._first = self._first or time.monotonic()
             news = True
         return news
 

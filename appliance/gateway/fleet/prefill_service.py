@@ -46,6 +46,10 @@ STRANGER_MESSAGE_BYTES = 1 << 10
 MESSAGE_S = 5.0
 """Seconds for a prompt to arrive."""
 
+MAX_READING = 64
+"""Prompts that arrive at once: half a gigabyte of the longest. A host has part of them as a tenant has of places
+(``prefill_choice.has_part``), and none of the places in which prompts are computed until its prompt is there."""
+
 MAX_RUNS = 64
 """Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from. A tenant has
 part of them as of a host's places (``prefill_choice.has_part``): half at most, whichever hosts ask for it."""
@@ -86,6 +90,8 @@ class PrefillService:
     """Prompts that are computed now."""
     _of_hosts: Counter[str] = field(default_factory=Counter, init=False)
     """Those of each host; bounded by the list of hosts."""
+    _reading: Counter[str] = field(default_factory=Counter, init=False)
+    """Prompts that arrive, of each host that sends some."""
     _of_tenants: Counter[str] = field(default_factory=Counter, init=False)
     """Those of each tenant that has some."""
 
@@ -101,33 +107,43 @@ class PrefillService:
             return Status(8, "this host has too many connections")
         if wire.method != METHOD:
             return Status(12, "there is no such method")
+        if not has_part(self._reading[host], MAX_READING - self._reading.total()):
+            self._count("busy")
+            return Status(8, "enough prompts arrive here")
+        began = time.monotonic()
+        with _counted(self._reading, host):
+            asked = await self._read(wire)
+        if asked is None:
+            self._count("refused")
+            return Status(3, "no prompt came, or it is not of this form")
         if self.running >= MAX_RUNS or self._of_hosts[host] >= MAX_RUNS_OF_ONE:
             self._count("busy")
             return Status(8, "enough prompts are computed here")
         self.running += 1
         self._of_hosts[host] += 1
         try:
-            return await self._serve(host, wire)
+            return await self._serve(host, wire, asked, began)
         finally:
             self.running -= 1
             self._of_hosts[host] -= 1
 
-    async def _serve(self, host: str, wire: GrpcCall) -> Status:
+    async def _read(self, wire: GrpcCall) -> AskedPrompt | None:
+        """Return the prompt that arrives; None where none does in time, or it is of another form."""
         wire.bound(MAX_MESSAGE_BYTES)
-        began = time.monotonic()
         try:
             async with asyncio.timeout(MESSAGE_S):
                 data = await wire.receive()
-            asked = _asked(pb.ComputeRequest.FromString(data or b""), wire.time_remaining())
+            return _asked(pb.ComputeRequest.FromString(data or b""), wire.time_remaining())
         except (TimeoutError, DecodeError, ValueError, ApplianceError):
-            self._count("refused")
-            return Status(3, "no prompt came, or it is not of this form")
+            return None
+
+    async def _serve(self, host: str, wire: GrpcCall, asked: AskedPrompt, began: float) -> Status:
         if not has_part(self._of_tenants[asked.tenant], MAX_RUNS - self.running + 1):  # Its own place is free.
             self._count("busy")
             return Status(8, "enough prompts of the tenant are computed here")
         outcome, status = "left", OK
         try:
-            with self._part(asked.tenant):
+            with _counted(self._of_tenants, asked.tenant):
                 outcome, status = await self._answer(asked, wire)
         finally:
             self._count(outcome)
@@ -135,17 +151,6 @@ class PrefillService:
             traceparent = next((value for name, value in wire.metadata if name == "traceparent"), None)
             self.told(traceparent, asked, outcome, began)
         return status
-
-    @contextmanager
-    def _part(self, tenant: str) -> Iterator[None]:
-        """Count a prompt of a tenant for the time of the block."""
-        self._of_tenants[tenant] += 1
-        try:
-            yield
-        finally:
-            self._of_tenants[tenant] -= 1
-            if not self._of_tenants[tenant]:
-                del self._of_tenants[tenant]
 
     async def _answer(self, asked: AskedPrompt, wire: GrpcCall) -> tuple[str, Status]:
         try:
@@ -192,6 +197,18 @@ class PrefillService:
             tokens=len(asked.token_ids),
         )
         self.entries.add(call)
+
+
+@contextmanager
+def _counted(counter: Counter[str], name: str) -> Iterator[None]:
+    """Count one of this name for the time of the block; a name without any has no row."""
+    counter[name] += 1
+    try:
+        yield
+    finally:
+        counter[name] -= 1
+        if not counter[name]:
+            del counter[name]
 
 
 def _asked(request: pb.ComputeRequest, left_s: float | None) -> AskedPrompt:

@@ -15,85 +15,12 @@ What lies in a block, and whose it is, is in ``engine.core.kv.contents``.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from heapq import nsmallest
-from itertools import islice
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
 
+from engine.core.kv.cached import CachedBlocks
 from engine.core.kv.contents import CLEAN, BlockContents
 from engine.core.kv.quota import KvAccount, KvAccounts
 from isolation.ipc.kv import KvQuota
-
-
-class CachedBlocks:
-    """The cached blocks of a pool, in the order of their release; keeps ``KvAccount.cached``.
-
-    Blocks of accounts with a quota lie on lists of their own (``KvAccount.kept``), those of all others on one list, so
-    that the oldest block that an account may take is found by a look at the head of each list.
-    """
-
-    def __init__(self, accounts: KvAccounts) -> None:
-        self._accounts = accounts
-        self._shared: OrderedDict[int, int] = OrderedDict()
-        """Time of release by block, for accounts without a quota."""
-        self._released = 0
-        """Releases so far: the clock of this order."""
-        self.count = 0
-
-    def add(self, block: int, account: KvAccount) -> None:
-        """The block was released; it is the youngest."""
-        account.cached += 1
-        self.count += 1
-        self._released += 1
-        (self._shared if account.kept is None else account.kept)[block] = self._released
-
-    def remove(self, block: int, account: KvAccount) -> None:
-        """The block is held, or free."""
-        del (self._shared if account.kept is None else account.kept)[block]
-        account.cached -= 1
-        self.count -= 1
-
-    def oldest_for(self, taker: KvAccount) -> int | None:
-        """The block released first, of those that this account may take: its own, and what is not protected."""
-        source = self._shared
-        if self._accounts.bounded:
-            oldest = next(iter(source.values())) if source else self._released + 1
-            for account in self._accounts.bounded:
-                kept = account.kept
-                # The block that is taken is counted already: within its reservation an account keeps what it has.
-                open_ = account.resident > account.reserved if account is taker else account.surplus > 0
-                if kept and open_ and (first := next(iter(kept.values()))) < oldest:
-                    source, oldest = kept, first
-        return next(iter(source or taker.kept or ()), None)
-
-    def coldest(self, count: int) -> list[int]:
-        """The ``count`` blocks released first, protected ones included."""
-        own = (account.kept for account in self._accounts.bounded if account.kept is not None)
-        heads = (item for kept in (self._shared, *own) for item in islice(kept.items(), count))
-        return [block for block, _ in nsmallest(count, heads, key=itemgetter(1))]
-
-    def sort(self, owners: list[KvAccount], bounded: list[KvAccount], freed: list[KvAccount]) -> None:
-        """Other accounts have quotas now: put every block on the list it belongs on. ``owners``: account by block."""
-        for account in freed:
-            if account.kept is not None:
-                self._shared.update(account.kept)
-                account.kept = None
-        if freed:
-            self._shared = OrderedDict(sorted(self._shared.items(), key=lambda item: item[1]))
-        fresh = {account for account in bounded if account.kept is None}
-        for account in fresh:
-            account.kept = OrderedDict()
-        if fresh:
-            for block in list(self._shared):
-                account = owners[block]
-                if account in fresh and account.kept is not None:
-                    account.kept[block] = self._shared.pop(block)
-
-    def all(self) -> list[int]:
-        """Every cached block; linear in their number."""
-        own = [account.kept for account in self._accounts.bounded if account.kept is not None]
-        return [block for kept in (self._shared, *own) for block in kept]
 
 
 class BlockPool:
@@ -269,16 +196,39 @@ class BlockPool:
         """Put other quotas in force; what is held or cached beyond them stays until it is needed or ends."""
         self._cached.sort(self._accounts, *self.accounts.replace(quotas))
 
-    def adopt(self, block_id: bytes, owner: bytes) -> int | None:
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Blocks of one prompt that can be found, in its order, were of use: those without a holder are evicted as if
+        they had been released now, the last one first."""
+        for block in blocks:
+            self.hold(block)
+        self.release([*blocks])
+
+    def adopt(self, block_id: bytes, owner: bytes, behind: bytes = b"") -> int | None:
         """Take a block for content that comes from outside, registered and without a holder; None when the id is known
         already or its account can have no more. The caller overwrites all of it before the next computation, so it is
-        not zeroed."""
+        not zeroed.
+
+        Args:
+            block_id: its id.
+            owner: whose content it is.
+            behind: id of the block that it continues, before which it is evicted. None is taken in the place of that
+                one, since it would be of no use without it. Empty: it begins its prompt.
+        """
         if block_id in self.contents.by_id or self.available_for(self.accounts.look_up(owner)) < 1:
             return None
-        block = self.take_one(owner, self.accounts.of(owner))
+        account = self.accounts.of(owner)
+        before = self.find(behind)
+        block = self.take_one(owner, account)
+        if before is not None and self.find(behind) is None:
+            self.release([block])
+            return None
         self.contents.overwritten(block)
         self.register(block, block_id)
+        follows = before is not None and not self._refs[before] and self._accounts[before] is account
         self.release([block])
+        if follows:
+            assert before is not None, "a block follows none"
+            self._cached.put_behind(block, before, account)
         return block
 
     def coldest(self, count: int) -> Iterator[tuple[int, bytes, bytes]]:
@@ -311,6 +261,7 @@ class BlockPool:
         assert len(cached) == self._cached.count, "a cached block is on no list"
         assert not any(self._refs[block] for block in self._free), "a free block is held"
         assert not any(self._refs[block] for block in cached), "a cached block is held"
+        self._cached.check_integrity(self._accounts)
         self.contents.check_integrity(self._free, cached)
         self.rights.check_integrity()
         self._check_accounts(cached)
@@ -338,7 +289,7 @@ class BlockPool:
     def _make_way(self, account: KvAccount) -> None:
         """Make a block free for an account, whose count it is in already, where quotas want another than a free one."""
         if account.kept and self._must_use_own(account):
-            self._drop(next(iter(account.kept)))
+            self._drop(self._cached.first_of(account.kept))
         if len(self._free) <= self.accounts.withheld - account.withheld:
             self._evict(account)
 

@@ -17,7 +17,7 @@ from engine.core.kv.backlog import Backlog
 from engine.core.kv.leaving import Contents, Leaving, SpillChannel
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES
-from isolation.ipc.spill import Fetch, Keep, Withdraw, mark_of
+from isolation.ipc.spill import Fetch, Keep, Unwanted, Withdraw, mark_of
 
 MAX_INDEX = 1 << 18
 """Blocks that are remembered as sent away: 4 Mi tokens in blocks of 16, some 40 MiB of memory."""
@@ -66,6 +66,7 @@ class Sent:
     owner: bytes
     lasts_until_ns: int | None
     """Time from which on other hosts do not find it; None: never."""
+    sent_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -85,14 +86,16 @@ class Outbox:
     """Whether the supervisor's end is closed: nothing is sent any more."""
     now_ns: int = 0
     """Time of the turn."""
+    lost_ns: int = -1
+    """Time up to which what hosts have in common is lost (``isolation.ipc.spill.Lost``)."""
     lasts_s: dict[bytes, int] = field(default_factory=dict)
     """Seconds for which other hosts find what is sent, by the mark of its namespace; as many as there are namespaces
     that are shared."""
     _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
     """By id what is being copied out, the oldest first; as many as the contents have places for."""
-    _found: OrderedDict[bytes, int | None] = field(default_factory=OrderedDict)
-    """Ids of blocks that came from other hosts, the oldest first, with the time until which they count as there; None:
-    for ever."""
+    _found: OrderedDict[bytes, tuple[int | None, int]] = field(default_factory=OrderedDict)
+    """Ids of blocks that came from other hosts, the oldest first, with the time until which they count as there (None:
+    for ever), and that at which they came."""
     _wrong: dict[bytes, bytes] = field(default_factory=dict)
     """Id and owner of blocks that are to be withdrawn: of those in ``index`` or ``_found``, and so bounded as these."""
 
@@ -109,7 +112,7 @@ class Outbox:
     def leaves(self, block_id: bytes, owner: bytes) -> bool:
         """Whether a block may leave and has not yet, or so long ago that other hosts do not find it any more."""
         sent = self.index.get(block_id)
-        there = sent is not None and not self._is_over(sent.lasts_until_ns)
+        there = sent is not None and not self._is_over(sent.lasts_until_ns, sent.sent_ns)
         return not there and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
 
     def evict(self, block_id: bytes) -> None:
@@ -144,13 +147,13 @@ class Outbox:
 
     def found(self, block_id: bytes, owner: bytes) -> None:
         """Remember that another host had a block."""
-        self._found[block_id] = self._until(owner, FOUND_PART)
+        self._found[block_id] = self._until(owner, FOUND_PART), self.now_ns
         if len(self._found) > MAX_FOUND:
             self._found.popitem(last=False)
 
     def is_found(self, block_id: bytes) -> bool:
         """Whether another host is remembered to have had a block: so it is where other hosts find it."""
-        return block_id in self._found and not self._is_over(self._found[block_id])
+        return block_id in self._found and not self._is_over(*self._found[block_id])
 
     def withdraw(self, spoiled: Iterable[tuple[bytes, bytes]]) -> None:
         """Have the supervisor drop what it has of blocks that turned out to be wrong, given by id and owner. What finds
@@ -188,7 +191,7 @@ class Outbox:
             del self._leaving[departure.block_id]
             departure.copy.drop()
 
-    def send(self, message: Keep | Withdraw | Fetch) -> bool:
+    def send(self, message: Keep | Withdraw | Fetch | Unwanted) -> bool:
         """Send a message, if there is room for it; whether it was sent."""
         if self.gone:
             return False
@@ -212,7 +215,7 @@ class Outbox:
             return False
         self.counts.sent += 1
         self.unlearn(block_id)  # It may have been sent before, and comes last now.
-        self.index[block_id] = Sent(owner, self._until(owner))
+        self.index[block_id] = Sent(owner, self._until(owner), self.now_ns)
         self.known[owner] += 1
         if len(self.index) > MAX_INDEX:
             self.unlearn(next(iter(self.index)))
@@ -223,5 +226,5 @@ class Outbox:
         lasts_s = self.lasts_s.get(mark_of(owner), 0) if self.lasts_s else 0
         return self.now_ns + lasts_s * _S // part if lasts_s else None
 
-    def _is_over(self, until_ns: int | None) -> bool:
-        return until_ns is not None and self.now_ns >= until_ns
+    def _is_over(self, until_ns: int | None, since_ns: int) -> bool:
+        return until_ns is not None and (self.now_ns >= until_ns or since_ns <= self.lost_ns)

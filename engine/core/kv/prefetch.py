@@ -12,7 +12,7 @@ have their turn; no more blocks than the pool has for them all, which would put 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isolation.ipc.spill import KvTier
@@ -38,6 +38,10 @@ ANSWER_NS = 250_000_000
 """Time without a block after which the rest of a fetch is not expected any more, as for a request
 (``spill.PATIENCE_NS``)."""
 
+TOUCH_NS = 1_000_000_000
+"""Time between two moments at which all blocks of a prompt that are here are made as young as what was released last:
+they are used soon. Between them they are as old as the first of them (``engine.core.kv.cached``)."""
+
 MAX_CLAIMED = 64
 """Requests that have not started whose blocks are counted: as many as may wait for their prefixes
 (``spill.MAX_WAITING``). The blocks of one more are not, and may be put out."""
@@ -54,6 +58,8 @@ class Fetching:
     """Key of the blocks' account."""
     blocks: tuple[bytes, ...]
     """Ids of those asked for, in the order of the prompt."""
+    behind: tuple[bytes, ...] = ()
+    """Of each the id of the block that it continues; empty for the first one of a prompt."""
     heard_ns: int
     seeks: bool
     """Whether what other hosts computed will do."""
@@ -69,6 +75,7 @@ class _Prompt(Fetching):
     """Ids of all its blocks."""
     began_ns: int
     due_ns: int
+    touched_ns: int
     number: int = 0
     """Number of the fetch that is under way; 0: none."""
     place: int = 0
@@ -95,14 +102,20 @@ class Prefetches:
         is_here: Callable[[bytes], bool],
         ask: Callable[[Fetching], int],
         room: Callable[[bytes, Mapping[bytes, int]], int],
+        touch: Callable[[Sequence[bytes]], None],
+        leave: Callable[[int], object],
     ) -> None:
         """``is_here``: whether the pool has a block. ``ask`` sends a fetch and gives its number; 0: there is no room
         for it now. ``room``: blocks that the account with this key can take, cached ones included, beside those that
-        came or are on their way, of which each account has so many."""
+        came or are on their way, of which each account has so many. ``touch``: the blocks with these ids, the first
+        ones of a prompt, are the youngest, as far as they are here. ``leave``: nobody waits for the fetch with this
+        number any more."""
         self._most = max(1, min(MAX_BLOCKS, MAX_BYTES // block_bytes))
         self._is_here = is_here
         self._ask = ask
         self._room = room
+        self._touch = touch
+        self._leave = leave
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         """By id."""
         self._fetching: dict[int, _Prompt] = {}
@@ -133,7 +146,9 @@ class Prefetches:
                 chain=ids,
                 began_ns=now_ns,
                 due_ns=now_ns,
+                touched_ns=now_ns,
             )
+            self._touch(ids)
 
     def ask(self, now_ns: int) -> None:
         """Send the fetches that are due."""
@@ -141,6 +156,7 @@ class Prefetches:
             if now_ns - one.began_ns >= LIFE_NS:
                 self.end(one.request)
             elif one.number and now_ns - one.heard_ns >= ANSWER_NS:
+                self._leave(one.number)
                 self.over(one.number, now_ns)
             elif not one.number and now_ns >= one.due_ns:
                 self._fetch(one, now_ns)
@@ -161,8 +177,8 @@ class Prefetches:
     def end(self, request: int) -> None:
         """Take nothing more of a prompt; an unknown id is ignored."""
         one = self._prompts.pop(request, None)
-        if one is not None:
-            self._fetching.pop(one.number, None)
+        if one is not None and self._fetching.pop(one.number, None) is not None:
+            self._leave(one.number)
 
     def claim(self, key: bytes, chain: Iterator[bytes], outputs: range) -> tuple[int, ...]:
         """Take nothing more of the prompt with this chain, whose request is there; gives the blocks that came for it,
@@ -210,6 +226,9 @@ class Prefetches:
         """Ask for the next blocks: for one, where the last fetch brought nothing."""
         while one.place < len(one.chain) and self._is_here(one.chain[one.place]):
             one.place += 1
+        if now_ns - one.touched_ns >= TOUCH_NS:
+            one.touched_ns = now_ns
+            self._touch(one.chain[: one.place])
         count = self._most if one.come else 1
         left = self._room(one.key, self._taken)
         if left <= 0:  # What came would put out what has come, for this prompt or another.
@@ -217,6 +236,7 @@ class Prefetches:
             return
         blocks, come = one.chain[one.place : one.place + min(count, left)], one.come
         one.blocks, one.come, one.heard_ns, one.due_ns = blocks, 0, now_ns, now_ns + AGAIN_NS
+        one.behind = one.chain[one.place - 1 : one.place + len(blocks) - 1] if one.place else (b"", *blocks[:-1])
         if not blocks:
             return
         one.number = self._ask(one)

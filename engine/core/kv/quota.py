@@ -194,7 +194,7 @@ class KvAccounts:
         assert self.pinned == sum(account.pinned for account in self.by_key.values()), "what is pinned is off"
         for account in self.by_key.values():
             assert min(account.held, account.cached, account.promised, account.num_requests) >= 0
-            assert account.kept is None or len(account.kept) == account.cached
+            assert account.kept is None or bool(account.kept) == bool(account.cached)
             assert (account.kept is None) == (account.quota is None)
 
     def _close(self, account: KvAccount) -> None:

@@ -35,7 +35,19 @@ from isolation.ipc.engine import Submit
 from isolation.ipc.messages import MAX_FRAME_BYTES
 from isolation.ipc.prefetch import Prefetch
 from isolation.ipc.sampling import Sampling
-from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, KvTier, Share, mark_of
+from isolation.ipc.spill import (
+    MAX_FETCH_BLOCKS,
+    SPILL_HEADER_BYTES,
+    Fetch,
+    Fetched,
+    Forget,
+    KvTier,
+    Lost,
+    Miss,
+    Share,
+    Unwanted,
+    mark_of,
+)
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -89,7 +101,7 @@ class _Waiting(Fetching):
     submit: Submit
     arrival_ns: int
     gap: bool = False
-    """Whether the store was asked and lacks a block."""
+    """Whether the store was asked and lacks a block that it has not lost, as far as the supervisor knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,8 @@ class SpillTier:
             lambda block_id: self.pool.find(block_id) is not None,
             lambda one: self._send_fetch(one, ahead=True),
             self.pool.available_beside,
+            lambda ids: self.pool.touch([block for one in ids if (block := self.pool.find(one)) is not None]),
+            self._leave,
         )
 
     @property
@@ -164,8 +178,11 @@ class SpillTier:
         wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
-        copied = replace(submit, token_ids=submit.token_ids[:])
-        one = _Waiting(key=key, blocks=wanted, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns)
+        copied, blocks = replace(submit, token_ids=submit.token_ids[:]), tuple(wanted)
+        behind = tuple(wanted.values())
+        one = _Waiting(
+            key=key, blocks=blocks, behind=behind, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns
+        )
         number = self._send_fetch(one, coming=seeks and submit.coming)
         if number:
             self._waiting[number] = one
@@ -195,6 +212,10 @@ class SpillTier:
         self._next += 1
         return number
 
+    def _leave(self, number: int) -> None:
+        """Have nothing more sent of a fetch; where the ring has no room, what still comes is dropped here."""
+        self._out.send(Unwanted(number))
+
     def holding(self, request_id: int) -> Submit | None:
         """The request that waits here under this id, if one does; a choice of it counts."""
         for one in self._waiting.values():
@@ -207,6 +228,7 @@ class SpillTier:
         for number, one in self._waiting.items():
             if one.submit is submit:
                 del self._waiting[number]
+                self._leave(number)
                 return
 
     def take(self, now_ns: int) -> list[Returned]:
@@ -224,6 +246,7 @@ class SpillTier:
         for number, one in list(self._waiting.items()):
             if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
                 self.counts.late += 1
+                self._leave(number)
                 self._end(number, now_ns, returned)
         self.prefetches.ask(now_ns)
         return returned
@@ -246,6 +269,8 @@ class SpillTier:
                     self._out.lasts_s.pop(message.mark, None)
                     self._out.backlog.end(message.mark)
                     forgotten.add(message.mark)
+                elif isinstance(message, Lost):
+                    self._out.lost_ns = now_ns
                 elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
                     self._shared.add(message.mark)
                     self._out.lasts_s[message.mark] = message.lasts_s
@@ -306,17 +331,16 @@ class SpillTier:
         evicted.clear()
         return left
 
-    def _missing(self, submit: Submit, sought: int) -> tuple[bytes, ...]:
-        """The blocks to ask for: of the leading ones that are known here or there, those that are there, and so many
-        behind them that other hosts may have."""
+    def _missing(self, submit: Submit, sought: int) -> dict[bytes, bytes]:
+        """The blocks to ask for, each with the one that it continues: of the leading ones that are known here or there,
+        those that are there, and so many behind them that other hosts may have."""
         most = min(MAX_FETCH_BLOCKS, self.pool.num_available)
-        wanted: list[bytes] = []
+        wanted, known, last = dict[bytes, bytes](), list[int](), b""
         for block_id in self.cache.chain(submit):
+            behind, last = last, block_id
             here = self.pool.find(block_id)
             if here is not None:
-                # Taken up and released: what comes shall not take the place of what it follows.
-                self.pool.hold(here)
-                self.pool.release([here])
+                known.append(here)
                 continue
             if len(wanted) >= most:
                 break
@@ -324,8 +348,9 @@ class SpillTier:
                 if not sought:
                     break
                 sought -= 1
-            wanted.append(block_id)
-        return tuple(wanted)
+            wanted[block_id] = behind
+        self.pool.touch(known)  # What comes shall not take the place of what it follows.
+        return wanted
 
     @property
     def _num_seeking(self) -> int:
@@ -345,16 +370,19 @@ class SpillTier:
             # Where other hosts have not got it either, what is behind the gap is of no use to them: it is computed
             # here, and counts as not sent then, as where a store was started anew.
             # Of a prompt that another host still computes it may be there in a moment: nothing is known by that.
+            # Nor is it where the store does not serve: what was sent is not sent to it again.
             if isinstance(one, _Waiting):
-                one.gap = one.seeks
-                for missed in one.blocks[one.come :] if one.seeks else (block_id,):
+                one.gap = one.seeks and message.miss == Miss.LACKED
+                unknown = one.seeks and message.miss == Miss.UNKNOWN
+                for missed in () if unknown else one.blocks[one.come :] if one.seeks else (block_id,):
                     self._out.unlearn(missed)
             self._end(message.request, now_ns, returned)
             return
         one.come += 1
         if self.pool.find(block_id) is None:
-            block = self.pool.adopt(block_id, one.key)
+            block = self.pool.adopt(block_id, one.key, one.behind[one.come - 1])
             if block is None:
+                self._leave(message.request)
                 self._end(message.request, now_ns, returned, room=False)
                 return
             self._save_evicted(1)  # Its place is overwritten now.

@@ -116,6 +116,22 @@ def test_what_is_no_reply_ends_the_connection(lie: str, monkeypatch: pytest.Monk
         listening.close()
 
 
+def test_a_store_that_comes_back_is_found_by_who_asks_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who asks many times in the pause behind a failure is answered soon after the store is there again: questions that
+    were not sent make the pause no longer. Control: before, all are away."""
+    monkeypatch.setattr(module, "RETRY_S", 0.5)
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as folder:
+        asked = ObjectStore(config(f"unix:{folder}/store.sock"))
+        assert [status for status, _ in asked.get(NAMES[:1], [3])] == [ObjectStatus.AWAY]
+        with store(Path(folder)):
+            until, found = time.monotonic() + 20, ObjectStatus.AWAY
+            while found is ObjectStatus.AWAY and time.monotonic() < until:
+                ((found, _),) = asked.get(NAMES[:1], [3])
+                time.sleep(0.02)
+            assert found is ObjectStatus.ABSENT
+        asked.close()
+
+
 def test_a_store_that_is_not_there_costs_nothing_but_the_answer() -> None:
     """Everything is away at once, also what has to be read from the supervisor first; after a failure no connection is
     tried for a second."""

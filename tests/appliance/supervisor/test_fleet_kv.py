@@ -130,13 +130,13 @@ def test_a_host_finds_what_another_wrote_and_nothing_else(fleet: Fleet) -> None:
     written = dict(fleet.store.values)
     kept(one, space)
     assert fleet.store.values == written and one.figures.fleet_stored == 3
-    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [data(0), data(1), data(2)]
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0), data(1), data(2)]
     assert two.figures.fleet_restored == 3
     for other in (replace(LIFE, backend=b"c" * 32), replace(LIFE, model="11" * 32)):
-        assert two.kv.find(space, BLOCKS, other, SIZE) == []
-    assert two.kv.find(one.space("beta"), BLOCKS, LIFE, SIZE) == []
-    assert two.kv.find(space, BLOCKS, LIFE, SIZE - 1) == []
-    assert two.kv.find(bytes(32), BLOCKS, LIFE, SIZE) == []
+        assert two.kv.find(space, BLOCKS, other, SIZE).contents == []
+    assert two.kv.find(one.space("beta"), BLOCKS, LIFE, SIZE).contents == []
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE - 1).contents == []
+    assert two.kv.find(bytes(32), BLOCKS, LIFE, SIZE).contents == []
     assert two.kv.keep(bytes(32), BLOCKS[3], LIFE, data(3)) is None
     assert two.figures.fleet_rejected == 0
 
@@ -150,13 +150,13 @@ def test_a_block_that_an_engine_calls_wrong_is_dropped_for_all_hosts(fleet: Flee
     kept(one, space)
     for other in (one.space("beta"), bytes(32)):
         two.kv.withdraw(other, BLOCKS[1], LIFE)
-    assert three.kv.find(space, BLOCKS, LIFE, SIZE) == [data(0), data(1), data(2)]
+    assert three.kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0), data(1), data(2)]
     two.kv.withdraw(space, BLOCKS[1], LIFE)
-    assert three.kv.find(space, BLOCKS, LIFE, SIZE) == [data(0)]
-    assert three.kv.find(space, BLOCKS[2:], LIFE, SIZE) == [data(2)]
+    assert three.kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0)]
+    assert three.kv.find(space, BLOCKS[2:], LIFE, SIZE).contents == [data(2)]
     one.kv.withdraw(space, BLOCKS[1], LIFE)
     kept(one, space)
-    assert three.kv.find(space, BLOCKS, LIFE, SIZE) == [data(0), data(1), data(2)]
+    assert three.kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0), data(1), data(2)]
     assert (one.figures.fleet_withdrawn, two.figures.fleet_withdrawn) == (1, 2)
 
 
@@ -177,9 +177,9 @@ def test_an_engine_is_told_when_to_send_and_what_it_left_out_is_counted(
     port.serve(Keep(bytes(32), BLOCKS[1], data(1), left_out=4))
     assert one.figures.fleet_left_out == 7
     asked = Binding("alpha", LIFE.model, BLOCKS[0], port.epoch)
-    assert (store.get(asked), fleet.hosts[1].kv.find(space, BLOCKS, LIFE, SIZE)) == (data(0), [data(0)])
+    assert (store.get(asked), fleet.hosts[1].kv.find(space, BLOCKS, LIFE, SIZE).contents) == (data(0), [data(0)])
     port.serve(Withdraw(space, BLOCKS[0]))
-    assert (store.get(asked), fleet.hosts[1].kv.find(space, BLOCKS, LIFE, SIZE)) == (None, [])
+    assert (store.get(asked), fleet.hosts[1].kv.find(space, BLOCKS, LIFE, SIZE).contents) == (None, [])
     port.close()
     store.close()
     ring.close()
@@ -216,10 +216,10 @@ def test_what_a_store_has_lost_is_written_again(fleet: Fleet) -> None:
     kept(one, space)
     fleet.store.values.clear()
     kept(one, space)
-    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == []
-    one.kv.absent(space, BLOCKS, LIFE)
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE).contents == []
+    one.kv.absent(space, BLOCKS, LIFE, lacks=True)
     kept(one, space)
-    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [data(0), data(1), data(2)]
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0), data(1), data(2)]
     assert one.kv.count("alpha") == 3
 
 
@@ -235,19 +235,19 @@ def test_a_store_that_changes_and_swaps_gives_nothing(fleet: Fleet) -> None:
         changed = bytearray(whole[name])
         changed[-20] ^= 1
         fleet.store.values[name] = bytes(changed)
-    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [] and two.figures.fleet_rejected == 1
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE).contents == [] and two.figures.fleet_rejected == 1
     for place, name in enumerate(names):
         fleet.store.values[name] = whole[names[place - 1]]
-    assert two.kv.find(space, BLOCKS, LIFE, SIZE) == [] and two.figures.fleet_rejected == 2
+    assert two.kv.find(space, BLOCKS, LIFE, SIZE).contents == [] and two.figures.fleet_rejected == 2
     fleet.store.values.update(whole)
-    assert len(two.kv.find(space, BLOCKS, LIFE, SIZE)) == 3
+    assert len(two.kv.find(space, BLOCKS, LIFE, SIZE).contents) == 3
     assert one.keys.shred("alpha")
     fleet.turns(10)
     known = set(fleet.store.values)
     kept(one, one.space())
     for old, new in zip(names, [name for name in fleet.store.values if name not in known], strict=True):
         fleet.store.values[new] = whole[old]
-    assert two.kv.find(two.space(), BLOCKS, LIFE, SIZE) == [] and two.figures.fleet_rejected == 3
+    assert two.kv.find(two.space(), BLOCKS, LIFE, SIZE).contents == [] and two.figures.fleet_rejected == 3
 
 
 @pytest.mark.parametrize("ordered_on", [0, 1], ids=["server", "member"])
@@ -258,17 +258,24 @@ def test_a_shred_ends_what_was_written_on_all_hosts_and_says_when(fleet: Fleet, 
     one, two, three = fleet.hosts
     space, beta = one.space(), one.space("beta")
     kept(one, space)
-    assert len(two.kv.find(space, BLOCKS, LIFE, SIZE)) == 3
+    assert len(two.kv.find(space, BLOCKS, LIFE, SIZE).contents) == 3
     ordering = fleet.hosts[ordered_on]
     assert ordering.keys.shred("alpha") and ordering.keys.waiting == 1
-    assert ordering.kv.find(space, BLOCKS, LIFE, SIZE) == [] and ordering.kv.keep(space, BLOCKS[3], LIFE, b"x") is None
+    assert (
+        ordering.kv.find(space, BLOCKS, LIFE, SIZE).contents == []
+        and ordering.kv.keep(space, BLOCKS[3], LIFE, b"x") is None
+    )
     fleet.turns(16)
     assert [(end.account, end.complete) for end in ordering.ends] == [("alpha", True)] and ordering.keys.waiting == 0
     assert ordering.ends[0].seconds < LEASE_S
     fresh = {host.space() for host in (one, two, three)}
     assert len(fresh) == 1 and space not in fresh
     for host in (one, two, three):
-        assert host.kv.find(space, BLOCKS, LIFE, SIZE) == host.kv.find(host.space(), BLOCKS, LIFE, SIZE) == []
+        assert (
+            host.kv.find(space, BLOCKS, LIFE, SIZE).contents
+            == host.kv.find(host.space(), BLOCKS, LIFE, SIZE).contents
+            == []
+        )
         assert host.keys.current(beta) is not None
     assert not ordering.keys.shred("gamma"), "a tenant that does not share has nothing to end"
 
@@ -344,8 +351,8 @@ def test_a_host_has_no_more_in_the_store_than_its_part(tmp_path: Path) -> None:
     one, before = fleet.hosts[0], set(fleet.store.values)
     kept(one, one.space())
     assert len(set(fleet.store.values) - before) == 2
-    assert one.kv.find(one.space(), BLOCKS, LIFE, SIZE) == []
-    assert one.kv.find(one.space(), BLOCKS[1:], LIFE, SIZE) == [data(1), data(2)]
+    assert one.kv.find(one.space(), BLOCKS, LIFE, SIZE).contents == []
+    assert one.kv.find(one.space(), BLOCKS[1:], LIFE, SIZE).contents == [data(1), data(2)]
     assert one.kv.drop("alpha") == 2 and set(fleet.store.values) <= before
 
 

@@ -57,7 +57,9 @@ class HostileStore:
         self.away = False
         self._done: list[Callable[[ObjectStatus], None]] = []
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
+    def get(
+        self, names: Sequence[bytes], sizes: Sequence[int], _wanted: Callable[[], bool] = lambda: True
+    ) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Give what the lie makes of each."""
         if self.away:
             return [(ObjectStatus.AWAY, b"")] * len(names)

@@ -95,8 +95,8 @@ ALLOWED = {
         pi.Pong: State.DRAINING,
     },
     (m.Role.SPILL, State.GREETING, Side.GUEST): {m.Hello: State.READY},
-    (m.Role.SPILL, State.READY, Side.GUEST): dict.fromkeys((sp.Keep, sp.Withdraw, sp.Fetch), State.READY),
-    (m.Role.SPILL, State.READY, Side.HOST): dict.fromkeys((sp.Fetched, sp.Forget, sp.Share), State.READY),
+    (m.Role.SPILL, State.READY, Side.GUEST): dict.fromkeys((sp.Keep, sp.Withdraw, sp.Fetch, sp.Unwanted), State.READY),
+    (m.Role.SPILL, State.READY, Side.HOST): dict.fromkeys((sp.Fetched, sp.Forget, sp.Share, sp.Lost), State.READY),
 }
 """Written out a second time, so that a change of the table is a change of this test."""
 

@@ -32,7 +32,9 @@ class OwnedStore:
         self.values: dict[bytes, bytes] = {}
         self.history: list[tuple[bytes, bytes]] = []
 
-    def get(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[ObjectStatus, bytes | bytearray]]:
+    def get(
+        self, names: Sequence[bytes], sizes: Sequence[int], _wanted: Callable[[], bool] = lambda: True
+    ) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """What is under these names, where it has the length."""
         found = [self.values.get(name) for name in names]
         return [

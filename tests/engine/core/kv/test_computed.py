@@ -14,7 +14,7 @@ from engine.core.kv.backlog import BYTES_PER_S, MAX_NOTED, MAX_OF_ONE, STALE_NS,
 from engine.core.scheduler.plan import FAILED, StepPlan
 from isolation.ipc.errors import RingFull
 from isolation.ipc.messages import Role
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, KvTier, Share, Withdraw, mark_of
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, KvTier, Miss, Share, Withdraw, mark_of
 from tests.engine.core.kv.spilled import MODEL, Spilling, kv_of, prompt
 from tests.engine.support import make_engine, namespace, submit
 from tests.isolation.ipc.wire import Wire, connect
@@ -185,7 +185,7 @@ def test_what_was_found_and_is_missed_later_is_sent_when_it_is_computed(wire: Wi
         for index in range(answers):
             wire.host.send(Fetched(fetch.request, index, bytes(size), KvTier.STORE))
         if answers < len(fetch.blocks):
-            wire.host.send(Fetched(fetch.request, answers, b""))
+            wire.host.send(Fetched(fetch.request, answers, b"", miss=Miss.LACKED))
         run(engine)
         return kept(wire)
 

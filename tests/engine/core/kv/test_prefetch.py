@@ -25,11 +25,14 @@ from isolation.ipc.errors import RingFull
 from isolation.ipc.kv import WHOLE_POOL, KvQuota, KvQuotas
 from isolation.ipc.messages import Role
 from isolation.ipc.prefetch import Prefetch
-from isolation.ipc.spill import Fetch, Fetched, Forget, KvTier, Withdraw, mark_of
+from isolation.ipc.spill import Fetch, Fetched, Forget, KvTier, Miss, Withdraw, mark_of
 from tests.engine.core.kv.spilled import Spilling, kv_of, prompt
 from tests.engine.core.kv.test_computed import LONG, chain, engine_on, fill, run, shares, told
 from tests.engine.support import namespace, submit
 from tests.isolation.ipc.wire import Wire, connect
+
+IDLE = (lambda _ids: None, lambda _number: None)
+"""Nothing is touched and no fetch is left."""
 
 TAKING = 900
 """Id of a prompt that is taken."""
@@ -75,7 +78,9 @@ def answer(wire: Wire, fetch: Fetch, contents: list[bytes], ids: list[bytes]) ->
     first = ids.index(fetch.blocks[0])
     for index in range(len(fetch.blocks)):
         there = first + index < len(contents)
-        wire.host.send(Fetched(fetch.request, index, contents[first + index] if there else b"", KvTier.STORE))
+        wire.host.send(
+            Fetched(fetch.request, index, contents[first + index] if there else b"", KvTier.STORE, Miss.LACKED)
+        )
         if not there:
             return
 
@@ -248,7 +253,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             prefetches.begin(number, key, iter([b"%d-%d" % (number, place) for place in range(40)]), 0)
         return len(prefetches) - before
 
-    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000)
+    few = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000, *IDLE)
     assert [begun(few, key, 100 * place) for place, key in enumerate((b"a", b"b", b"c"))] == [
         MAX_PREFETCHES_OF_ONE,
         MAX_PREFETCHES - MAX_PREFETCHES_OF_ONE,
@@ -260,7 +265,7 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     few.begin(600, b"d", iter(()), 0)
     assert len(few) == MAX_PREFETCHES
     for size, wanted in ((1 << 20, 8), (16 << 20, 1)):
-        large = Prefetches(size, lambda _id: False, send, lambda _key, _taken: 1_000)
+        large = Prefetches(size, lambda _id: False, send, lambda _key, _taken: 1_000, *IDLE)
         large.begin(1, b"a", iter([bytes([place]) for place in range(40)]), 0)
         large.ask(0)
         found = large.fetching(len(sent))
@@ -417,7 +422,7 @@ def test_requests_that_wait_are_counted_within_a_bound() -> None:
         sent.append(len(one.blocks))
         return len(sent)
 
-    prefetches = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000)
+    prefetches = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000, *IDLE)
     for number in range(MAX_CLAIMED + 3):
         prefetches.begin(number, b"key", iter([b"id"]), 0)
         prefetches.ask(0)

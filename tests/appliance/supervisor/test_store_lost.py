@@ -1,0 +1,201 @@
+"""What hosts make of a store that is away, was begun anew, or is slow: nothing is blamed on others, and nothing stays
+unwritten."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.common.carrier_wire import ObjectStatus
+from appliance.supervisor import fleet_seek, kv_carrier
+from appliance.supervisor.fleet_kv import FleetKv
+from appliance.supervisor.fleet_seek import FleetSeeker
+from appliance.supervisor.kv_carrier import KvCarrier
+from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
+from isolation.ipc.spill import Fetch, Fetched, Miss
+from tests.appliance.carrier.carrying import carrier
+from tests.appliance.supervisor.test_fleet_kv import BLOCKS, LIFE, SIZE, TAGS, Fleet, data, fleet
+from tests.appliance.supervisor.test_kv_export import wait_until as wait_for
+from tests.stores import store
+
+__all__ = ["fleet"]
+
+
+class Heard:
+    """What a seeker gives."""
+
+    def __init__(self, kv: FleetKv) -> None:
+        self.rung, self.found = threading.Event(), list[Fetched]()
+        self.seeker = FleetSeeker(kv, LIFE, self.rung.set, "engine")
+        self.seeker.start()
+
+    def last(self, fetch: Fetch) -> Fetched:
+        """The last answer to a fetch."""
+        assert self.seeker.ask(fetch, 0)
+        until = time.monotonic() + 30
+        while not (self.found and self.found[-1].request == fetch.request and not self.found[-1].content):
+            assert self.rung.wait(until - time.monotonic())
+            self.rung.clear()
+            self.found += self.seeker.take()
+        return self.found[-1]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's questions are not late; what waits for seconds does not here."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)
+    for name, value in (("PATIENCE_S", 10.0), ("PROBE_S", 0.05), ("RETRY_S", 0.05)):
+        monkeypatch.setattr(kv_carrier, name, value)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name."""
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def shared(fleet: Fleet, way: KvCarrier) -> tuple[FleetKv, SpillFigures]:
+    """Blocks in common over a real way to a store, with the keys of the first host."""
+    host, figures = fleet.hosts[0], SpillFigures()
+    limits = SpillLimits(0, store=1 << 20, store_seconds=600)
+    kv = FleetKv(host.keys, way, TAGS[0], frozenset(TAGS), limits, figures)
+    kv.may_have_lost = way.may_have_lost
+    return kv, figures
+
+
+def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder: Path, patient: None) -> None:
+    """A real store with blocks is killed: what misses them meanwhile knows nothing, and the books stay as they are. One
+    that is started in its place has nothing: within a few looks the host says so, counts nothing as written, and
+    writes again; the host that computed is not blamed for a while. Control: a store that only stands still for a while
+    has lost nothing, and of a prompt that nobody wrote the miss is one."""
+    space, told = fleet.hosts[0].space(), list[bool]()
+    absent = tuple(bytes([90 + number]) * 16 for number in range(2))
+    with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
+        way = KvCarrier(folder / "c", 600)
+        kv, figures = shared(fleet, way)
+        heard = Heard(kv)
+
+        def lost(everything: bool) -> None:
+            told.append(everything)
+            if everything:
+                kv.lose()
+
+        def write() -> None:
+            for number in range(3):
+                assert kv.keep(space, BLOCKS[number], LIFE, data(number)) == "alpha"
+
+        way.on_lost = lost
+        with store(folder) as running:
+            wait_for(lambda: bool(way._mark))
+            told.clear()
+            write()
+            wait_for(lambda: figures.fleet_stored == 3)
+            assert len(kv.find(space, BLOCKS, LIFE, SIZE).contents) == 3
+            assert heard.last(Fetch(1, space, absent, SIZE, coming=True)).miss is Miss.LACKED
+            running.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            running.process.send_signal(signal.SIGCONT)
+            time.sleep(0.5)
+            assert told == [] and kv.count("alpha") == 3
+            running.process.kill()
+            running.process.wait()
+            assert heard.last(Fetch(2, space, BLOCKS, SIZE, coming=True)).miss is Miss.UNKNOWN
+            assert (kv.count("alpha"), figures.fleet_stored) == (3, 3)
+        (folder / "store.sock").unlink(missing_ok=True)
+        with store(folder):
+            wait_for(lambda: told == [True])
+            assert kv.count("alpha") == 0
+            assert heard.last(Fetch(3, space, BLOCKS, SIZE, coming=True)).miss is Miss.LOST
+            write()
+            wait_for(lambda: len(kv.find(space, BLOCKS, LIFE, SIZE).contents) == 3)
+            assert kv.count("alpha") == 3
+        heard.seeker.close()
+        way.close()
+
+
+def test_what_was_offered_while_the_store_was_away_is_sent_again(fleet: Fleet, folder: Path, patient: None) -> None:
+    """Blocks that were offered to no store are not in the books, and once one serves engines are told to send them
+    again, which is once. Control: where all was written nothing is told."""
+    space, told = fleet.hosts[0].space(), list[bool]()
+    with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
+        way = KvCarrier(folder / "c", 600)
+        kv, figures = shared(fleet, way)
+        way.on_lost = told.append
+        kv.keep(space, BLOCKS[0], LIFE, data(0))
+        wait_for(lambda: figures.store_away > 0)
+        assert kv.count("alpha") == 0 and told == []
+        with store(folder):
+            wait_for(lambda: told == [False])
+            kv.keep(space, BLOCKS[0], LIFE, data(0))
+            wait_for(lambda: figures.fleet_stored == 1)
+            time.sleep(0.3)
+            assert told == [False]
+        way.close()
+
+
+def test_a_fetch_that_nobody_waits_for_ends_between_two_blocks(fleet: Fleet, folder: Path, patient: None) -> None:
+    """Of a question for 16 blocks the rest is not read once nobody wants it, and nothing of it is given; the next
+    question is answered as any other, and the store does not count as away. Control: wanted, all come."""
+    names = [bytes([number]) * 32 for number in range(16)]
+    with store(folder) as running, carrier(folder / "c", running.address):
+        way, done = KvCarrier(folder / "c", 600), list[ObjectStatus]()
+        for name in names:
+            assert way.offer(name, memoryview(bytes(64 << 10)), done.append)
+        wait_for(lambda: done == [ObjectStatus.OK] * 16)
+        asked = list[None]()
+
+        def wanted() -> bool:
+            asked.append(None)
+            return len(asked) <= 5
+
+        found = way.get(names, [64 << 10] * 16, wanted)
+        assert len(asked) == 6 and {status for status, _ in found} == {ObjectStatus.AWAY}
+        assert not any(body for _, body in found) and way._peer is None
+        for _ in range(2):
+            assert [status for status, _ in way.get(names, [64 << 10] * 16)] == [ObjectStatus.OK] * 16
+        way.close()
+
+
+def test_a_seeker_drops_what_nobody_waits_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that is left while it waits in line, while it is asked for, and while its answer waits to be sent, gives
+    nothing more; others are answered. An unknown number changes nothing (control)."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)
+    one = fleet.hosts[0]
+    for number in range(4):
+        one.kv.keep(one.space(), BLOCKS[number], LIFE, data(number))
+    under_way, goes_on, plain = threading.Event(), threading.Event(), one.kv.find
+
+    def find(*asked, **more):  # type: ignore[no-untyped-def]  # as FleetKv.find
+        under_way.set()
+        assert goes_on.wait(30)
+        return plain(*asked, **more)
+
+    monkeypatch.setattr(one.kv, "find", find)
+    rung = threading.Event()
+    seeker = FleetSeeker(one.kv, LIFE, rung.set, "engine")
+    for number in (1, 2, 3):
+        assert seeker.ask(Fetch(number, one.space(), BLOCKS, SIZE), 0)
+    seeker.start()
+    try:
+        assert under_way.wait(30)
+        for number in (1, 2, 99):
+            seeker.end(number)
+        goes_on.set()
+        assert rung.wait(30)
+        seeker.end(98)
+        found = seeker.take()
+        assert [(answer.request, answer.index) for answer in found] == [(3, place) for place in range(4)]
+        assert seeker.ask(Fetch(4, one.space(), BLOCKS, SIZE), 0)
+        wait_for(lambda: bool(seeker._found))
+        seeker.end(4)
+        assert seeker.take() == []
+    finally:
+        seeker.close()
+    assert one.figures.fleet_absent == 0
