@@ -49,7 +49,7 @@ class FoundBlocks:
     """What a question to the store has brought."""
 
     contents: list[bytes]
-    """Of the first blocks that were asked for, as many as there were."""
+    """Contents of the first blocks that were asked for, as many as there were."""
     lacks: bool = False
     """Whether the store serves and has not got the block behind these, or something that does not open. False where it
     does not answer or refuses: then nothing is known of the block."""

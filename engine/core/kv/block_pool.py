@@ -211,8 +211,7 @@ class BlockPool:
         Args:
             block_id: its id.
             owner: whose content it is.
-            behind: id of the block that it continues, before which it is evicted. None is taken in the place of that
-                one, since it would be of no use without it. Empty: it begins its prompt.
+            behind: id of the block that it continues, before which it is evicted and never in its place; empty: none.
         """
         if block_id in self.contents.by_id or self.available_for(self.accounts.look_up(owner)) < 1:
             return None
@@ -224,10 +223,8 @@ class BlockPool:
             return None
         self.contents.overwritten(block)
         self.register(block, block_id)
-        follows = before is not None and not self._refs[before] and self._accounts[before] is account
         self.release([block])
-        if follows:
-            assert before is not None, "a block follows none"
+        if before is not None and not self._refs[before] and self._accounts[before] is account:
             self._cached.put_behind(block, before, account)
         return block
 

@@ -59,7 +59,7 @@ class Fetching:
     blocks: tuple[bytes, ...]
     """Ids of those asked for, in the order of the prompt."""
     behind: tuple[bytes, ...] = ()
-    """Of each the id of the block that it continues; empty for the first one of a prompt."""
+    """For each the id of the block that it continues; empty for the first one of a prompt."""
     heard_ns: int
     seeks: bool
     """Whether what other hosts computed will do."""

@@ -157,8 +157,7 @@ class SpillTier:
 
     @property
     def num_leaving(self) -> int:
-        """Blocks that are copied out, or to be, and not sent yet; chunks of a prompt that was just computed count as
-        one."""
+        """Blocks that are copied out, or to be, and not sent yet; chunks of a prompt just computed count as one."""
         return 0 if self._out.gone else self._out.num_leaving + len(self.cache.noted or ())
 
     def await_prefix(self, submit: Submit, now_ns: int) -> bool:
