@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 ROLES = ("engine", "text")
 """Roles of sandboxes that are saved."""
 
 MAX_PROBLEM_CHARS = 300
 """Longest reason: two lines of a terminal."""
+
+MAX_TOLD = 130
+"""Most checkpoints that are told: each of 64 models and the base, for both roles."""
+
+MAX_PROBLEMS_BYTES = 64 << 10
+"""Most bytes of all reasons, as JSON: a message to the gateway has twice that (``control.MAX_DATAGRAM_BYTES``)."""
+
+IN_THE_LOG = "the supervisor's log says why"
+"""In the place of a reason for which there is no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +45,15 @@ class CheckpointStatus:
 
 
 def to_wire(found: Iterable[CheckpointStatus]) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Return sizes and times by name, and problems by name."""
-    rows = tuple(found)
-    return {one.name: [one.bytes, int(one.made_at)] for one in rows}, {
-        one.name: one.problem for one in rows if one.problem
-    }
+    """Return sizes and times by name, and problems by name, of ``MAX_TOLD`` at most. Reasons behind
+    ``MAX_PROBLEMS_BYTES`` are ``IN_THE_LOG``."""
+    rows, left = tuple(islice(found, MAX_TOLD)), MAX_PROBLEMS_BYTES
+    problems = {one.name: one.problem for one in rows if one.problem}
+    for name, problem in problems.items():
+        left -= len(json.dumps(problem))
+        if left < 0:
+            problems[name] = IN_THE_LOG
+    return {one.name: [one.bytes, int(one.made_at)] for one in rows}, problems
 
 
 def from_wire(kept: dict[str, list[int]], problems: dict[str, str]) -> tuple[CheckpointStatus, ...]:

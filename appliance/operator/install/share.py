@@ -44,6 +44,7 @@ PATTERNS = (
     "docs/reference/*.md",
     "examples/*",
     "deploy/*/*",
+    "deploy/*/*/*",
     "bench/*.md",
     "bench/results/*.md",
     "bench/results/*/*.svg",

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from appliance.common import control, control_cards, control_charges, control_models, control_usage
+from appliance.common import control, control_cards, control_charges, control_checkpoints, control_models, control_usage
 from appliance.common.audit.attestation import MAX_ATTESTATION_BYTES
 from appliance.common.cards import FIGURES, MAX_CARDS, XID_KINDS, CardStatus, ModelMemory
+from appliance.common.checkpoint_status import MAX_PROBLEM_CHARS, ROLES, CheckpointStatus, to_wire
 from appliance.common.config import MAX_LABEL_NAMES
 from appliance.common.control import MAX_DATAGRAM_BYTES, Control, encode
 from appliance.common.disk_space import PLACES
@@ -88,6 +89,13 @@ GROWING: dict[type, Callable[[], Control]] = {
     control.Attested: lambda: control.Attested("r" * SHORT, '"' * MAX_ATTESTATION_BYTES, ""),
     control.SandboxUp: lambda: control.SandboxUp(
         models(1)[0], "engine", MOST, MOST, MOST, "f" * TEXT, {"n" * 16: MOST}, tenants(1)[0], computes=WIDE * 600
+    ),
+    control_checkpoints.CheckpointState: lambda: control_checkpoints.CheckpointState(
+        *to_wire(
+            CheckpointStatus(role=role, model=model, bytes=MOST, made_at=MOST, problem=WIDE * MAX_PROBLEM_CHARS)
+            for role in ROLES
+            for model in models(100)
+        )
     ),
     control.SpillState: lambda: control.SpillState({f"{number:064}": MOST for number in range(100)}),
     control.DiskState: lambda: control.DiskState({place: [MOST, MOST] for place in PLACES}),
