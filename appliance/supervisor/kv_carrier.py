@@ -62,7 +62,8 @@ SAY_EVERY_S = 60.0
 """Seconds between two lines about a carrier that does not serve."""
 
 PROBE_S = 5.0
-"""Seconds without anything to write after which a name that nobody has is dropped, to see whether the store serves."""
+"""Seconds without anything to write after which a name that nobody has is dropped, to see whether the store serves;
+and between two looks for the mark."""
 
 LATE_S = 10.0
 """Seconds for which the store counts as away after an answer did not come in ``PATIENCE_S``: longer than from one
