@@ -28,7 +28,13 @@ FREEZER = "freezer"
 _FREEZING = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
 """File, its text for frozen, its text for thawed: v1 (the kernel's cgroup-v1/freezer-subsystem), v2 (cgroup-v2,
 ``cgroup.freeze``)."""
-_CPU_PERIOD_US = 100_000
+_CPU_PERIOD_US = 10_000
+"""Period of a quota. A kernel may let a group use up its quota in one go while others wait (seen on Linux 6.18, with a
+program woken beside it: 50 ms with half a core and the kernel's own period of 100 ms), so the period bounds that."""
+_CPU_QUOTA_MIN_US = 1_000
+"""Least quota that the kernel takes; for less than that in a period, the period is longer."""
+_CPU_PERIOD_MAX_US = 1_000_000
+"""Longest period that the kernel takes."""
 _REMOVE_TIMEOUT_S = 20.0
 """Time limit for the end of killed processes: the last one frees the sandbox's memory (some GiB take 1.6 s) and waits
 for its pending disk reads, longer under load."""
@@ -162,24 +168,31 @@ class Cgroup:
             remove_group(directory)
 
 
+def cpu_quota(cores: float | None) -> tuple[int, int | None]:
+    """Return the microseconds of a period and how many of them a group may run in all; None for no quota. Pure."""
+    if cores is None:
+        return _CPU_PERIOD_US, None
+    period_us = max(_CPU_PERIOD_US, min(_CPU_PERIOD_MAX_US, round(_CPU_QUOTA_MIN_US / cores)))
+    return period_us, max(_CPU_QUOTA_MIN_US, round(cores * period_us))
+
+
 def limit_files(limits: Limits, version: int) -> list[tuple[str, str, bool]]:
     """Return (file, value, required) of each limit. Pure. Files missing on some kernels are not required."""
     memory, pids = str(limits.memory_bytes), str(limits.pids)
-    cores = limits.cpu_quota_cores
-    quota_us = None if cores is None else max(1_000, round(cores * _CPU_PERIOD_US))
+    period_us, quota_us = cpu_quota(limits.cpu_quota_cores)
     if version == 2:
         cpu = "max" if quota_us is None else str(quota_us)
         return [
             ("memory.max", memory, True),
             ("memory.swap.max", "0", False),
             ("memory.oom.group", "1", False),  # the whole sandbox ends, not one stub
-            ("cpu.max", f"{cpu} {_CPU_PERIOD_US}", True),
+            ("cpu.max", f"{cpu} {period_us}", True),
             ("pids.max", pids, True),
         ]
     return [
         ("memory.limit_in_bytes", memory, True),
         ("memory.memsw.limit_in_bytes", memory, False),
-        ("cpu.cfs_period_us", str(_CPU_PERIOD_US), True),
+        ("cpu.cfs_period_us", str(period_us), True),
         ("cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us), True),
         ("pids.max", pids, True),
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
-from isolation.host.cgroup import Cgroup, CgroupSupport, _describe, limit_files, remove_group
+from isolation.host.cgroup import Cgroup, CgroupSupport, _describe, cpu_quota, limit_files, remove_group
 from isolation.host.cgroup_tree import CgroupTree, own_directory, parse_mountinfo, parse_own_groups
 from isolation.host.process import spawn
 
@@ -33,18 +33,34 @@ def test_limits_of_version_2():
         "memory.max": "268435456",
         "memory.swap.max": "0",
         "memory.oom.group": "1",
-        "cpu.max": "150000 100000",
+        "cpu.max": "15000 10000",
         "pids.max": "2048",
     }
-    assert ("cpu.max", "max 100000", True) in limit_files(Limits(1), 2)
+    assert ("cpu.max", "max 10000", True) in limit_files(Limits(1), 2)
 
 
 def test_limits_of_version_1():
     """The same limits under their older names."""
     files = {name: value for name, value, _ in limit_files(LIMITS, 1)}
     assert files["memory.limit_in_bytes"] == files["memory.memsw.limit_in_bytes"] == "268435456"
-    assert (files["cpu.cfs_period_us"], files["cpu.cfs_quota_us"]) == ("100000", "150000")
+    assert (files["cpu.cfs_period_us"], files["cpu.cfs_quota_us"]) == ("10000", "15000")
     assert ("cpu.cfs_quota_us", "-1", True) in limit_files(Limits(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("cores", "period_us", "quota_us"),
+    [
+        (None, 10_000, None),
+        (0.5, 10_000, 5_000),
+        (2.0, 10_000, 20_000),
+        (0.05, 20_000, 1_000),
+        (0.0001, 1_000_000, 1_000),
+    ],
+)
+def test_a_quota_is_short(cores, period_us, quota_us):
+    """A group may use its quota up in one go, so its period is short; the kernel takes no quota below a millisecond and
+    no period above a second."""
+    assert cpu_quota(cores) == (period_us, quota_us)
 
 
 def test_tables_of_the_kernel():
