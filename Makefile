@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix model-signing emulator grpc-clients clients azurite traceql triton envoy setup setup-dev kernels clean
+.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix model-signing emulator grpc-clients clients azurite traceql triton envoy setup setup-dev kernels ready ready-dev clean
 
-run: setup kernels ## serve the embedded model in a sandbox
+run: ready ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
 
 # One worker begins with all tests that boot sandboxes or compare times, which never run beside each other and wait for
@@ -15,7 +15,7 @@ run: setup kernels ## serve the embedded model in a sandbox
 WORKERS := --dist loadgroup --no-loadscope-reorder
 # A test that failed beside the others runs once more, alone (tests/again.py).
 FAILED := $(VENV)/failed.json
-test: setup-dev kernels ## the whole test suite at small counts, on three workers
+test: ready-dev ## the whole test suite at small counts, on three workers
 	$(BIN)/python -m pytest -q -n 3 $(WORKERS) -m "not full" --failed-to $(FAILED) --durations=25 --durations-min=2 \
 	  || $(BIN)/python -m tests.again $(FAILED)
 
@@ -23,7 +23,7 @@ test: setup-dev kernels ## the whole test suite at small counts, on three worker
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
 # In parts where the machine is not free for that long: make verify PART=1/4, and so on.
 PART ?= 1/1
-verify: setup-dev kernels emulator grpc-clients clients azurite model-signing traceql triton envoy ## every test at its full count, on two workers, then the suite on every other Python
+verify: ready-dev emulator grpc-clients clients azurite model-signing traceql triton envoy ## every test at its full count, on two workers, then the suite on every other Python
 	$(BIN)/python -m pytest -q -n 2 $(WORKERS) --part $(PART) --durations=25 --durations-min=10
 	$(if $(filter 1/1,$(PART)),$(MAKE) pythons)
 
@@ -37,11 +37,11 @@ pythons: setup-dev ## the suite on every other Python, in clones of the last com
 	done
 
 # The seed is the date, so that each night meets another sequence; the report names the command that repeats a turn.
-soak: setup-dev kernels ## half an hour of faults under load, for every night; as root (docs/soak.md)
+soak: ready-dev ## half an hour of faults under load, for every night; as root (docs/soak.md)
 	$(BIN)/python -m bench.soak --minutes 30 --seed $$(date +%Y%m%d) --json .venv/soak-$$(date +%Y%m%d).json
 
 # One sequence, so that what was sound before a change is so after it. 5: this machine cannot show it; it says why.
-soak-short: setup-dev kernels ## three minutes of faults under load; as root
+soak-short: ready-dev ## three minutes of faults under load; as root
 	$(BIN)/python -m bench.soak --minutes 3 --seed 1 || test $$? -eq 5
 
 lint: setup-dev ## style, types, import contracts, shell, units
@@ -62,11 +62,22 @@ bench: setup-dev ## figures of the hot paths
 package: setup ## a Debian package with everything it needs, in dist/
 	$(BIN)/athanor package deb dist
 
-# For every processor of this architecture; without a compiler the engine does without them.
+# What is set up beside each other: pip and the compiler of kernels compute, and downloads wait. Lines of different parts
+# may take turns.
+BESIDE = +@$(MAKE) --no-print-directory --silent --jobs=4 --output-sync=line
+
+ready: ## what `make run` needs
+	$(BESIDE) setup kernels
+
+ready-dev: ## what `make test` needs
+	$(BESIDE) setup-dev kernels
+
+# For every processor of this architecture; without a compiler the engine does without them. As `athanor kernels build`,
+# which needs what pip installs.
 KERNELS := $(VENV)/share/athanor/kernels
 kernels: $(KERNELS)/kernels.txt
-$(KERNELS)/kernels.txt: $(wildcard engine/backends/native/csrc/*) engine/backends/native/manifest.py appliance/operator/kernels.py | $(VENV)/.run
-	-@$(BIN)/athanor kernels build $(KERNELS)
+$(KERNELS)/kernels.txt: $(wildcard engine/backends/native/csrc/*) engine/backends/native/manifest.py appliance/operator/kernels.py | $(BIN)/python
+	-@$(BIN)/python -m appliance.operator.kernels $(KERNELS)
 
 setup: $(VENV)/.run $(BIN)/runsc
 setup-dev: $(VENV)/.dev $(BIN)/runsc $(VENV)/.observers
@@ -75,8 +86,9 @@ setup-dev: $(VENV)/.dev $(BIN)/runsc $(VENV)/.observers
 TORCH = $(if $(wildcard /dev/nvidiactl),cuda,cpu)
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes
 # In a sandbox the sources are read-only: what is not compiled here is compiled at every start. pip compiles on one core,
-# and all of it; the packages that only tests use, with more files than all others, are compiled where they are imported.
-COMPILE = $(BIN)/python -m compileall -qq -x '/(anthropic|fontTools|matplotlib|mypy|networkx|openai|peft|pip|sympy|transformers)/'
+# and all of it. What no sandbox imports, with more files than all others, is compiled where it is imported.
+UNUSED = (accelerate|anthropic|fontTools|huggingface_hub|matplotlib|mpmath|mypy|networkx|numpy/.*/tests|openai|peft|pip|pygments|setuptools|sympy|torch/(_dynamo|_inductor|onnx|testing/_internal/distributed)|transformers)
+COMPILE = $(BIN)/python -m compileall -qq -x 'site-packages/$(UNUSED)/'
 SOURCES = $(VENV)/lib appliance bench engine isolation policy
 define install
 	$(PIP_INSTALL) -r $(1) -r requirements/$(TORCH).lock || $(PIP_INSTALL) -r $(1) -r requirements/cuda.lock
@@ -94,7 +106,13 @@ $(VENV)/.run: requirements/run.lock pyproject.toml | $(BIN)/python
 	$(call install,requirements/run.lock)
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(BIN)/python
+# The lock's pip, before two run beside each other: one would replace the other's modules.
+$(VENV)/.pip: requirements/dev.lock | $(BIN)/python
+	@sed -n '/^pip==/,/[^\\]$$/p' $< > $@.lock
+	@$(PIP_INSTALL) -r $@.lock
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/.pip
 	@echo "Installing what Athanor and its tests need into $(VENV) ..."
 	$(call install,requirements/dev.lock)
 	@touch $@ $(VENV)/.run
@@ -104,7 +122,7 @@ $(BIN)/runsc: | $(BIN)/python
 
 # What tests look through: a Prometheus, a collector and a browser. Without them those tests are skipped. The mark is set
 # only when all are there: what could not be had is tried again by the next `make`.
-$(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.dev
+$(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.pip
 	@! $(BIN)/python requirements/observers.py --into $(BIN) || touch $@
 
 emulator: setup-dev ## a compiler and an emulator for aarch64, for tests of its kernels

@@ -33,7 +33,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -136,7 +136,7 @@ def chromium(into: Path, scratch: Path) -> None:
     if own := shutil.which("chromium"):
         (into / "chromium").symlink_to(own)
         return
-    apt = debian(scratch, INSTALLED)
+    apt = debian(scratch)
     command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", "chromium"], scratch)
     folder = into.parent / "share/chromium"
     new = folder.with_name(f".chromium.{os.getpid()}")
@@ -159,7 +159,7 @@ def store(into: Path, scratch: Path) -> None:
     if own := next((found for name in STORES if (found := shutil.which(name))), None):
         (into / "fleet-store").symlink_to(own)
         return
-    apt = debian(scratch, INSTALLED)
+    apt = debian(scratch)
     get = [*apt, "--no-install-recommends", "--yes", "--download-only", "install"]
     name = STORES[0]
     try:
@@ -187,7 +187,7 @@ def emulator(folder: Path, scratch: Path) -> None:
     """
     if platform.machine() == "aarch64" or (folder / "usr/bin/qemu-aarch64-static").exists():
         return
-    apt = debian(scratch, INSTALLED)
+    apt = debian(scratch)
     command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", *CROSS], scratch)
     new = folder.with_name(f".emulator.{os.getpid()}")
     try:
@@ -253,7 +253,7 @@ def go_packages(folder: Path, scratch: Path) -> None:
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached.
     """
-    apt = debian(scratch, INSTALLED)
+    apt = debian(scratch)
     command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", *GO], scratch)
     extract((scratch / "cache/archives").glob("*.deb"), scratch / "root")
     move(scratch / "root", folder)
@@ -270,8 +270,23 @@ def move(source: Path, folder: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def debian(scratch: Path, status: Path | None = None) -> list[str]:
-    """An apt-get for this machine's own release that changes nothing here.
+def debian(scratch: Path) -> list[str]:
+    """An apt-get for this machine's own release that changes nothing here; packages go below ``scratch``.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    (scratch / "cache/archives/partial").mkdir(parents=True)
+    return [*apt_with_lists(), f"--option=Dir::Cache::archives={scratch / 'cache/archives'}"]
+
+
+KEPT: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders until the end of the program."""
+
+
+@cache
+def apt_with_lists() -> list[str]:
+    """An apt-get that has read what Debian's archive holds, once for all that is got from there.
 
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached.
@@ -280,10 +295,12 @@ def debian(scratch: Path, status: Path | None = None) -> list[str]:
         if shutil.which(tool) is None:
             raise StepError(f"this machine has no {tool}")
     own = codename(Path("/etc/os-release"))
-    apt = private_apt(scratch, derive_source(read_sources(Path("/etc/apt")), own, own), status)
-    # All state is in the scratch folder; the machine's own lock needs root, and nothing is installed.
+    KEPT.append(tempfile.TemporaryDirectory())
+    folder = Path(KEPT[-1].name)
+    apt = private_apt(folder, derive_source(read_sources(Path("/etc/apt")), own, own), INSTALLED)
+    # All state is in the folder; the machine's own lock needs root, and nothing is installed.
     apt.append("--option=Debug::NoLocking=true")
-    command([*apt, "update"], scratch)
+    command([*apt, "update"], folder)
     return apt
 
 

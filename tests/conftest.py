@@ -55,6 +55,11 @@ MACHINE = "machine"
 """The group of files whose tests boot sandboxes or compare times: one worker runs them, one after the other."""
 
 
+LONG = ("tests/test_linters.py", "tests/redteam/test_namespace.py")
+"""Files outside of ``MACHINE`` with a test of half a minute and more, which would come last in the order of names. The
+first ones of their workers, none of them is still under way on one core when all others have ended."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take a part of the suite."""
     parser.addoption(
@@ -82,7 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Bound full counts, and deal the tests to workers: a file's tests stay together, and so do those of ``MACHINE``.
 
-    With more than one worker these stand first, since their worker has to begin with them to end with the others.
+    With more than one worker these stand first, since their worker has to begin with them to end with the others, and
+    behind them those of ``LONG``.
 
     Raises:
         UsageError: the workers would ignore the groups, as pytest-xdist 3.8 does under pytest 9.2.
@@ -99,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(group))
     grouped = config.getoption("loadgroup", default=False)
     if grouped:
-        items.sort(key=lambda item: item.path not in apart)
+        long = {ROOT / name for name in LONG}
+        items.sort(key=lambda item: 0 if item.path in apart else 1 if item.path in long else 2)
     yield
     if grouped and not all(item.nodeid.rpartition("@")[0] for item in items):
         raise pytest.UsageError("this pytest-xdist ignores the groups of tests under this pytest; see pyproject.toml")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MACHINE, gives_way
+from tests.conftest import LONG, MACHINE, ROOT, gives_way
 from tests.parts import check_names, keep_part, part_of
 
 
@@ -58,3 +58,8 @@ def test_a_worker_gives_way_only_where_groups_are_whole(worker: bool, grouped: b
         config.workerinput = {}
     item = SimpleNamespace(config=config, get_closest_marker=lambda _name: pytest.mark.xdist_group(group).mark)
     assert gives_way(item) is (worker and grouped and group != MACHINE)  # type: ignore[arg-type]
+
+
+def test_long_files_are_there() -> None:
+    """A file that has another name now would come last again."""
+    assert [name for name in LONG if not (ROOT / name).is_file()] == []

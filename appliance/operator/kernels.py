@@ -4,6 +4,9 @@ The sources are part of the engine package. The compiler runs here, on the host,
 serves requests imports this module (an import contract), and no compiler is in any sandbox. One library is made for
 each kind of processor of this machine's architecture, so that a package or an image works on another processor than
 the one that built it; ``engine.backends.native.library`` takes the best that the processor runs.
+
+As a program, ``python -m appliance.operator.kernels DIR``, it needs nothing but Python: `make` compiles so while it
+installs what the command needs.
 """
 
 from __future__ import annotations
@@ -177,3 +180,19 @@ def find_compiler() -> str | None:
     """A C compiler, or None."""
     found = (shutil.which(name, path=MINIMAL_ENVIRONMENT["PATH"]) for name in COMPILERS)
     return next((path for path in found if path), None)
+
+
+def main() -> int:
+    """Compile into the folder that the only argument names, and name the libraries; gives the program's status."""
+    try:
+        built = build(Path(sys.argv[1]))
+    except (ConfigError, OSError) as error:
+        print(f"kernels: {error}", file=sys.stderr)
+        return 1
+    for one in built:
+        print(f"{one.library} ({one.library_bytes // 1024} KiB)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

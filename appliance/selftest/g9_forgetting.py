@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from appliance.common.catalog import embedded_model
 from appliance.common.figures import counted
@@ -43,14 +45,15 @@ def run(full: bool) -> list[Result]:
     return memory_rows(full)
 
 
-def memory_rows(full: bool) -> list[Result]:
-    """Search a running appliance for remains of requests."""
+def memory_rows(full: bool, sandbox: Mapping[str, Any] = MappingProxyType({})) -> list[Result]:
+    """Search a running appliance for remains of requests. ``sandbox``: further keys of that section of its
+    configuration."""
     bar = f"0 hits {AFTER_S:g} s after completion"
     if os.geteuid() != 0:
         reason = "memory of processes can be read by root alone"
         return [Result("G9.canaries", "absent", reason, bar, COMMAND)]
     pause = threading.Event()
-    with spilling_appliance() as one:
+    with spilling_appliance(sandbox) as one:
         quiet, loud = _drawn(full), _drawn(full)
         _talk(one, "quiet", quiet, FULL_REQUESTS if full else REQUESTS)
         pause.wait(AFTER_S)

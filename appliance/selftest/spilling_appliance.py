@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -63,9 +64,15 @@ class SpillingAppliance:
 
 
 @contextmanager
-def spilling_appliance() -> Iterator[SpillingAppliance]:
-    """Start the appliance for the duration of a block; without compiled kernels, whose memory is not examined."""
-    with own_appliance(None, KV_BYTES, "float32", adjust=_spill) as target:
+def spilling_appliance(sandbox: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SpillingAppliance]:
+    """Start the appliance for the duration of a block; without compiled kernels, whose memory is not examined.
+    ``sandbox``: further keys of that section of the configuration."""
+
+    def adjust(state: Path, config: dict[str, Any]) -> None:
+        _spill(state, config)
+        config["sandbox"] |= sandbox
+
+    with own_appliance(None, KV_BYTES, "float32", adjust=adjust) as target:
         yield SpillingAppliance(target)
 
 

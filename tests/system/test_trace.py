@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from appliance.operator.bench.run import play
 from appliance.operator.bench.workload import Load, Planned, Shape, parse_load, plan
 from appliance.operator.cli.bench_target import KV_BLOCK, own_appliance
 from tests.appliance.operator.bench.prefix_bound import prefix_bound
+from tests.system.conftest import as_demos
 
 pytestmark = pytest.mark.runsc
 
@@ -30,7 +32,11 @@ async def test_prefixes_are_reused_up_to_the_bound_and_never_across_tenants(
     know. The same hash ids dealt out to two tenants are the same tokens, and yet neither finds the other's: each finds
     its own bound, and a further request with the other's whole prompt finds nothing."""
     load: Load = parse_load(f"trace:{shared_data}/traces/mooncake_conv_scaled64_600.jsonl,requests={requests}")
-    with own_appliance(shared_data / "models" / "stories260K-hf", 64 << 20, "auto") as target:
+
+    def adjust(_state: Path, config: dict[str, Any]) -> None:
+        config["sandbox"] |= as_demos()
+
+    with own_appliance(shared_data / "models" / "stories260K-hf", 64 << 20, "auto", adjust=adjust) as target:
         shared = plan(load, Shape(), tenants=2, seed=1)
         found = await _played(target.url, target.model, target.api_keys, shared)
         assert found.failures == {} and found.requests == requests

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,3 +164,18 @@ def test_a_builder_without_a_compiler_or_with_broken_flags_says_so(
     monkeypatch.setattr(builder, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(ConfigError, match="no C compiler is on PATH"):
         builder.build(tmp_path / "k")
+
+
+def test_the_program_that_compiles_needs_nothing_installed(root: Path, tmp_path: Path) -> None:
+    """`make` compiles kernels while it installs packages: without those of the environment the program begins, and says
+    why it cannot write. Control: without them the command cannot begin."""
+    place = tmp_path / "file"
+    place.write_text("")
+    bare = [sys.executable, "-S", "-m"]
+    compiling, command = (
+        subprocess.run([*bare, *words], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+        for words in (("appliance.operator.kernels", str(place)), ("appliance.operator.cli.app", "--version"))
+    )
+    assert compiling.returncode == 1 and compiling.stderr.startswith("kernels: "), compiling.stderr
+    assert str(place) in compiling.stderr
+    assert command.returncode == 1 and "ModuleNotFoundError" in command.stderr
