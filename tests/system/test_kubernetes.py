@@ -27,6 +27,8 @@ from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.gateway.process import DRAIN_S
 from policy.files import read_sources
 from policy.loader import load_policy
+from tests.observers import beside_helm
+from tests.system.kubernetes_schemas import problems
 from tests.system.pods import ask, put, script, start
 from tests.system.routers import Certificates
 
@@ -156,25 +158,68 @@ def test_the_pod_has_no_rights_but_those_it_needs(root: Path) -> None:
     }
 
 
+FOREIGN = {"InferencePool", "HTTPRoute", "BackendTLSPolicy"}
+"""Kinds of other projects."""
+
+
 def test_kubectl_renders_the_folder(root: Path) -> None:
     """By kubectl's own kustomize, where it is installed: every object but Secrets and other projects' kinds."""
-    kubectl = shutil.which("kubectl") or pytest.skip("kubectl is not installed")
-    done = subprocess.run([kubectl, "kustomize", str(root / FOLDER)], capture_output=True, text=True, timeout=60)
+    line = [beside_helm("kubectl"), "kustomize", str(root / FOLDER)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     kinds = {one["kind"] for one in YAML(typ="safe").load_all(done.stdout)}
-    assert kinds == {one["kind"] for one in manifests(root)} - {"Secret", "InferencePool", "HTTPRoute", "Kustomization"}
+    assert kinds == {one["kind"] for one in manifests(root)} - {"Secret", "Kustomization", *FOREIGN}
 
 
 def test_the_objects_keep_to_the_schemas_of_kubernetes(root: Path) -> None:
-    """By the schemas of kubernetes-validate, where it is installed. Control: a misspelt key is refused."""
-    validate = pytest.importorskip("kubernetes_validate")
-    own = [one for one in manifests(root) if one["kind"] not in ("InferencePool", "HTTPRoute", "Kustomization")]
+    """Every object, by the strict schemas of Kubernetes."""
+    own = [one for one in manifests(root) if one["kind"] not in (*FOREIGN, "Kustomization")]
+    assert len(own) >= 9
     for one in own:
-        validate.validate(one, "1.37", strict=True)
-    wrong = json.loads(json.dumps(of_kind(root, "DaemonSet")))
-    wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRoot"] = True
-    with pytest.raises(validate.ValidationError):
-        validate.validate(wrong, "1.37", strict=True)
+        assert problems(one) == [], one["kind"]
+
+
+def test_pool_route_and_its_tls_keep_to_their_schemas(root: Path, tmp_path: Path) -> None:
+    """By schemas of the fields that we use. The route leads to the pool, whose selector and port are the pods', and the
+    policy for TLS is about that pool."""
+    found = {one["kind"]: one for one in manifests(root) if one["kind"] in FOREIGN}
+    assert set(found) == FOREIGN
+    for one in found.values():
+        assert problems(one) == [], one["kind"]
+    name = found["InferencePool"]["metadata"]["name"]
+    pool = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": name}
+    assert [one["backendRefs"] for one in found["HTTPRoute"]["spec"]["rules"]] == [[pool]]
+    assert found["BackendTLSPolicy"]["spec"]["targetRefs"] == [pool]
+    assert configured(root, tmp_path).listen.tls is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("DaemonSet", "spec.template.spec.containers.0.securityContext.readOnlyRoot", True),
+        ("DaemonSet", "spec.template.spec.terminationGracePeriodSeconds", "120"),
+        ("NetworkPolicy", "spec.egres", []),
+        ("ConfigMap", "data.athanor", {"listen": {}}),
+        ("InferencePool", "spec.extensionRef", {"name": "athanor-endpoint-picker"}),
+        ("InferencePool", "spec.endpointPickerRef.port", 9002),
+        ("InferencePool", "spec.endpointPickerRef.failureMode", "Open"),
+        ("HTTPRoute", "spec.rules.0.timeouts.request", "0"),
+        ("HTTPRoute", "spec.rules.0.matches.0.path.type", "Prefix"),
+        ("BackendTLSPolicy", "spec.validation.caCertificateRefs", []),
+        ("BackendTLSPolicy", "spec.targetRef", {"kind": "InferencePool"}),
+    ],
+)
+def test_the_schemas_refuse_what_is_wrong(root: Path, name: str, place: str, value: Any) -> None:
+    """The control: one misspelt field, older field or wrong type, and the same object is refused at that place."""
+    wrong = json.loads(json.dumps(of_kind(root, name)))
+    assert problems(wrong) == []
+    *path, last = place.split(".")
+    inner = wrong
+    for key in path:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[last] = value
+    found = problems(wrong)
+    assert len(found) == 1 and (place in found[0] or last in found[0]), found
 
 
 @contextlib.contextmanager
