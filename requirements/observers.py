@@ -1,6 +1,6 @@
 """Get the programs through which tests look at an appliance as an operator or a client would.
 
-    python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser, a store, schemas
+    python requirements/observers.py --into .venv/bin  a Prometheus, an OTLP collector, a browser, a store, schemas
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
@@ -18,8 +18,8 @@ nothing of apt's state changes and no root is needed. What Chromium needs and th
 that has none, likewise in ``share/store``. The collector (rotel), the proxy (Envoy), Helm and kubectl are programs
 inside wheels of pinned digests, and Kubernetes' schemas are a file inside of one. Node's gRPC, Azurite and the grammar
 are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the HTTP APIs are PyPI's and npm's of
-pinned digests, in an environment for each set of those that go together. Each may fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again
-gets what is missing.
+pinned digests, in an environment for each set of those that go together. Each may fail: the tests that need it are then
+skipped with the reason, and the status is 1. Running it again gets what is missing.
 """
 
 from __future__ import annotations
