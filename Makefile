@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix model-signing emulator grpc-clients clients azurite traceql triton envoy setup setup-dev kernels ready ready-dev clean
+.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix model-signing emulator grpc-clients clients azurite traceql triton envoy helm setup setup-dev kernels ready ready-dev clean
 
 run: ready ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -23,7 +23,7 @@ test: ready-dev ## the whole test suite at small counts, on three workers
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
 # In parts where the machine is not free for that long: make verify PART=1/4, and so on.
 PART ?= 1/1
-verify: ready-dev emulator grpc-clients clients azurite model-signing traceql triton envoy ## every test at its full count, on two workers, then the suite on every other Python
+verify: ready-dev emulator grpc-clients clients azurite model-signing traceql triton envoy helm ## every test at its full count, on two workers, then the suite on every other Python
 	$(BIN)/python -m pytest -q -n 2 $(WORKERS) --part $(PART) --durations=25 --durations-min=10
 	$(if $(filter 1/1,$(PART)),$(MAKE) pythons)
 
@@ -120,9 +120,9 @@ $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/.pip
 $(BIN)/runsc: | $(BIN)/python
 	@$(BIN)/python images/runsc.py --into $(BIN)
 
-# What tests look through: a Prometheus, a collector and a browser. Without them those tests are skipped. The mark is set
+# What tests look through: a Prometheus, a collector, a browser, the schemas of Kubernetes. Without them those tests are skipped. The mark is set
 # only when all are there: what could not be had is tried again by the next `make`.
-$(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.pip
+$(VENV)/.observers: requirements/observers.py requirements/observers.lock requirements/kubernetes.lock | $(VENV)/.pip
 	@! $(BIN)/python requirements/observers.py --into $(BIN) || touch $@
 
 emulator: setup-dev ## a compiler and an emulator for aarch64, for tests of its kernels
@@ -142,6 +142,9 @@ triton: setup-dev ## Triton 3.6 beside the environment's own, for tests that GPU
 
 envoy: setup-dev ## a proxy, for tests of docs/proxies.md and deploy/fleet/envoy.yaml
 	-@$(BIN)/python requirements/observers.py --envoy $(VENV)/share/envoy
+
+helm: setup-dev ## Helm and kubectl, for tests of deploy/helm/athanor and deploy/kubernetes
+	-@$(BIN)/python requirements/observers.py --helm $(VENV)/share/helm
 
 clients: setup-dev ## clients and agent frameworks of the HTTP APIs, for tests of docs/clients.md
 	-@$(BIN)/python requirements/observers.py --clients .clients

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +90,12 @@ def null_appliance(  # noqa: PLR0913 - each is one knob of a measurement
     like: Served | None = None,
     fleet: dict[str, Any] | None = None,
     sandbox: dict[str, Any] | None = None,
+    prepare: Callable[[Path], None] | None = None,
 ) -> Iterator[Served]:
     """An appliance with the null engine, for the time of a block; ``max_num_seqs`` requests run in it at once. With
     ``audit`` it keeps an audit log, and so a usage book; ``program`` is what Python runs as ``athanor``; ``listen``
     are further keys of that section, ``fleet`` and ``sandbox`` are the sections of those names; the credentials are
-    those of ``like``, where it is given."""
+    those of ``like``, where it is given. ``prepare`` gets the folder with all files before the start."""
     with tempfile.TemporaryDirectory(prefix="athanor-host-") as folder:
         state = Path(folder)
         keys = prepare_keys(state)
@@ -123,6 +124,8 @@ def null_appliance(  # noqa: PLR0913 - each is one knob of a measurement
             **({"sandbox": sandbox} if sandbox is not None else {}),
         }
         (state / "athanor.yaml").write_text(json.dumps(config))
+        if prepare is not None:
+            prepare(state)
         environment = dict(os.environ)
         if profile is not None:
             program = str(Path(__file__).with_name("profiled.py")), str(profile)

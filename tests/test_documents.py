@@ -59,6 +59,7 @@ DOCUMENTS = (
     "docs/stored-responses.md",
     "docs/adapters.md",
     "docs/fleet.md",
+    "docs/kubernetes.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
 """Where a path in a document may begin."""

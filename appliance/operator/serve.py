@@ -39,7 +39,8 @@ def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> i
     """
     if role not in ROLES:
         raise ConfigError(f"role {role!r} is not one of {', '.join(ROLES)}")
-    config_path = config_path.resolve()
+    # Links stay: where one is swapped, as in a ConfigMap's volume, a reload must read what it leads to then.
+    config_path = config_path.absolute()
     if role != "both":
         reread = partial(resolve, config_path, options)
         load = partial(load_config, config_path, options)

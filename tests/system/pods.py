@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +45,12 @@ pivot_root . mnt/old
 umount -l /mnt/old
 mount -o remount,bind,ro /
 cd /
-exec setpriv --reuid {user} --regid {group} --groups {group} {capabilities} {escalation} env -i PATH=/usr/bin:/bin \
-PYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1 {environment} {command}
+exec {become} {environment} {command}
 """
+
+BECOME = """setpriv --reuid {user} --regid {group} --groups {group} --bounding-set=-all --inh-caps=-all {escalation} \
+env -i PATH=/usr/bin:/bin PYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1"""
+"""How a process becomes one of a container's: its user and group, no capability, no way to gain one."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +62,23 @@ class Volume:
 
 
 def put(volume: Path, files: Mapping[str, str], group: int, mode: int) -> None:
-    """Replace what a projected volume has, as the kubelet does: a new folder, then a rename of the link."""
-    number = len(list(volume.glob("..2*")))
-    folder = volume / f"..2026_{number}"
+    """Replace what a projected volume has, as the kubelet does: a new folder, then a rename of the link, and the
+    old folder is removed. What was a file there becomes a link."""
+    folder = volume / f"..2026_{secrets.token_hex(4)}"
     folder.mkdir(mode=0o755)
     for name, text in files.items():
         (folder / name).write_text(text)
-        os.chown(folder / name, 0, group)
+        os.chown(folder / name, -1, group)
         (folder / name).chmod(mode)
     (volume / "..data_tmp").symlink_to(folder.name)
+    before = (volume / "..data").resolve() if (volume / "..data").is_symlink() else None
     os.replace(volume / "..data_tmp", volume / "..data")
+    if before is not None:
+        shutil.rmtree(before)
     for name in files:
         if not (volume / name).is_symlink():
-            (volume / name).symlink_to(f"..data/{name}")
+            (volume / "..link").symlink_to(f"..data/{name}")
+            os.replace(volume / "..link", volume / name)
 
 
 def script(pod: Mapping[str, Any], container: Mapping[str, Any], volumes: Mapping[str, Path], scratch: Path) -> str:
@@ -92,14 +102,47 @@ def script(pod: Mapping[str, Any], container: Mapping[str, Any], volumes: Mappin
         python=sys.executable,
         volumes="\n".join(binds),
         masks="\n".join(masks),
-        user=context["runAsUser"],
-        group=pod["securityContext"]["runAsGroup"],
-        capabilities="--bounding-set=-all --inh-caps=-all",
-        escalation="" if context["allowPrivilegeEscalation"] else "--no-new-privs",
-        source=Path(__file__).resolve().parents[2],
+        become=become(pod, container),
         environment=" ".join(f"{one['name']}={one['value']}" for one in container.get("env", ()) if "value" in one),
         command=" ".join(container["command"]),
     )
+
+
+def become(pod: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """The beginning of a command line that runs as a container's processes do."""
+    context = container["securityContext"]
+    return BECOME.format(
+        user=context["runAsUser"],
+        group=pod["securityContext"]["runAsGroup"],
+        escalation="" if context["allowPrivilegeEscalation"] else "--no-new-privs",
+        source=Path(__file__).resolve().parents[2],
+    )
+
+
+def first_of(process: subprocess.Popen[bytes]) -> int:
+    """The first process of a container that ``start`` gave."""
+    (found,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(found)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a container, and wait until nothing of it is left: its end takes its first process and all others along."""
+    left = [Path(f"/proc/{first_of(process)}")] if process.poll() is None else []
+    process.kill()
+    process.wait(30)
+    until = time.monotonic() + 60
+    while any(one.exists() for one in left):
+        assert time.monotonic() < until, "a killed container did not end"
+        time.sleep(0.05)
+
+
+def execute(
+    pod: Mapping[str, Any], container: Mapping[str, Any], process: subprocess.Popen[bytes], command: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a container that runs, as ``kubectl exec`` does; ``process`` is what ``start`` gave."""
+    spaces = ["nsenter", "--target", str(first_of(process)), "--mount", "--pid", "--ipc", "--net", "--wd=/"]
+    line = [*spaces, "sh", "-c", f"exec {become(pod, container)} {command}"]
+    return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
 
 
 def start(text: str, log: Path, network: int) -> subprocess.Popen[bytes]:

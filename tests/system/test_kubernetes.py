@@ -1,34 +1,23 @@
-"""The manifests of ``deploy/kubernetes``: they name what the appliance has, and its processes serve under them."""
+"""The manifests of ``deploy/kubernetes``: they name what the appliance has, and keep to Kubernetes' schemas."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
-import os
 import re
-import secrets
-import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from appliance.common.catalog import embedded_model
 from appliance.common.config import ApplianceConfig
 from appliance.common.config_loader import load_config
-from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.gateway.process import DRAIN_S
 from policy.files import read_sources
 from policy.loader import load_policy
-from tests.system.pods import ask, put, script, start
-from tests.system.routers import Certificates
+from tests.observers import beside_helm
+from tests.system.kubernetes_schemas import problems
 
 FOLDER = "deploy/kubernetes"
 
@@ -156,104 +145,65 @@ def test_the_pod_has_no_rights_but_those_it_needs(root: Path) -> None:
     }
 
 
+FOREIGN = {"InferencePool", "HTTPRoute", "BackendTLSPolicy"}
+"""Kinds of other projects."""
+
+
 def test_kubectl_renders_the_folder(root: Path) -> None:
     """By kubectl's own kustomize, where it is installed: every object but Secrets and other projects' kinds."""
-    kubectl = shutil.which("kubectl") or pytest.skip("kubectl is not installed")
-    done = subprocess.run([kubectl, "kustomize", str(root / FOLDER)], capture_output=True, text=True, timeout=60)
+    line = [beside_helm("kubectl"), "kustomize", str(root / FOLDER)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     kinds = {one["kind"] for one in YAML(typ="safe").load_all(done.stdout)}
-    assert kinds == {one["kind"] for one in manifests(root)} - {"Secret", "InferencePool", "HTTPRoute", "Kustomization"}
+    assert kinds == {one["kind"] for one in manifests(root)} - {"Secret", "Kustomization", *FOREIGN}
 
 
 def test_the_objects_keep_to_the_schemas_of_kubernetes(root: Path) -> None:
-    """By the schemas of kubernetes-validate, where it is installed. Control: a misspelt key is refused."""
-    validate = pytest.importorskip("kubernetes_validate")
-    own = [one for one in manifests(root) if one["kind"] not in ("InferencePool", "HTTPRoute", "Kustomization")]
+    """Every object, by the strict schemas of Kubernetes."""
+    own = [one for one in manifests(root) if one["kind"] not in (*FOREIGN, "Kustomization")]
+    assert len(own) >= 9
     for one in own:
-        validate.validate(one, "1.37", strict=True)
-    wrong = json.loads(json.dumps(of_kind(root, "DaemonSet")))
-    wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRoot"] = True
-    with pytest.raises(validate.ValidationError):
-        validate.validate(wrong, "1.37", strict=True)
+        assert problems(one) == [], one["kind"]
 
 
-@contextlib.contextmanager
-def network() -> Iterator[int]:
-    """A process with a network of its own, as the pod's sandbox has."""
-    line = ["unshare", "--net", "sh", "-c", "ip link set lo up && exec sleep 600"]
-    with subprocess.Popen(line, stdin=subprocess.DEVNULL) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+def test_pool_route_and_its_tls_keep_to_their_schemas(root: Path, tmp_path: Path) -> None:
+    """By schemas of the fields that we use. The route leads to the pool, whose selector and port are the pods', and the
+    policy for TLS is about that pool."""
+    found = {one["kind"]: one for one in manifests(root) if one["kind"] in FOREIGN}
+    assert set(found) == FOREIGN
+    for one in found.values():
+        assert problems(one) == [], one["kind"]
+    name = found["InferencePool"]["metadata"]["name"]
+    pool = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": name}
+    assert [one["backendRefs"] for one in found["HTTPRoute"]["spec"]["rules"]] == [[pool]]
+    assert found["BackendTLSPolicy"]["spec"]["targetRefs"] == [pool]
+    assert configured(root, tmp_path).listen.tls is not None
 
 
-@pytest.mark.runsc
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_the_processes_serve_as_the_pod_lets_them(root: Path, tmp_path: Path) -> None:
-    """Both containers with the manifest's users, capabilities, volumes, commands and ports, in namespaces of their own:
-    runsc works there, and a tenant gets an answer; after a swap of the ConfigMap's link as well, since nothing reads it
-    before a reload."""
-    if os.geteuid() != 0:
-        pytest.skip("only root makes the namespaces of a pod")
-    pod, config = pod_of(root), of_kind(root, "ConfigMap")["data"]
-    group = pod["securityContext"]["fsGroup"]
-    pepper = base64.b64encode(secrets.token_bytes(48))
-    key, digest = issue("alpha-1", pepper)
-    record = KeyRecord(digest, datetime.now(UTC))
-    allowed = "version: 1\ntenants:\n  alpha: {credentials: ['key:alpha-1'], models: ['*']}\n"
-    with tempfile.TemporaryDirectory(prefix="pod-") as name, network() as net:
-        folder = Path(name)
-        folder.chmod(0o755)
-        volumes = {one["name"]: folder / one["name"] for one in pod["volumes"]}
-        for one in pod["volumes"]:
-            volumes[one["name"]].mkdir()
-            os.chown(volumes[one["name"]], 64001 if one["name"] == "state" else 0, group)
-            volumes[one["name"]].chmod(0o2777 if "emptyDir" in one else 0o755)
-        shutil.copytree(embedded_model(), volumes["models"] / "athanor-mini")
-        certificates = Certificates.create(folder)
-        where = "    path: /var/lib/athanor/models/athanor-mini\n"
-        assert where in config["athanor.yaml"]
-        # The null engine: what is shown is the pod, and gVisor in it.
-        config |= {
-            "athanor.yaml": config["athanor.yaml"].replace(where, where + "    runner: 'null'\n    step_us: 1000\n")
-        }
-        put(volumes["config"], {**config, "policy.yaml": allowed}, group, 0o444)
-        secret = {
-            "credentials.json": serialise_records({"alpha-1": record}),
-            "pepper": pepper.decode(),
-            "fleet.key": "5a" * 32,
-            "metrics-token": "t" * 32,
-        }
-        put(volumes["secret"], secret, group, 0o440)
-        tls = {
-            "tls.crt": (certificates.folder / "host.pem").read_text(),
-            "tls.key": (certificates.folder / "host.key").read_text(),
-        }
-        put(volumes["tls"], tls, group, 0o440)
-        logs = [tmp_path / f"{one['name']}.log" for one in pod["containers"]]
-        processes = [
-            start(script(pod, one, volumes, folder / f"scratch-{one['name']}"), log, net)
-            for one, log in zip(pod["containers"], logs, strict=True)
-        ]
-        try:
-            wait_ready(net, processes, logs)
-            body = {"model": "athanor-mini", "prompt": "Count", "max_tokens": 4}
-            assert ask(net, 8080, "/v1/completions", key, body)[0] == 200
-            put(volumes["config"], {**config, "policy.yaml": "version: 1\ntenants: {}\n"}, group, 0o444)
-            assert ask(net, 8080, "/v1/completions", key, body)[0] == 200  # nothing reads it before a reload
-        finally:
-            for one in processes:
-                one.kill()
-                one.wait(30)
-
-
-def wait_ready(net: int, processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
-    """The readiness probe succeeds."""
-    until, status = time.monotonic() + 300, (0, "")
-    while status[0] != 200:
-        told = "\n".join(f"{log.name}: {log.read_text()[-2_500:]}" for log in logs)
-        assert time.monotonic() < until and all(one.poll() is None for one in processes), told
-        time.sleep(1)
-        status = ask(net, 8080, "/health/ready")
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("DaemonSet", "spec.template.spec.containers.0.securityContext.readOnlyRoot", True),
+        ("DaemonSet", "spec.template.spec.terminationGracePeriodSeconds", "120"),
+        ("NetworkPolicy", "spec.egres", []),
+        ("ConfigMap", "data.athanor", {"listen": {}}),
+        ("InferencePool", "spec.extensionRef", {"name": "athanor-endpoint-picker"}),
+        ("InferencePool", "spec.endpointPickerRef.port", 9002),
+        ("InferencePool", "spec.endpointPickerRef.failureMode", "Open"),
+        ("HTTPRoute", "spec.rules.0.timeouts.request", "0"),
+        ("HTTPRoute", "spec.rules.0.matches.0.path.type", "Prefix"),
+        ("BackendTLSPolicy", "spec.validation.caCertificateRefs", []),
+        ("BackendTLSPolicy", "spec.targetRef", {"kind": "InferencePool"}),
+    ],
+)
+def test_the_schemas_refuse_what_is_wrong(root: Path, name: str, place: str, value: Any) -> None:
+    """The control: one misspelt field, older field or wrong type, and the same object is refused at that place."""
+    wrong = json.loads(json.dumps(of_kind(root, name)))
+    assert problems(wrong) == []
+    *path, last = place.split(".")
+    inner = wrong
+    for key in path:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[last] = value
+    found = problems(wrong)
+    assert len(found) == 1 and (place in found[0] or last in found[0]), found

@@ -45,6 +45,7 @@ PATTERNS = (
     "examples/*",
     "deploy/*/*",
     "deploy/*/*/*",
+    "deploy/*/*/*/*",
     "bench/*.md",
     "bench/results/*.md",
     "bench/results/*/*.svg",

@@ -1,10 +1,12 @@
-"""What a start of both host processes refuses before it starts anything."""
+"""What a start of both host processes refuses before it starts anything, and which file a process reads again."""
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,3 +50,26 @@ def test_a_second_start_touches_no_port_of_the_first(tmp_path: Path, monkeypatch
         with pytest.raises(StartError, match="the port is taken"):
             launch(tmp_path / "athanor.yaml", lambda _: None)
     assert held == [listen]
+
+
+def test_a_process_reads_again_what_the_link_of_its_file_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration lies behind a link that is swapped, as in the volume of a ConfigMap, and the file of the
+    start is removed: a reload reads the new one. A relative path of the command line counts from where it was given."""
+    text = "models: [{name: m, path: /m}]\npolicy: /p\ncredentials: /c\npepper: /s\nrun_dir: /r\nsandbox: {cores: %d}\n"
+    for number in (1, 2):
+        (tmp_path / f"at-{number}").mkdir()
+        (tmp_path / f"at-{number}/athanor.yaml").write_text(text % number)
+    (tmp_path / "data").symlink_to("at-1")
+    (tmp_path / "athanor.yaml").symlink_to("data/athanor.yaml")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(serve.child, "run_role", lambda role, load, **rest: given.update(rest, load=load) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert serve.run(Path("athanor.yaml"), "gateway") == 0
+    monkeypatch.chdir("/")
+    assert given["load"]().sandbox.cores == 1 and given["reread"]().config.sandbox.cores == 1
+    (tmp_path / "new").symlink_to("at-2")
+    os.replace(tmp_path / "new", tmp_path / "data")
+    (tmp_path / "at-1/athanor.yaml").unlink()
+    assert given["reread"]().config.sandbox.cores == 2
