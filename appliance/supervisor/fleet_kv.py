@@ -83,6 +83,8 @@ class FleetKv:
         self._figures = figures
         self._lock = threading.Lock()
         self._books = TierBooks(limits.store)
+        self._unwritten = set[bytes]()
+        """Namespaces of which the store did not get all that engines sent; of those that share."""
 
     def keep(self, namespace: bytes, block: bytes, life: EngineLife, data: bytes) -> str | None:
         """Offer a block to the fleet; gives the account whose block it is, None where it does not share."""
@@ -106,11 +108,11 @@ class FleetKv:
         if not self._carrier.offer(
             name,
             memoryview(sealed),
-            lambda status: self._written(of.account, key, item, status),
+            lambda status: self._written(namespace, of.account, key, item, status),
             lambda: self._keys.current(namespace) == of and self._holds(of.account, key, item),
         ):
             self._take_out(of.account, key, item)
-            self._figures.store_away += 1
+            self._miss(namespace)
         self._shrink()
         return of.account
 
@@ -179,6 +181,12 @@ class FleetKv:
         for account in accounts:
             self.drop(account)
 
+    def take_unwritten(self) -> set[bytes]:
+        """Return the namespaces of which the store did not get all that engines sent since the last call."""
+        with self._lock:
+            taken, self._unwritten = self._unwritten, set()
+        return taken
+
     def count(self, account: str) -> int:
         """Return how many objects the store has of what this host wrote for an account."""
         with self._lock:
@@ -225,12 +233,18 @@ class FleetKv:
             if self._holds(account, key, item):
                 self._books.pop(account, key)
 
-    def _written(self, account: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
+    def _miss(self, namespace: bytes) -> None:
+        """Count a block of a namespace that the store did not get."""
+        self._figures.store_away += 1
+        with self._lock:
+            self._unwritten.add(namespace)
+
+    def _written(self, namespace: bytes, account: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
         if status is ObjectStatus.OK:
             self._figures.fleet_stored += 1
             return
         self._take_out(account, key, item)
         if status is ObjectStatus.AWAY:
-            self._figures.store_away += 1
+            self._miss(namespace)
         else:
             self._figures.store_lost += 1

@@ -252,7 +252,7 @@ class SpillTier:
 
     def _receive(self, room: int, now_ns: int, returned: list[Returned]) -> None:
         """Take up to ``room`` blocks, and the words between them: these are small, and hundreds come at once."""
-        forgotten, words = set[bytes](), MAX_WORDS
+        forgotten, lost, words = set[bytes](), set[bytes](), MAX_WORDS
         while room > 0 and words > 0:
             asked = min(room, words)
             messages = self.channel.receive(asked)
@@ -269,7 +269,7 @@ class SpillTier:
                     self._out.backlog.end(message.mark)
                     forgotten.add(message.mark)
                 elif isinstance(message, Lost):
-                    self._out.lost_ns = now_ns
+                    lost.add(message.mark)
                 elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
                     self._shared.add(message.mark)
                     self._out.lasts_s[message.mark] = message.lasts_s
@@ -277,6 +277,8 @@ class SpillTier:
                         self._out.backlog.begin(message.mark)
             if len(messages) < asked:
                 break
+        if lost:
+            self._out.lose(lost)
         self._forget(forgotten, now_ns, returned)
 
     def save(self) -> None:
