@@ -72,8 +72,6 @@ class FleetKv:
         """``producer``: digest of this host's entry in the list of members; ``producers``: those of all.
         ``writes_computed``: whether engines are to send blocks of prompts when they are computed."""
         self.writes_computed = writes_computed
-        self.may_have_lost: Callable[[], bool] = lambda: False
-        """Whether the store may have lost something lately. Blocks for a bounded time. Set by the owner."""
         self._keys = keys
         self._carrier = carrier
         self._producer, self._producers = producer, producers

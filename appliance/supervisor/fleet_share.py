@@ -45,7 +45,6 @@ class FleetShare:
         producers = frozenset(tags.values())
         own = tags[membership.host]
         self.kv = FleetKv(self._keys, carrier, own, producers, limits, figures, writes_computed=writes_computed)
-        self.kv.may_have_lost = carrier.may_have_lost
         self.on_changes: Callable[[Changes], None] = lambda _changes: None
         """Carries out that accounts have other generations. Set by the owner, called in the event loop."""
         self.on_entry: Callable[[Entry], None] = lambda _entry: None

@@ -72,10 +72,6 @@ question to the next while requests come."""
 REFUSED_S = 60.0
 """Seconds for which the store counts as refusing after it has refused something."""
 
-LOST_S = 70.0
-"""Seconds for which a store that has lost what it had is not trusted about what other hosts wrote: longer than a prompt
-of another host is waited for (``prefill_asking.ASK_S``)."""
-
 _NOT_TAKEN = frozenset({ObjectStatus.AWAY, ObjectStatus.REFUSED})
 """Answers to a name that the store has not forgotten: nobody was there, or the store refuses it, as one does that has
 begun anew and reads its memory back."""
@@ -114,7 +110,6 @@ class KvCarrier:
         """Name, and bytes, of an object that is in the store as long as it loses nothing; empty: none is there."""
         self._mark_at, self._look_at = 0.0, 0.0
         """Monotonic times at which the mark was written, and at which it is looked for next."""
-        self._lost_at = float("-inf")
         self._changed = threading.Condition()
         self._queue: deque[_Put | bytes] = deque()
         """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
@@ -288,15 +283,6 @@ class KvCarrier:
             one.done(status)
         return peer
 
-    def may_have_lost(self) -> bool:
-        """Return whether the store may have lost things in the last ``LOST_S``, as one that was begun anew; so too
-        where that cannot be known now. Blocks for ``PATIENCE_S`` at most."""
-        mark = self._mark
-        if not mark or time.monotonic() - self._lost_at < LOST_S:
-            return True
-        ((status, body),) = self.get([mark], [len(mark)])
-        return status is not ObjectStatus.OK or body != mark
-
     def _look(self, peer: socket.socket | None) -> socket.socket | None:
         """See every ``PROBE_S`` whether the store still has the mark of this process; gives the connection, or None
         where it failed."""
@@ -332,7 +318,6 @@ class KvCarrier:
             if not (written or lost):
                 return  # It is away, or full.
         if lost:
-            self._lost_at = now
             log.warning("the store of sealed KV has lost what it had; hosts write what they compute anew")
         on_look(lost)
 

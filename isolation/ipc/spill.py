@@ -65,9 +65,9 @@ class Miss(IntEnum):
     UNKNOWN = 0
     """Nothing: the store was not asked, or does not serve."""
     LOST = 1
-    """The store has not got it, and may have lost it: it was begun anew a while ago."""
+    """The store has not got it, and did not serve a moment ago: it may have been begun anew."""
     LACKED = 2
-    """The store has not got it, and has lost nothing that is known."""
+    """The store has not got it, and served each time that it was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,10 @@ has; ``empty`` likewise, but one with room would be asked, had something come of
 ``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left``
 the client has gone; ``no_keys`` this host has not the fleet's keys now."""
 
+_LACKED = "the store has not got it"
+_NOT_GIVEN = "the store did not answer, or this host's engine had no room for it"
+"""Why nothing came of a prompt, as the log says it."""
+
 _RESTS = frozenset({"away", "silent", "stranger", "broken"})
 """Outcomes after which a host is not asked for a while; after ``late``, where it seems to stall
 (``PrefillHosts.late``)."""
@@ -89,16 +93,17 @@ class Asking:
 
     def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
         """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere, and the
-        blocks that it computed itself. A host of whose prompt nothing came rests for the tenant, where the store was
-        asked and has a ``gap``: where it was not, because others use the engine's memory or the places of those that
-        ask, nothing is known of the host."""
+        blocks that it computed itself. A host of whose prompt nothing came rests for the tenant, whatever the cause:
+        it may have computed nothing, the store may give nothing, or the engine may have no room. In each case a prompt
+        waits for that host in vain, and the next one most likely too. A ``gap`` says that the store served."""
         host = self._computed_by.pop(prompt.request_id, None)
-        nothing = not store_tokens and gap and recomputed_blocks >= self.least_blocks
+        nothing = not store_tokens and recomputed_blocks >= self.least_blocks
         if host is not None and (store_tokens or nothing):
             rest_s = self._hosts.taken(host, prompt.tenant, time.monotonic(), nothing=nothing)
             if rest_s:
                 log.warning(
                     "nothing came of a prompt that a host says to have computed; it is not asked for the tenant",
+                    cause=_LACKED if gap else _NOT_GIVEN,
                     host=host.host,
                     tenant=prompt.tenant,
                     seconds=rest_s,

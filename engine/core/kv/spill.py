@@ -101,7 +101,7 @@ class _Waiting(Fetching):
     submit: Submit
     arrival_ns: int
     gap: bool = False
-    """Whether the store was asked and lacks a block that it has not lost, as far as the supervisor knows."""
+    """Whether the store was asked, served, and lacks a block."""
 
 
 @dataclass(frozen=True, slots=True)
