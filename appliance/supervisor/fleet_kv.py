@@ -164,11 +164,11 @@ class FleetKv:
         if of is None or fleet is None:
             return
         self._figures.fleet_absent += 1
-        if not lacks:
+        if not lacks or not self.count(of.account):  # A name takes some microseconds; a long prompt has thousands.
             return
         names = [fleet_name(fleet, of, FleetBinding(block, life.model, life.backend)) for block in blocks]
         with self._lock:
-            for name in names if self._books.objects.get(of.account) else ():
+            for name in names:
                 self._books.pop(of.account, (name, b""))
 
     def lose(self) -> None:

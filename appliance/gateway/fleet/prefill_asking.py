@@ -93,16 +93,17 @@ class Asking:
 
     def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
         """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere, and the
-        blocks that it computed itself. A host of whose prompt nothing came rests for the tenant, whatever the cause:
-        it may have computed nothing, the store may give nothing, or the engine may have no room. In each case a prompt
-        waits for that host in vain, and the next one most likely too. A ``gap`` says that the store served."""
+        blocks that it computed itself. A host of whose prompt less came than was computed here rests for the tenant,
+        whatever the cause: it may have computed nothing, the store may give nothing, or the engine may have no room. In
+        each case a prompt waits for that host in vain, and the next one most likely too. A ``gap`` says that the store
+        served."""
         host = self._computed_by.pop(prompt.request_id, None)
-        nothing = not store_tokens and recomputed_blocks >= self.least_blocks
+        nothing = recomputed_blocks >= max(self.least_blocks, store_tokens // prompt.block_size + 1)
         if host is not None and (store_tokens or nothing):
             rest_s = self._hosts.taken(host, prompt.tenant, time.monotonic(), nothing=nothing)
             if rest_s:
                 log.warning(
-                    "nothing came of a prompt that a host says to have computed; it is not asked for the tenant",
+                    "too little came of a prompt that a host says to have computed; it is not asked for the tenant",
                     cause=_LACKED if gap else _NOT_GIVEN,
                     host=host.host,
                     tenant=prompt.tenant,

@@ -10,7 +10,7 @@ turns out to be wrong after it was sent is withdrawn.
 In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
 prefix. Of a namespace that the host has named with ``Share``, blocks are asked for that were never here: another host
 may have computed them. Public prefixes never come so. When no part has come for ``PATIENCE_NS``, or all have not after
-``LONGEST_NS``, the request goes on with what it has: the rest is computed, as it would have been.
+``LONGEST_NS`` or by the deadline, the request goes on with what it has: the rest is computed, as it would have been.
 
 Nothing here waits. Each turn takes and gives a bounded number of bytes, and a ring that is full means later or never.
 A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first turn
@@ -243,7 +243,8 @@ class SpillTier:
         self._receive(room, now_ns, returned)
         self._send_computed(now_ns)
         for number, one in list(self._waiting.items()):
-            if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
+            longest_ns = min(LONGEST_NS, one.submit.deadline_us * 1_000 or LONGEST_NS)
+            if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= longest_ns:
                 self.counts.late += 1
                 self._leave(number)
                 self._end(number, now_ns, returned)

@@ -1,5 +1,5 @@
-"""What hosts make of a store that is away, was begun anew, or is slow: nothing counts as written that is not, and nothing stays
-unwritten."""
+"""What hosts make of a store that is away, was begun anew, or is slow: what was not written does not count as written,
+and is written later."""
 
 from __future__ import annotations
 

@@ -72,20 +72,20 @@ async def test_a_host_that_stalls_is_not_waited_for_again_and_again(
     assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
 
 
-@pytest.mark.parametrize("gap", [True, False])
+@pytest.mark.parametrize(("came", "gap"), [(0, True), (0, False), (16, True)])
 async def test_a_host_that_gives_nothing_is_not_asked_again_and_again(
-    prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch, gap: bool
+    prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch, came: int, gap: bool
 ) -> None:
     """A host that says that it has computed a prompt, of which the local engine finds nothing, is not asked for the
     tenant's next one: its rest is logged and counted as such, with its cause. So it is where the store does not
-    answer, which could else have each prompt computed twice. Controls: it is asked again after its rest, and at once
+    answer, or gives one block, which could else have each prompt computed twice. Controls: it is asked again after its rest, and at once
     where something came, and where the engine had the prompt itself."""
     monkeypatch.setattr(prefill_choice, "REST_S", 0.3)
     pair, asking = prefilling.stage.boot(), prefilling.asking()
     prompt = prefilling.prompt()
     many = asking.least_blocks
     with capture_logs() as lines:
-        for store_tokens, recomputed, lacks in ((512, 1, True), (0, 0, True), (0, many, gap)):
+        for store_tokens, recomputed, lacks in ((512, 1, True), (0, 0, True), (came, many, gap)):
             assert lines == []
             assert (await answered(pair, asking.compute(prompt)))[0] == "computed"
             asking.taken(prompt, store_tokens, recomputed, gap=lacks)

@@ -57,6 +57,21 @@ def test_a_gap_is_what_a_store_lacks_that_serves(wire: Wire, miss: Miss) -> None
     assert [start.store_gap for start in starts] == [miss is Miss.LACKED]
 
 
+def test_a_request_waits_for_its_prefix_no_longer_than_its_deadline(wire: Wire) -> None:
+    """A request whose deadline comes while it waits for blocks ends by it, and its fetch is left. Control: one without
+    a deadline still waits at that time."""
+    engine, clock = engine_on(wire, shares())
+    engine.add(submit(1, LONG, 1, coming=True, deadline_us=50_000))
+    engine.add(submit(2, LONG, 1, coming=True))
+    assert engine.spill is not None and engine.spill.num_waiting == 2
+    later(engine, clock, 50_000_000)
+    first, second, *left = told(wire)
+    assert isinstance(first, Fetch) and isinstance(second, Fetch) and left == [Unwanted(first.request)]
+    assert engine.spill.num_waiting == 1
+    output = engine.step()
+    assert output is not None and [one.request for one in output.failures] == [1]
+
+
 @pytest.mark.parametrize("how", ["aborted", "late", "prefetch ended", "prefetch late"])
 def test_a_fetch_that_nobody_waits_for_is_said_so(wire: Wire, how: str) -> None:
     """The supervisor is told, once, of a fetch whose request leaves or waits no longer. Control: of one that is
