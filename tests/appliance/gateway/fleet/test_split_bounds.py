@@ -78,8 +78,8 @@ async def test_a_host_that_gives_nothing_is_not_asked_again_and_again(
 ) -> None:
     """A host that says that it has computed a prompt, of which the local engine finds nothing, is not asked for the
     tenant's next one: its rest is logged and counted as such, with its cause. So it is where the store does not
-    answer, or gives one block, which could else have each prompt computed twice. Controls: it is asked again after its rest, and at once
-    where something came, and where the engine had the prompt itself."""
+    answer, or gives one block, which could else have each prompt computed twice. Controls: it is asked again after its
+    rest, and at once where something came, and where the engine had the prompt itself."""
     monkeypatch.setattr(prefill_choice, "REST_S", 0.3)
     pair, asking = prefilling.stage.boot(), prefilling.asking()
     prompt = prefilling.prompt()
