@@ -156,7 +156,9 @@ class Outbox:
         return block_id in self._found and not self._is_over(self._found[block_id])
 
     def lose(self, marks: set[bytes]) -> None:
-        """Of the namespaces with these marks nothing that was sent or found counts as there."""
+        """Count nothing that was sent or found of the namespaces with these marks as there any more."""
+        if not marks:
+            return
         owners = {*self.known, *(one.owner for one in self._found.values())}
         self.lost_ns |= {owner: self.now_ns for owner in owners if mark_of(owner) in marks}
 

@@ -103,6 +103,11 @@ class _Waiting(Fetching):
     gap: bool = False
     """Whether the store was asked, served, and lacks a block."""
 
+    def is_late(self, now_ns: int) -> bool:
+        """Whether the request waits no longer."""
+        longest_ns = min(LONGEST_NS, self.submit.deadline_us * 1_000 or LONGEST_NS)
+        return now_ns - self.heard_ns >= PATIENCE_NS or now_ns - self.arrival_ns >= longest_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Returned:
@@ -177,8 +182,7 @@ class SpillTier:
         wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
-        copied, blocks = replace(submit, token_ids=submit.token_ids[:]), tuple(wanted)
-        behind = tuple(wanted.values())
+        copied, blocks, behind = replace(submit, token_ids=submit.token_ids[:]), tuple(wanted), tuple(wanted.values())
         one = _Waiting(
             key=key, blocks=blocks, behind=behind, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns
         )
@@ -243,8 +247,7 @@ class SpillTier:
         self._receive(room, now_ns, returned)
         self._send_computed(now_ns)
         for number, one in list(self._waiting.items()):
-            longest_ns = min(LONGEST_NS, one.submit.deadline_us * 1_000 or LONGEST_NS)
-            if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= longest_ns:
+            if one.is_late(now_ns):
                 self.counts.late += 1
                 self._leave(number)
                 self._end(number, now_ns, returned)
@@ -278,8 +281,7 @@ class SpillTier:
                         self._out.backlog.begin(message.mark)
             if len(messages) < asked:
                 break
-        if lost:
-            self._out.lose(lost)
+        self._out.lose(lost)
         self._forget(forgotten, now_ns, returned)
 
     def save(self) -> None:
