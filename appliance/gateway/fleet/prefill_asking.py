@@ -46,8 +46,8 @@ PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORM
 
 OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys", "empty")
 """What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one
-has; ``empty`` likewise, but one with room would be asked, had something come of what it computed for the tenant;
-``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
+has; ``empty`` likewise, but one with room would be asked, had enough come of what it computed for the tenant;
+``away`` it cannot be reached, or ends; ``silent`` no word in time; ``refused`` by its policy or its files;
 ``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left``
 the client has gone; ``no_keys`` this host has not the fleet's keys now."""
 
