@@ -72,8 +72,6 @@ class FleetKv:
         """``producer``: digest of this host's entry in the list of members; ``producers``: those of all.
         ``writes_computed``: whether engines are to send blocks of prompts when they are computed."""
         self.writes_computed = writes_computed
-        self.may_have_lost: Callable[[], bool] = lambda: False
-        """Whether the store may have lost something lately. Blocks for a bounded time. Set by the owner."""
         self._keys = keys
         self._carrier = carrier
         self._producer, self._producers = producer, producers
@@ -83,6 +81,8 @@ class FleetKv:
         self._figures = figures
         self._lock = threading.Lock()
         self._books = TierBooks(limits.store)
+        self._unwritten = set[bytes]()
+        """Namespaces of which the store did not get all that engines sent; of those that share."""
 
     def keep(self, namespace: bytes, block: bytes, life: EngineLife, data: bytes) -> str | None:
         """Offer a block to the fleet; gives the account whose block it is, None where it does not share."""
@@ -106,11 +106,11 @@ class FleetKv:
         if not self._carrier.offer(
             name,
             memoryview(sealed),
-            lambda status: self._written(of.account, key, item, status),
+            lambda status: self._written(namespace, of.account, key, item, status),
             lambda: self._keys.current(namespace) == of and self._holds(of.account, key, item),
         ):
             self._take_out(of.account, key, item)
-            self._figures.store_away += 1
+            self._miss(namespace)
         self._shrink()
         return of.account
 
@@ -164,11 +164,11 @@ class FleetKv:
         if of is None or fleet is None:
             return
         self._figures.fleet_absent += 1
-        if not lacks:
+        if not lacks or not self.count(of.account):  # A name takes some microseconds; a long prompt has thousands.
             return
         names = [fleet_name(fleet, of, FleetBinding(block, life.model, life.backend)) for block in blocks]
         with self._lock:
-            for name in names if self._books.objects.get(of.account) else ():
+            for name in names:
                 self._books.pop(of.account, (name, b""))
 
     def lose(self) -> None:
@@ -178,6 +178,12 @@ class FleetKv:
             accounts = list(self._books.objects)
         for account in accounts:
             self.drop(account)
+
+    def take_unwritten(self) -> set[bytes]:
+        """Return the namespaces of which the store did not get all that engines sent since the last call."""
+        with self._lock:
+            taken, self._unwritten = self._unwritten, set()
+        return taken
 
     def count(self, account: str) -> int:
         """Return how many objects the store has of what this host wrote for an account."""
@@ -225,12 +231,18 @@ class FleetKv:
             if self._holds(account, key, item):
                 self._books.pop(account, key)
 
-    def _written(self, account: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
+    def _miss(self, namespace: bytes) -> None:
+        """Count a block of a namespace that the store did not get."""
+        self._figures.store_away += 1
+        with self._lock:
+            self._unwritten.add(namespace)
+
+    def _written(self, namespace: bytes, account: str, key: Key, item: SpilledObject, status: ObjectStatus) -> None:
         if status is ObjectStatus.OK:
             self._figures.fleet_stored += 1
             return
         self._take_out(account, key, item)
         if status is ObjectStatus.AWAY:
-            self._figures.store_away += 1
+            self._miss(namespace)
         else:
             self._figures.store_lost += 1

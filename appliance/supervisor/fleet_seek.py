@@ -187,7 +187,7 @@ class FleetSeeker:
             self._kv.absent(fetch.namespace, fetch.blocks[at:], self._life, lacks=lacks)
         miss = Miss.UNKNOWN
         if lacks:
-            miss = Miss.LACKED if sure and not (fetch.coming and self._kv.may_have_lost()) else Miss.LOST
+            miss = Miss.LACKED if sure else Miss.LOST
         return Fetched(fetch.request, at, b"", miss=miss)
 
     def _give(self, found: list[Fetched]) -> bool:

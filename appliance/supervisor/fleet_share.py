@@ -45,19 +45,19 @@ class FleetShare:
         producers = frozenset(tags.values())
         own = tags[membership.host]
         self.kv = FleetKv(self._keys, carrier, own, producers, limits, figures, writes_computed=writes_computed)
-        self.kv.may_have_lost = carrier.may_have_lost
         self.on_changes: Callable[[Changes], None] = lambda _changes: None
         """Carries out that accounts have other generations. Set by the owner, called in the event loop."""
         self.on_entry: Callable[[Entry], None] = lambda _entry: None
         """Takes an entry for the audit log. Set by the owner, called in the event loop."""
-        self.on_lost: Callable[[], None] = lambda: None
-        """Tells engines that nothing that they sent is in the store. Set by the owner, called in the event loop."""
+        self.on_lost: Callable[[Iterable[bytes]], None] = lambda _namespaces: None
+        """Tells engines that nothing that they sent of these namespaces is in the store. Set by the owner, called in
+        the event loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Begin to exchange keys: the fleet's own, and those of accounts once they share."""
         self._loop = asyncio.get_running_loop()
-        self._carrier.on_lost = self._lose
+        self._carrier.on_look = self._take_look
         self._keys.share(())
         self._keys.start()
 
@@ -101,13 +101,17 @@ class FleetShare:
             told = entry("kv_export", what="suspected", tenant=account, count=0)
             self._loop.call_soon_threadsafe(self.on_entry, told)
 
-    def _lose(self, everything: bool) -> None:
-        """The store has lost ``everything``, or did not take some of what engines sent, and serves again: they send it
-        once more, and what the books still have is not written twice."""
+    def _take_look(self, lost: bool) -> None:
+        """The store serves, and has ``lost`` everything or not. Engines send that once more; otherwise what they sent
+        of namespaces of which it did not get all, where what the books still have is not written twice. Namespaces of
+        others are not told: what is sent again takes time of engines and of the store."""
         assert self._loop is not None, "it was started"
-        if everything:
+        unwritten = self.kv.take_unwritten()
+        if lost:
             self.kv.lose()
-        self._loop.call_soon_threadsafe(self.on_lost)
+        told = self._keys.namespaces if lost else unwritten
+        if told:
+            self._loop.call_soon_threadsafe(self.on_lost, told)
 
     def _carry_out(self, changes: Changes, done: Callable[[], None]) -> None:
         assert self._loop is not None, "it was started"

@@ -72,10 +72,6 @@ question to the next while requests come."""
 REFUSED_S = 60.0
 """Seconds for which the store counts as refusing after it has refused something."""
 
-LOST_S = 70.0
-"""Seconds for which a store that has lost what it had is not trusted about what other hosts wrote: longer than a prompt
-of another host is waited for (``prefill_asking.ASK_S``)."""
-
 _NOT_TAKEN = frozenset({ObjectStatus.AWAY, ObjectStatus.REFUSED})
 """Answers to a name that the store has not forgotten: nobody was there, or the store refuses it, as one does that has
 begun anew and reads its memory back."""
@@ -102,21 +98,18 @@ class KvCarrier:
         self._seconds = seconds
         self._asking = threading.Lock()
         self._peer: socket.socket | None = None
-        self._away_until = 0.0
+        self._away_until, self._broken_until = 0.0, 0.0
+        """Monotonic times until which nothing is asked, and nothing taken to be written."""
         self._said_at = -SAY_EVERY_S
         self._state = KvStoreState.SERVES
         self._refused_at, self._late_at = -REFUSED_S, -LATE_S
-        self.on_lost: Callable[[bool], None] | None = None
-        """Called from the thread that writes when the store has lost all that it had (True), or when some of what was
-        offered was not written while it was away and it serves again (False). None: nobody asks, and none is noticed.
-        Set by the owner."""
+        self.on_look: Callable[[bool], None] | None = None
+        """Called from the thread that writes each time that it finds the store serving, with whether the store has lost
+        all that it had. None: nobody asks, and no loss is noticed. Set by the owner."""
         self._mark = b""
         """Name, and bytes, of an object that is in the store as long as it loses nothing; empty: none is there."""
         self._mark_at, self._look_at = 0.0, 0.0
         """Monotonic times at which the mark was written, and at which it is looked for next."""
-        self._lost_at = float("-inf")
-        self._unwritten = False
-        """Whether something that was offered was not written since the store was away."""
         self._changed = threading.Condition()
         self._queue: deque[_Put | bytes] = deque()
         """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
@@ -182,8 +175,7 @@ class KvCarrier:
         ``wanted`` before the object is sent: where it says no, the object is not sent and ``done`` is not called."""
         with self._changed:
             fits = self._queued + len(body) <= QUEUE_BYTES and self._puts < MAX_PUTS
-            if self._closing or not fits or time.monotonic() < self._away_until:
-                self._unwritten = True
+            if self._closing or not fits or time.monotonic() < self._broken_until:
                 return False
             put = self._waiting[name] = _Put(name, body, done, wanted)
             self._queue.append(put)
@@ -232,9 +224,10 @@ class KvCarrier:
             self._said_at = now
             log.warning("the carrier of sealed KV does not serve", problem=str(error) or type(error).__name__)
         self._away_until = now + RETRY_S
-        if late:
+        if late:  # What is written has more patience: where it were refused, all of it would be sent again.
             self._late_at = now
         else:
+            self._broken_until = self._away_until
             self._state = KvStoreState.CARRIER_AWAY
         self._disconnect()
 
@@ -286,30 +279,19 @@ class KvCarrier:
         with self._changed:
             self._queued -= sum(map(len, bodies))
             self._note_drops(drops, statuses)
-        if puts and ObjectStatus.AWAY in statuses:
-            self._unwritten = True
         for (one, _), status in zip(puts, statuses if puts else (), strict=True):
             one.done(status)
         return peer
-
-    def may_have_lost(self) -> bool:
-        """Return whether the store may have lost things in the last ``LOST_S``, as one that was begun anew; so too
-        where that cannot be known now. Blocks for ``PATIENCE_S`` at most."""
-        mark = self._mark
-        if not mark or time.monotonic() - self._lost_at < LOST_S:
-            return True
-        ((status, body),) = self.get([mark], [len(mark)])
-        return status is not ObjectStatus.OK or body != mark
 
     def _look(self, peer: socket.socket | None) -> socket.socket | None:
         """See every ``PROBE_S`` whether the store still has the mark of this process; gives the connection, or None
         where it failed."""
         now = time.monotonic()
-        if self.on_lost is None or peer is None or now < self._look_at:
+        if self.on_look is None or peer is None or now < self._look_at:
             return peer
         self._look_at = now + PROBE_S
         try:
-            self._compare(peer, self.on_lost, now)
+            self._compare(peer, self.on_look, now)
         except (CarrierError, OSError) as error:
             peer.close()
             with self._asking:
@@ -317,7 +299,7 @@ class KvCarrier:
             return None
         return peer
 
-    def _compare(self, peer: socket.socket, on_lost: Callable[[bool], None], now: float) -> None:
+    def _compare(self, peer: socket.socket, on_look: Callable[[bool], None], now: float) -> None:
         mark, lost = self._mark, False
         if mark:
             until = now + WRITE_S
@@ -336,11 +318,8 @@ class KvCarrier:
             if not (written or lost):
                 return  # It is away, or full.
         if lost:
-            self._lost_at = now
             log.warning("the store of sealed KV has lost what it had; hosts write what they compute anew")
-        if lost or self._unwritten:
-            self._unwritten = False
-            on_lost(lost)
+        on_look(lost)
 
     def _note_drops(self, drops: Sequence[bytes], statuses: Sequence[ObjectStatus]) -> None:
         """Keep the names of a request that were not taken; where the store served it, queue as many of those kept

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
@@ -96,7 +96,9 @@ class SpillPort:
         self.name = name
         """Name of the sandbox."""
         self._failed = failed
-        self._words: deque[Forget | Share | Lost] = deque(maxlen=MAX_FORGETS)
+        self._words: deque[Forget | Share] = deque(maxlen=MAX_FORGETS)
+        self._lost = set[bytes]()
+        """Marks of which the engine is to be told that the store has lost what it had: each once, however often."""
         self._closing = threading.Event()
         self._bell: ThreadBell | None = None
         """Wakes the thread; None before ``start``."""
@@ -128,10 +130,11 @@ class SpillPort:
             self._words.append(Share(mark_of(namespace), kv.writes_computed, kv.lasts_s))
             self._ring()
 
-    def lose(self) -> None:
-        """Tell the engine that hosts find nothing any more of what it sent, where some share; sent by the thread."""
+    def lose(self, namespaces: Iterable[bytes]) -> None:
+        """Tell the engine that hosts find nothing any more of what it sent of these namespaces; sent by the thread."""
         if self._fleet is not None:
-            self._words.append(Lost())
+            for namespace in namespaces:
+                self._lost.add(mark_of(namespace))
             self._ring()
 
     def _ring(self) -> None:
@@ -197,6 +200,11 @@ class SpillPort:
             word = self._words.popleft()
             if not self._send(word):
                 self._words.appendleft(word)
+                return
+        while self._lost:
+            mark = self._lost.pop()
+            if not self._send(Lost(mark)):
+                self._lost.add(mark)
                 return
 
     def serve(self, message: Message) -> None:

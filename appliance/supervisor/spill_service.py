@@ -7,7 +7,7 @@ A gateway that was taken over could have a tenant's KV kept that should not be; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -188,10 +188,10 @@ class Vault:
         for tenant, count in counts.items():
             self._note("unshared", tenant, count)
 
-    def _tell_lost(self) -> None:
-        """Tell engines that other hosts find nothing of what they sent."""
+    def _tell_lost(self, namespaces: Iterable[bytes]) -> None:
+        """Tell engines that other hosts find nothing of what they sent of these namespaces."""
         for port in tuple(self._ports):
-            port.lose()
+            port.lose(namespaces)
 
     def _take_changes(self, changes: Changes) -> None:
         """Give tenants the namespace keys that follow from their generations, or keys of this host alone; engines and

@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 24
+PROTOCOL_VERSION = 25
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and

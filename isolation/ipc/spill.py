@@ -65,9 +65,9 @@ class Miss(IntEnum):
     UNKNOWN = 0
     """Nothing: the store was not asked, or does not serve."""
     LOST = 1
-    """The store has not got it, and may have lost it: it was begun anew a while ago."""
+    """The store has not got it, and did not serve a moment ago: it may have been begun anew."""
     LACKED = 2
-    """The store has not got it, and has lost nothing that is known."""
+    """The store has not got it, and served each time that it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Host: the store where other hosts look has lost what it had. Of namespaces that are shared nothing that was sent,
-    or found there, is there any more."""
+    """Host: the store where other hosts look has lost what it had of the namespace with this mark, or did not get all
+    of it: nothing that was sent, or found there, counts as there any more."""
+
+    mark: bytes
 
 
 def mark_of(namespace: bytes) -> bytes:
@@ -233,7 +235,7 @@ ARMS = (
     MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
     record_codec(Kind.FETCHED, Fetched, Record("index:I tier:B miss:B", tier=KvTier, miss=Miss), tail="content"),
     record_codec(Kind.UNWANTED, Unwanted, Record("")),
-    record_codec(Kind.LOST, Lost, Record(""), names_request=False),
+    record_codec(Kind.LOST, Lost, Record(f"mark:{MARK_BYTES}s"), names_request=False),
     record_codec(Kind.FORGET, Forget, Record(f"mark:{MARK_BYTES}s"), names_request=False),
     record_codec(Kind.SHARE, Share, Record(f"mark:{MARK_BYTES}s computed:? lasts_s:I"), names_request=False),
 )

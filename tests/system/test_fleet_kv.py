@@ -81,7 +81,7 @@ def two_hosts(folder: Path, *, write: str = "when_evicted", blocks: int = SMALL)
         for one in hosts:
             wait_until(lambda one=one: held(one, "athanor_fleet_keys_held") == 1)
         time.sleep(2)  # Tenants' keys come with the fleet's; engines are told of both.
-        yield Pair(hosts, Desk(running.address[5:]))
+        yield Pair(hosts, Desk(running.address[5:], len(HOSTS)))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from appliance.supervisor.fleet_keys.envelopes import ENVELOPE_BYTES
 from tests.appliance.supervisor.fleet_keys.fleets import config, sign
 from tests.stores import store
 from tests.system.conftest import PLAIN
@@ -33,13 +34,15 @@ SEALED = BLOCK_BYTES + 16
 
 
 MARK = 32
-"""Bytes of the carrier's mark."""
+"""Bytes of the mark of a host of a fleet."""
 
 
 class Desk:
     """Speaks to the store as who owns it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hosts: int = 1) -> None:
+        """``hosts``: how many write to it, each with a mark at most."""
+        self._hosts = hosts
         self._peer = socket.socket(socket.AF_UNIX)
         self._peer.settimeout(5)
         self._peer.connect(path)
@@ -50,14 +53,22 @@ class Desk:
         self._peer.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in words))
         return self._read()
 
-    def names(self) -> list[bytes]:
-        """Names of all blocks that the store has: all but the mark by which the carrier's host sees whether the store
-        was begun anew (``tests/appliance/supervisor/test_store_lost.py``), an object without a tenant's bytes."""
+    def all(self) -> list[bytes]:
+        """Names of all that the store has but the mark of each host, by which it sees whether the store was begun anew
+        (``tests/appliance/supervisor/test_store_lost.py``)."""
         found = self.ask(b"KEYS", b"*")
         assert isinstance(found, list)
         marks = {key for key in found if self.ask(b"STRLEN", key) == MARK}
-        assert len(marks) <= 1
+        assert len(marks) <= self._hosts
         return sorted(set(found) - marks)
+
+    def names(self) -> list[bytes]:
+        """Names of all blocks that the store has: beside marks, all but what hosts say to each other about keys."""
+        return [key for key in self.all() if self.ask(b"STRLEN", key) not in (0, ENVELOPE_BYTES)]
+
+    def change(self, key: bytes, value: bytes) -> None:
+        """Put another value under a name, unless it has been dropped meanwhile: that would be dropped by nobody."""
+        self.ask(b"SET", key, value, b"XX", b"KEEPTTL")
 
     def value(self, key: bytes) -> bytes:
         """What is under a name."""
@@ -68,6 +79,8 @@ class Desk:
     def _read(self) -> bytes | int | list[bytes]:
         line = self._file.readline().strip()
         kind, rest = line[:1], line[1:]
+        if rest == b"-1":
+            return b""
         if kind == b"$":
             data = self._file.read(int(rest) + 2)
             return data[:-2]
@@ -164,10 +177,11 @@ def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_pa
 
 def flip(desk: Desk) -> None:
     """Flip a bit of every value."""
-    for key in desk.names():
+    for key in desk.all():
         value = bytearray(desk.value(key))
-        value[len(value) // 2] ^= 1
-        desk.ask(b"SET", key, bytes(value))
+        if value:
+            value[len(value) // 2] ^= 1
+            desk.change(key, bytes(value))
 
 
 def swap(desk: Desk) -> None:
@@ -175,4 +189,4 @@ def swap(desk: Desk) -> None:
     keys = desk.names()
     values = [desk.value(key) for key in keys]
     for key, value in zip(keys, [*values[1:], values[0]], strict=True):
-        desk.ask(b"SET", key, value)
+        desk.change(key, value)

@@ -46,10 +46,14 @@ PRIORITIES = {Priority.HIGH: pb.PRIORITY_HIGH, Priority.NORMAL: pb.PRIORITY_NORM
 
 OUTCOMES = (COMPUTED, "busy", "away", "silent", "refused", "stranger", "broken", LATE, "left", "no_keys", "empty")
 """What becomes of a long prompt: ``busy`` all hosts have enough calls, of all or of its tenant, or rest, or this one
-has; ``empty`` likewise, but one with room would be asked, had something come of what it computed for the tenant;
-``away`` it cannot be reached, or ends; ``silent`` no word for 250 ms; ``refused`` by its policy or its files;
+has; ``empty`` likewise, but one with room would be asked, had enough come of what it computed for the tenant;
+``away`` it cannot be reached, or ends; ``silent`` no word in time; ``refused`` by its policy or its files;
 ``stranger`` another's certificate; ``broken`` it ended the call or not by the protocol; ``late`` the deadline; ``left``
 the client has gone; ``no_keys`` this host has not the fleet's keys now."""
+
+_LACKED = "the store has not got it"
+_NOT_GIVEN = "the store did not answer, or this host's engine had no room for it"
+"""Why nothing came of a prompt, as the log says it."""
 
 _RESTS = frozenset({"away", "silent", "stranger", "broken"})
 """Outcomes after which a host is not asked for a while; after ``late``, where it seems to stall
@@ -89,16 +93,18 @@ class Asking:
 
     def taken(self, prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
         """Count the tokens that the local engine took from the store, of a prompt that was computed elsewhere, and the
-        blocks that it computed itself. A host of whose prompt nothing came rests for the tenant, where the store was
-        asked and has a ``gap``: where it was not, because others use the engine's memory or the places of those that
-        ask, nothing is known of the host."""
+        blocks that it computed itself. A host of whose prompt less came than was computed here rests for the tenant,
+        whatever the cause: it may have computed nothing, the store may give nothing, or the engine may have no room. In
+        each case a prompt waits for that host in vain, and the next one most likely too. A ``gap`` says that the store
+        served."""
         host = self._computed_by.pop(prompt.request_id, None)
-        nothing = not store_tokens and gap and recomputed_blocks >= self.least_blocks
+        nothing = recomputed_blocks >= max(self.least_blocks, store_tokens // prompt.block_size + 1)
         if host is not None and (store_tokens or nothing):
             rest_s = self._hosts.taken(host, prompt.tenant, time.monotonic(), nothing=nothing)
             if rest_s:
                 log.warning(
-                    "nothing came of a prompt that a host says to have computed; it is not asked for the tenant",
+                    "too little came of a prompt that a host says to have computed; it is not asked for the tenant",
+                    cause=_LACKED if gap else _NOT_GIVEN,
                     host=host.host,
                     tenant=prompt.tenant,
                     seconds=rest_s,

@@ -38,14 +38,10 @@ SILENCE_S = 0.25
 """Seconds without a message after which a host counts as silent: two and a half times the pause between two of them
 (``prefill_service.PROGRESS_S``), and as much as a first token may wait for nothing."""
 
-MAX_SILENCE_S = 2.0
-"""Longest silence of a host that has worked on a prompt for long: as long as it would rest (``prefill_choice.REST_S``).
-"""
-
-SILENCE_PART = 4
-"""One part in so many of the time for which a host has worked on a prompt may pass in silence: to wait costs the prompt
-a quarter more at most, and to give up all that was computed. A host that ends closes its connection, which is no
-silence."""
+WORKING_SILENCE_S = 2.0
+"""Seconds of silence of a host that has said that it works: as long as it would rest (``prefill_choice.REST_S``). Words
+of a busy machine come up to half a second apart (15 processes on two cores), and to give up costs all that was
+computed. A host that ends closes its connection, which is no silence; one that stands still answers no new call."""
 
 MAX_MESSAGE_BYTES = 1 << 10
 """Bytes of a message of the other host: it has two numbers."""
@@ -59,11 +55,6 @@ READ_BYTES = 16 << 10
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 """Both directions of a connection."""
-
-
-def patience_s(worked_s: float) -> float:
-    """Return the seconds of silence for which a host is waited that said first so long ago that it works."""
-    return max(SILENCE_S, min(MAX_SILENCE_S, worked_s / SILENCE_PART))
 
 
 class PrefillCallError(Exception):
@@ -202,8 +193,8 @@ class _Exchange:
         self._status: str | None = None
         self._over = False
         self._received = 0
-        self._first: float | None = None
-        """Monotonic time of the first message."""
+        self._works = False
+        """Whether the host has said that it works on the prompt."""
 
     async def run(self, request: pb.ComputeRequest, traceparent: str, until: float) -> pb.Computed:
         left_ms = max(1, int((until - time.monotonic()) * 1_000))
@@ -220,12 +211,12 @@ class _Exchange:
         while True:
             self._send_body()
             await self._flush()
+            patience_s = WORKING_SILENCE_S if self._works else SILENCE_S
             try:
-                worked_s = 0.0 if self._first is None else heard - self._first
-                async with asyncio.timeout(heard + patience_s(worked_s) - time.monotonic()):
+                async with asyncio.timeout(heard + patience_s - time.monotonic()):
                     data = await self._reader.read(READ_BYTES)
             except TimeoutError:
-                data = await self._unread(patience_s(worked_s))
+                data = await self._unread(patience_s)
             if self._take(data):
                 heard = time.monotonic()
             if self._computed is not None:
@@ -276,8 +267,7 @@ class _Exchange:
             if found.WhichOneof("event") == "computed":
                 self._computed = found.computed
             self._begun()
-            self._first = self._first or time.monotonic()
-            news = True
+            self._works = news = True
         return news
 
     def _on_data(self, event: Any) -> None:

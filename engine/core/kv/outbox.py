@@ -61,7 +61,7 @@ class _Departure:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A block that was sent away."""
+    """A block that was sent away, or came from another host."""
 
     owner: bytes
     lasts_until_ns: int | None
@@ -86,16 +86,16 @@ class Outbox:
     """Whether the supervisor's end is closed: nothing is sent any more."""
     now_ns: int = 0
     """Time of the turn."""
-    lost_ns: int = -1
-    """Time up to which what hosts have in common is lost (``isolation.ipc.spill.Lost``)."""
+    lost_ns: dict[bytes, int] = field(default_factory=dict)
+    """Time up to which what other hosts could find of a namespace is lost (``isolation.ipc.spill.Lost``), by key; as
+    many as there are namespaces of which something was sent or found."""
     lasts_s: dict[bytes, int] = field(default_factory=dict)
     """Seconds for which other hosts find what is sent, by the mark of its namespace; as many as there are namespaces
     that are shared."""
     _leaving: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)
     """By id what is being copied out, the oldest first; as many as the contents have places for."""
-    _found: OrderedDict[bytes, tuple[int | None, int]] = field(default_factory=OrderedDict)
-    """Ids of blocks that came from other hosts, the oldest first, with the time until which they count as there (None:
-    for ever), and that at which they came."""
+    _found: OrderedDict[bytes, Sent] = field(default_factory=OrderedDict)
+    """Ids of blocks that came from other hosts, the oldest first, and for how long they count as there."""
     _wrong: dict[bytes, bytes] = field(default_factory=dict)
     """Id and owner of blocks that are to be withdrawn: of those in ``index`` or ``_found``, and so bounded as these."""
 
@@ -106,13 +106,13 @@ class Outbox:
 
     @property
     def owners(self) -> set[bytes]:
-        """Namespaces of what was sent and of what is being copied out."""
-        return {*(one.owner for one in self.index.values()), *(one.owner for one in self._leaving.values())}
+        """Namespaces of what was sent, of what is being copied out, and of what was lost."""
+        return {*self.known, *(one.owner for one in self._leaving.values()), *self.lost_ns}
 
     def leaves(self, block_id: bytes, owner: bytes) -> bool:
         """Whether a block may leave and has not yet, or so long ago that other hosts do not find it any more."""
         sent = self.index.get(block_id)
-        there = sent is not None and not self._is_over(sent.lasts_until_ns, sent.sent_ns)
+        there = sent is not None and not self._is_over(sent)
         return not there and block_id not in self._leaving and len(owner) == NAMESPACE_KEY_BYTES
 
     def evict(self, block_id: bytes) -> None:
@@ -147,13 +147,20 @@ class Outbox:
 
     def found(self, block_id: bytes, owner: bytes) -> None:
         """Remember that another host had a block."""
-        self._found[block_id] = self._until(owner, FOUND_PART), self.now_ns
+        self._found[block_id] = Sent(owner, self._until(owner, FOUND_PART), self.now_ns)
         if len(self._found) > MAX_FOUND:
             self._found.popitem(last=False)
 
     def is_found(self, block_id: bytes) -> bool:
         """Whether another host is remembered to have had a block: so it is where other hosts find it."""
-        return block_id in self._found and not self._is_over(*self._found[block_id])
+        return block_id in self._found and not self._is_over(self._found[block_id])
+
+    def lose(self, marks: set[bytes]) -> None:
+        """Count nothing that was sent or found of the namespaces with these marks as there any more."""
+        if not marks:
+            return
+        owners = {*self.known, *(one.owner for one in self._found.values())}
+        self.lost_ns |= {owner: self.now_ns for owner in owners if mark_of(owner) in marks}
 
     def withdraw(self, spoiled: Iterable[tuple[bytes, bytes]]) -> None:
         """Have the supervisor drop what it has of blocks that turned out to be wrong, given by id and owner. What finds
@@ -187,6 +194,7 @@ class Outbox:
         """Forget what was sent for an owner, and overwrite what is being copied out."""
         for block_id in [block_id for block_id, one in self.index.items() if one.owner == owner]:
             self.unlearn(block_id)
+        self.lost_ns.pop(owner, None)
         for departure in [one for one in self._leaving.values() if one.owner == owner]:
             del self._leaving[departure.block_id]
             departure.copy.drop()
@@ -226,5 +234,6 @@ class Outbox:
         lasts_s = self.lasts_s.get(mark_of(owner), 0) if self.lasts_s else 0
         return self.now_ns + lasts_s * _S // part if lasts_s else None
 
-    def _is_over(self, until_ns: int | None, since_ns: int) -> bool:
-        return until_ns is not None and (self.now_ns >= until_ns or since_ns <= self.lost_ns)
+    def _is_over(self, one: Sent) -> bool:
+        until_ns = one.lasts_until_ns
+        return until_ns is not None and (self.now_ns >= until_ns or one.sent_ns <= self.lost_ns.get(one.owner, -1))

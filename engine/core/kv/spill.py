@@ -10,7 +10,7 @@ turns out to be wrong after it was sent is withdrawn.
 In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
 prefix. Of a namespace that the host has named with ``Share``, blocks are asked for that were never here: another host
 may have computed them. Public prefixes never come so. When no part has come for ``PATIENCE_NS``, or all have not after
-``LONGEST_NS``, the request goes on with what it has: the rest is computed, as it would have been.
+``LONGEST_NS`` or by the deadline, the request goes on with what it has: the rest is computed, as it would have been.
 
 Nothing here waits. Each turn takes and gives a bounded number of bytes, and a ring that is full means later or never.
 A block may take a while to leave its memory (a GPU's copies are started and over later): it is sent at the first turn
@@ -101,7 +101,12 @@ class _Waiting(Fetching):
     submit: Submit
     arrival_ns: int
     gap: bool = False
-    """Whether the store was asked and lacks a block that it has not lost, as far as the supervisor knows."""
+    """Whether the store was asked, served, and lacks a block."""
+
+    def is_late(self, now_ns: int) -> bool:
+        """Whether the request waits no longer."""
+        longest_ns = min(LONGEST_NS, self.submit.deadline_us * 1_000 or LONGEST_NS)
+        return now_ns - self.heard_ns >= PATIENCE_NS or now_ns - self.arrival_ns >= longest_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +182,7 @@ class SpillTier:
         wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
             return False
-        copied, blocks = replace(submit, token_ids=submit.token_ids[:]), tuple(wanted)
-        behind = tuple(wanted.values())
+        copied, blocks, behind = replace(submit, token_ids=submit.token_ids[:]), tuple(wanted), tuple(wanted.values())
         one = _Waiting(
             key=key, blocks=blocks, behind=behind, heard_ns=now_ns, seeks=seeks, submit=copied, arrival_ns=now_ns
         )
@@ -243,7 +247,7 @@ class SpillTier:
         self._receive(room, now_ns, returned)
         self._send_computed(now_ns)
         for number, one in list(self._waiting.items()):
-            if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
+            if one.is_late(now_ns):
                 self.counts.late += 1
                 self._leave(number)
                 self._end(number, now_ns, returned)
@@ -252,7 +256,7 @@ class SpillTier:
 
     def _receive(self, room: int, now_ns: int, returned: list[Returned]) -> None:
         """Take up to ``room`` blocks, and the words between them: these are small, and hundreds come at once."""
-        forgotten, words = set[bytes](), MAX_WORDS
+        forgotten, lost, words = set[bytes](), set[bytes](), MAX_WORDS
         while room > 0 and words > 0:
             asked = min(room, words)
             messages = self.channel.receive(asked)
@@ -269,7 +273,7 @@ class SpillTier:
                     self._out.backlog.end(message.mark)
                     forgotten.add(message.mark)
                 elif isinstance(message, Lost):
-                    self._out.lost_ns = now_ns
+                    lost.add(message.mark)
                 elif isinstance(message, Share) and len(self._shared) < MAX_SHARED:
                     self._shared.add(message.mark)
                     self._out.lasts_s[message.mark] = message.lasts_s
@@ -277,6 +281,7 @@ class SpillTier:
                         self._out.backlog.begin(message.mark)
             if len(messages) < asked:
                 break
+        self._out.lose(lost)
         self._forget(forgotten, now_ns, returned)
 
     def save(self) -> None:

@@ -1,5 +1,5 @@
-"""What hosts make of a store that is away, was begun anew, or is slow: nothing is blamed on others, and nothing stays
-unwritten."""
+"""What hosts make of a store that is away, was begun anew, or is slow: what was not written does not count as written,
+and is written later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.carrier_wire import ObjectStatus
+from appliance.common.kv_store_state import KvStoreState
 from appliance.supervisor import fleet_seek, kv_carrier
 from appliance.supervisor.fleet_kv import FleetKv
 from appliance.supervisor.fleet_seek import FleetSeeker
@@ -66,15 +67,14 @@ def shared(fleet: Fleet, way: KvCarrier) -> tuple[FleetKv, SpillFigures]:
     host, figures = fleet.hosts[0], SpillFigures()
     limits = SpillLimits(0, store=1 << 20, store_seconds=600)
     kv = FleetKv(host.keys, way, TAGS[0], frozenset(TAGS), limits, figures)
-    kv.may_have_lost = way.may_have_lost
     return kv, figures
 
 
 def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder: Path, patient: None) -> None:
     """A real store with blocks is killed: what misses them meanwhile knows nothing, and the books stay as they are. One
     that is started in its place has nothing: within a few looks the host says so, counts nothing as written, and
-    writes again; the host that computed is not blamed for a while. Control: a store that only stands still for a while
-    has lost nothing, and of a prompt that nobody wrote the miss is one."""
+    writes again. Control: a store that only stands still for a while has lost nothing, and of a prompt that nobody
+    wrote the miss is one."""
     space, told = fleet.hosts[0].space(), list[bool]()
     absent = tuple(bytes([90 + number]) * 16 for number in range(2))
     with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
@@ -83,15 +83,15 @@ def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder:
         heard = Heard(kv)
 
         def lost(everything: bool) -> None:
-            told.append(everything)
             if everything:
+                told.append(everything)
                 kv.lose()
 
         def write() -> None:
             for number in range(3):
                 assert kv.keep(space, BLOCKS[number], LIFE, data(number)) == "alpha"
 
-        way.on_lost = lost
+        way.on_look = lost
         with store(folder) as running:
             wait_for(lambda: bool(way._mark))
             told.clear()
@@ -112,7 +112,7 @@ def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder:
         with store(folder):
             wait_for(lambda: told == [True])
             assert kv.count("alpha") == 0
-            assert heard.last(Fetch(3, space, BLOCKS, SIZE, coming=True)).miss is Miss.LOST
+            assert heard.last(Fetch(3, space, BLOCKS, SIZE, coming=True)).miss is Miss.LACKED
             write()
             wait_for(lambda: len(kv.find(space, BLOCKS, LIFE, SIZE).contents) == 3)
             assert kv.count("alpha") == 3
@@ -121,22 +121,79 @@ def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder:
 
 
 def test_what_was_offered_while_the_store_was_away_is_sent_again(fleet: Fleet, folder: Path, patient: None) -> None:
-    """Blocks that were offered to no store are not in the books, and once one serves engines are told to send them
-    again, which is once. Control: where all was written nothing is told."""
-    space, told = fleet.hosts[0].space(), list[bool]()
+    """Blocks that were offered to no store are not in the books, and once one serves engines are told, once, to send
+    those of their namespace again. Control: where all was written nothing is told, and of other namespaces neither."""
+    host, told = fleet.hosts[0], list[set[bytes]]()
+    space, other = host.space(), host.space("beta")
     with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
         way = KvCarrier(folder / "c", 600)
         kv, figures = shared(fleet, way)
-        way.on_lost = told.append
+
+        def look(_lost: bool) -> None:
+            if unwritten := kv.take_unwritten():
+                told.append(unwritten)
+
+        way.on_look = look
         kv.keep(space, BLOCKS[0], LIFE, data(0))
         wait_for(lambda: figures.store_away > 0)
         assert kv.count("alpha") == 0 and told == []
         with store(folder):
-            wait_for(lambda: told == [False])
+            wait_for(lambda: told == [{space}])
+            for one in (space, other):
+                kv.keep(one, BLOCKS[0], LIFE, data(0))
+            wait_for(lambda: figures.fleet_stored == 2)
+            time.sleep(0.3)
+            assert told == [{space}]
+        way.close()
+
+
+def test_a_late_answer_keeps_nothing_from_being_written(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that answers one question late is asked nothing for a while, and takes what is written meanwhile: no
+    engine sends anything again. Control: to a carrier that has gone nothing is offered, and that is told."""
+    space = fleet.hosts[0].space()
+    monkeypatch.setattr(kv_carrier, "RETRY_S", 60.0)
+    with store(folder) as running:
+        with carrier(folder / "c", running.address):
+            way = KvCarrier(folder / "c", 600)
+            kv, figures = shared(fleet, way)
             kv.keep(space, BLOCKS[0], LIFE, data(0))
             wait_for(lambda: figures.fleet_stored == 1)
-            time.sleep(0.3)
-            assert told == [False]
+            monkeypatch.setattr(kv_carrier, "PATIENCE_S", 0.2)
+            running.process.send_signal(signal.SIGSTOP)
+            assert not kv.find(space, BLOCKS[:1], LIFE, SIZE).contents
+            assert way.state is KvStoreState.STORE_AWAY
+            kv.keep(space, BLOCKS[1], LIFE, data(1))
+            running.process.send_signal(signal.SIGCONT)
+            wait_for(lambda: figures.fleet_stored == 2)
+            assert kv.take_unwritten() == set()
+        wait_for(lambda: way.state is KvStoreState.CARRIER_AWAY)
+        kv.keep(space, BLOCKS[2], LIFE, data(2))
+        assert kv.take_unwritten() == {space} and kv.take_unwritten() == set()
+        way.close()
+
+
+def test_a_full_queue_is_told_to_the_namespace_that_filled_it(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant sends more than may wait for the store: engines are to send its blocks again, and not those of another
+    tenant, all of which came. Control: the other's block beyond the bound is told of it."""
+    host = fleet.hosts[0]
+    greedy, other = host.space(), host.space("beta")
+    monkeypatch.setattr(kv_carrier, "MAX_PUTS", 2)
+    with store(folder) as running, carrier(folder / "c", running.address):
+        way = KvCarrier(folder / "c", 600)
+        kv, figures = shared(fleet, way)
+        running.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: bool(kv.keep(other, BLOCKS[0], LIFE, data(0))) and not way._queue)
+        for number in range(4):
+            kv.keep(greedy, BLOCKS[number], LIFE, data(number))
+        assert kv.take_unwritten() == {greedy}
+        kv.keep(other, BLOCKS[1], LIFE, data(1))
+        assert kv.take_unwritten() == {other}
+        running.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: figures.fleet_stored == 3)
         way.close()
 
 

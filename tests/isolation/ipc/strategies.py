@@ -276,7 +276,7 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     ),
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
-    sp.Lost: st.builds(sp.Lost),
+    sp.Lost: st.builds(sp.Lost, key),
     sp.Unwanted: st.builds(sp.Unwanted, u32),
     sp.Share: st.builds(sp.Share, key, st.booleans(), u32),
     k.KvQuotas: kv_quotas(),
@@ -376,7 +376,7 @@ SAMPLES: tuple[Message, ...] = (
     sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210"), 15, True, True),
     sp.Fetched(9, 1, b"keys and values", sp.KvTier.STORE),
     sp.Forget(bytes(range(32))),
-    sp.Lost(),
+    sp.Lost(bytes(range(32))),
     sp.Unwanted(3),
     sp.Share(bytes(range(32)), computed=True, lasts_s=590),
 )

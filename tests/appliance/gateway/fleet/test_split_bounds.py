@@ -72,24 +72,27 @@ async def test_a_host_that_stalls_is_not_waited_for_again_and_again(
     assert (await answered(pair, asking.compute(prefilling.prompt())))[0] == "computed"
 
 
+@pytest.mark.parametrize(("came", "gap"), [(0, True), (0, False), (16, True)])
 async def test_a_host_that_gives_nothing_is_not_asked_again_and_again(
-    prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch
+    prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch, came: int, gap: bool
 ) -> None:
     """A host that says that it has computed a prompt, of which the local engine finds nothing, is not asked for the
-    tenant's next one: its rest is logged and counted as such. Controls: it is asked again after its rest, and at once
-    where something came, where the engine had the prompt itself, and where nobody asked the store for it."""
+    tenant's next one: its rest is logged and counted as such, with its cause. So it is where the store does not
+    answer, or gives one block, which could else have each prompt computed twice. Controls: it is asked again after its
+    rest, and at once where something came, and where the engine had the prompt itself."""
     monkeypatch.setattr(prefill_choice, "REST_S", 0.3)
     pair, asking = prefilling.stage.boot(), prefilling.asking()
     prompt = prefilling.prompt()
     many = asking.least_blocks
     with capture_logs() as lines:
-        for store_tokens, recomputed, gap in ((512, 1, True), (0, 0, True), (0, many, False), (0, many, True)):
+        for store_tokens, recomputed, lacks in ((512, 1, True), (0, 0, True), (came, many, gap)):
             assert lines == []
             assert (await answered(pair, asking.compute(prompt)))[0] == "computed"
-            asking.taken(prompt, store_tokens, recomputed, gap=gap)
+            asking.taken(prompt, store_tokens, recomputed, gap=lacks)
     assert [(one["log_level"], one["host"], one["tenant"], one["seconds"]) for one in lines] == [
         ("warning", "p", "alpha", prefill_choice.REST_S)
     ]
+    assert ("has not got" in lines[0]["cause"]) == gap
     assert await asking.compute(prefilling.prompt()) == "empty"
     assert prefilling.asked[f"{names.SPLIT_ASKED}:empty"] == 1
     await asyncio.sleep(0.4)

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from appliance.gateway.fleet import prefill_call, prefill_service
-from appliance.gateway.fleet.prefill_call import MAX_SILENCE_S, SILENCE_S, patience_s
+from appliance.gateway.fleet import prefill_asking, prefill_call, prefill_service
 from appliance.gateway.fleet.prefill_choice import has_part
 from tests.appliance.gateway.fleet.test_split import Prefilling, answered, patient, prefilling, until
 from tests.appliance.gateway.request.test_session import stage
@@ -50,7 +49,16 @@ def test_callers_that_send_nothing_leave_room_to_others() -> None:
     assert sum(held) < prefill_service.MAX_READING and has_part(0, prefill_service.MAX_READING - sum(held))
 
 
-def test_a_host_that_has_worked_for_long_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of a second at first, a quarter of what it worked later, two seconds at most."""
-    monkeypatch.setattr(prefill_call, "SILENCE_S", SILENCE_S)
-    assert [patience_s(worked) for worked in (0.0, 1.0, 4.0, 60.0)] == [SILENCE_S, SILENCE_S, 1.0, MAX_SILENCE_S]
+@pytest.mark.parametrize(("silence_s", "ask_s", "outcome"), [(30.0, 2.0, "late"), (0.2, 30.0, "silent")])
+async def test_a_host_that_works_may_be_silent_for_longer(
+    prefilling: Prefilling, monkeypatch: pytest.MonkeyPatch, silence_s: float, ask_s: float, outcome: str
+) -> None:
+    """A host that said once that it works is waited for, up to the deadline, though no second word comes. Control: one
+    that is silent for longer than it may is given up."""
+    monkeypatch.setattr(prefill_service, "PROGRESS_S", 60.0)
+    monkeypatch.setattr(prefill_call, "WORKING_SILENCE_S", silence_s)
+    monkeypatch.setattr(prefill_asking, "ASK_S", ask_s)
+    prefilling.stage.boot()
+    begun = list[None]()
+    assert await prefilling.asking().compute(prefilling.prompt(), lambda: begun.append(None)) == outcome
+    assert len(begun) == 1

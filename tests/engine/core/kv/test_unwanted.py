@@ -9,10 +9,10 @@ import pytest
 from engine.core.kv.prefetch import ANSWER_NS
 from engine.core.kv.spill import PATIENCE_NS
 from isolation.ipc.messages import Role
-from isolation.ipc.spill import Fetch, Fetched, Keep, KvTier, Lost, Miss, Unwanted
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, KvTier, Lost, Miss, Unwanted, mark_of
 from tests.engine.core.kv.test_computed import LONG, chain, engine_on, run, shares, told
 from tests.engine.core.kv.test_prefetch import TAKING, later, taken
-from tests.engine.support import submit
+from tests.engine.support import namespace, submit
 from tests.isolation.ipc.wire import Wire, connect
 
 
@@ -26,18 +26,21 @@ def wire() -> Iterator[Wire]:
 
 def test_what_a_store_lost_is_sent_again(wire: Wire) -> None:
     """A prompt in memory, which was sent, is sent again with its next request once the store has lost it, and once
-    only. Control: before that word it is not sent a second time."""
+    only. Control: before that word it is not sent a second time, nor after one about another namespace."""
     engine, _ = engine_on(wire, shares(lasts_s=600))
     ids = chain(engine, LONG)
     sent = list[int]()
-    for number, lost in enumerate((False, False, True, False), 1):
+    for number, lost in enumerate((0, 0, 2, 1, 0), 1):
         if lost:
-            wire.host.send(Lost())
+            wire.host.send(Lost(mark_of(namespace(lost))))
             engine.look()
         engine.add(submit(number, LONG, 1))
         run(engine)
         sent.append(sum(isinstance(one, Keep) and one.block in ids for one in told(wire)))
-    assert sent == [17, 0, 17, 0]
+    assert sent == [17, 0, 0, 17, 0]
+    wire.host.send(Forget(mark_of(namespace(1))))
+    engine.look()
+    assert engine.spill is not None and not engine.spill._out.lost_ns, "nothing is kept of what is forgotten"
 
 
 @pytest.mark.parametrize("miss", list(Miss))
@@ -52,6 +55,21 @@ def test_a_gap_is_what_a_store_lacks_that_serves(wire: Wire, miss: Miss) -> None
     wire.host.send(Fetched(fetch.request, 0, b"", KvTier.MEMORY, miss))
     starts = [start for _ in range(6) if (output := engine.step()) is not None for start in output.starts]
     assert [start.store_gap for start in starts] == [miss is Miss.LACKED]
+
+
+def test_a_request_waits_for_its_prefix_no_longer_than_its_deadline(wire: Wire) -> None:
+    """A request whose deadline comes while it waits for blocks ends by it, and its fetch is left. Control: one without
+    a deadline still waits at that time."""
+    engine, clock = engine_on(wire, shares())
+    engine.add(submit(1, LONG, 1, coming=True, deadline_us=50_000))
+    engine.add(submit(2, LONG, 1, coming=True))
+    assert engine.spill is not None and engine.spill.num_waiting == 2
+    later(engine, clock, 50_000_000)
+    first, second, *left = told(wire)
+    assert isinstance(first, Fetch) and isinstance(second, Fetch) and left == [Unwanted(first.request)]
+    assert engine.spill.num_waiting == 1
+    output = engine.step()
+    assert output is not None and [one.request for one in output.failures] == [1]
 
 
 @pytest.mark.parametrize("how", ["aborted", "late", "prefetch ended", "prefetch late"])
