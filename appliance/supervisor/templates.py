@@ -59,10 +59,14 @@ def start_is_base(plan: BootPlan) -> bool:
     return bool(plan.spec.folders) and not start_is_ahead(plan)
 
 
+def place_of(plan: BootPlan) -> tuple[str, str]:
+    """Return role and model of the checkpoint of one of ``starts``; no model: the base."""
+    return plan.role_name, "" if start_is_base(plan) else plan.model
+
+
 def label_of(plan: BootPlan, runtime: Runtime, run_dir: Path) -> Label:
     """Return what is told of the checkpoint of a plan, which is made now by the supervisor of this run directory."""
-    model = "" if start_is_base(plan) else plan.model
-    return Label(plan.role_name, model, str(run_dir), time.time(), runtime.surroundings)
+    return Label(*place_of(plan), str(run_dir), time.time(), runtime.surroundings)
 
 
 def key_of(runtime: Runtime, spec: SandboxSpec, listed: ListedFolders) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from appliance.supervisor.templates import (
     NAME_CHARS,
     key_of,
     label_of,
+    place_of,
     save,
     start_is_ahead,
     start_is_base,
@@ -83,9 +84,12 @@ class WarmStarts:
         self._broken = BrokenModels()
         self.surroundings, self.shares = runtime.surroundings, runtime.fills_folders
         self.looked_for: dict[tuple[str, str], str] = {}
-        """Name of the last checkpoint that a sandbox looked for or had made, by role and model; none: the base."""
-        self.problems: dict[str, str] = {}
-        """Why the last template of each role was not made, or not kept."""
+        """Name of the last checkpoint that a sandbox looked for or had made, or would look for, by role and model; no
+        model: the base. Changed in threads: read a copy."""
+        self.not_started: set[tuple[str, str]] = set()
+        """Those that no sandbox has looked for, since models sleep since the start."""
+        self.problems: dict[tuple[str, str], str] = {}
+        """Why the last template of each was not made, or not kept, by role and model."""
         self.plans: Callable[[], tuple[BootPlan, ...]] | None = None
         """Plans of all models that there are, awake or asleep; set by the owner. None: not known."""
         self._left_of: Counter[str] = Counter()
@@ -187,7 +191,8 @@ class WarmStarts:
             log.warning("no checkpoint can be looked for", sandbox=plan.name, problem=str(error))
             return None
         if key:
-            self.looked_for[plan.role_name, "" if start_is_base(plan) else plan.model] = key
+            self.looked_for[place_of(plan)] = key
+            self.not_started.discard(place_of(plan))
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None or self._trust.is_avoided(key, plan.name):
             return None
@@ -219,22 +224,33 @@ class WarmStarts:
                 self._asked.pop(plan.name, None)
                 self._trust.leave(plan.name)
                 self.looked_for.pop((plan.role_name, plan.model), None)
+                self.not_started.discard((plan.role_name, plan.model))
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
 
     def remove_useless(self, plans: tuple[BootPlan, ...]) -> None:
-        """Remove what no model that there is can begin with (``useless``).
+        """Remove what no model that there is can begin with (``useless``), and note what those that sleep would begin
+        with.
 
         Raises:
             OSError: the files of a model, or the store, cannot be looked at; nothing is removed.
         """
-        every = [
-            (plan.role_name, start.spec) for one in plans for plan in (one, self.told(one)) for start in starts(plan)
-        ]
-        found = [(role, self.key(spec)) for role, spec in every]
-        for key in useless(self.store.kept(), found, self._run_dir):
+        every = [start for one in plans for plan in (one, self.told(one)) for start in starts(plan)]
+        found = [(place_of(start), self.key(start.spec)) for start in every]
+        kept = self.store.kept()
+        self._note_asleep(found, {one.key for one in kept})
+        for key in useless(kept, [(role, key) for (role, _), key in found], self._run_dir):
             log.info("a checkpoint that no model can use is removed", checkpoint=key[:NAME_CHARS])
             self.store.drop(key)
+
+    def _note_asleep(self, found: Iterable[tuple[tuple[str, str], str]], kept: Collection[str]) -> None:
+        """Note what sandboxes of models that sleep would look for: what there is before what there is not."""
+        places: dict[tuple[str, str], str] = {}
+        for place, key in found:
+            if key and place not in self.looked_for and places.get(place) not in kept:
+                places[place] = key
+        self.not_started |= places.keys()
+        self.looked_for |= places
 
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
         """Remove the checkpoints of sandboxes that have left, also one that is being made, but for the base and for one
@@ -281,7 +297,7 @@ class WarmStarts:
                 log.warning("no checkpoint is removed", problem=str(error))
         while (wanted := await self._wanted.get()) is not None:
             plan, cold_s, left = wanted
-            counts = False
+            counts, start = False, plan
             try:
                 async with self._making:
                     for start in reversed(starts(plan)):
@@ -290,7 +306,7 @@ class WarmStarts:
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else
-                counts, self.problems[plan.role_name] = True, str(error)
+                counts, self.problems[place_of(start)] = True, str(error)
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
             if not counts and left == self._left_of[plan.name]:
                 self._asked[plan.name] -= 1
@@ -319,7 +335,7 @@ class WarmStarts:
         finally:
             self._under_way = None
         if made is not None:
-            self.problems.pop(plan.role_name, None)
+            self.problems.pop(place_of(plan), None)
             of = "all models" if start_is_base(plan) else plan.model
             log.info("checkpoint made", sandbox=plan.name, of=of, checkpoint=key[:NAME_CHARS], mib=made.size >> 20)
         return made

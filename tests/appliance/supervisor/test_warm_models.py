@@ -17,6 +17,7 @@ import pytest
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.model_memory import Memory
 from appliance.supervisor.boot import BootPlan, plan_boot
+from appliance.supervisor.checkpoint_state import NOT_STARTED, checkpoint_state
 from appliance.supervisor.saved_start import SavedStart
 from appliance.supervisor.templates import MOST_AHEAD_BYTES, starts
 from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts
@@ -430,3 +431,20 @@ async def test_a_start_removes_what_no_model_can_use(ahead: tuple[WarmStarts, Bo
     warm.plans = lambda: (plan,)
     await made_all(warm)
     assert saved_keys(warm) == {"c" * 64, "d" * 64} | used
+
+
+async def test_what_sleeps_since_the_start_is_told_with_its_checkpoints(ahead: tuple[WarmStarts, BootPlan]) -> None:
+    """Of a model that nobody has asked for since the start it is told which checkpoints there are, and that what is not
+    there waits for a request; once a sandbox has looked for one (the control), that it is made soon."""
+    warm, plan = ahead
+    place, warm.plans = f"engine:{plan.model}", lambda: (plan,)
+    made = warm.take(starts(plan)[0], 1.0)
+    assert made is not None
+    warm.looked_for.clear()
+    await made_all(warm)
+    told = checkpoint_state(warm)
+    assert told.kept[place][0] == made.size and place not in told.problems
+    warm.store.drop(made.key)
+    assert checkpoint_state(warm).problems[place] == NOT_STARTED
+    warm._find(starts(plan)[0])
+    assert "once everything serves" in checkpoint_state(warm).problems[place], "the control"
