@@ -11,6 +11,7 @@ from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, from_line
 from appliance.common.audit.names import shown_by
 from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.figures import counted
 
 _SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -94,11 +95,12 @@ def in_order(
     directory: Path, first: int = 0, names: Path | None = None, signed_of: str | None = None
 ) -> Iterator[LoggedEntry]:
     """Read entries with the number ``first`` and higher in the order of the log, a segment at a time. ``names`` is as
-    for ``newest``. With ``signed_of``, the name of a log, only entries that a checkpoint covers (what is behind the last
-    one may be taken back, and its numbers be given to other entries), all of them of that log.
+    for ``newest``. With ``signed_of``, the name of a log, only entries that a checkpoint covers (what is behind the
+    last one may be taken back, and its numbers be given to other entries), all of them of that log.
 
     Raises:
-        ConfigError: the folder cannot be read, a segment is damaged or of another log, or the log ends before ``first``.
+        ConfigError: the folder cannot be read, a segment is damaged or of another log, or the log ends before
+            ``first``.
     """
     paths, shown = _paths(directory), shown_by(names or directory)
     # A log that was never written has no segment yet.
@@ -113,9 +115,10 @@ def in_order(
                 raise ConfigError(f"{path} is of the log {segment.name}, and not of {signed_of}")
             if following is None:
                 if segment.start + len(lines) < first:
+                    size = counted(segment.start + len(lines), "entry", "entries")
                     raise ConfigError(
-                        f"the audit log in {directory} has {segment.start + len(lines)} entries, and not the {first} "
-                        "before the position: it was cut, or put back from an older copy"
+                        f"the audit log in {directory} has {size}, and not the {first} before the position: "
+                        "it was cut, or put back from an older copy"
                     )
                 lines = lines[: max(0, _signed_size(segment) - segment.start)]
         yield from (one for line in lines if (one := _read(line, path, shown)).number >= first)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from appliance.supervisor.templates import (
     NAME_CHARS,
     key_of,
     label_of,
+    not_started,
     place_of,
     save,
     start_is_ahead,
@@ -71,7 +72,7 @@ class WarmStarts:
     def __init__(self, store: CheckpointStore, runtime: Runtime, run_dir: Path) -> None:
         self.store = store
         self._runtime = runtime
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self.told: Callable[[BootPlan], BootPlan] = lambda plan: plan
         """What an engine of a plan is told (``Forms.told``); set by the owner."""
         self.reserved: Callable[[], int] = lambda: 0
@@ -228,30 +229,6 @@ class WarmStarts:
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
 
-    def remove_useless(self, plans: tuple[BootPlan, ...]) -> None:
-        """Remove what no model that there is can begin with (``useless``), and note what those that sleep would begin
-        with.
-
-        Raises:
-            OSError: the files of a model, or the store, cannot be looked at; nothing is removed.
-        """
-        every = [start for one in plans for plan in (one, self.told(one)) for start in starts(plan)]
-        found = [(place_of(start), self.key(start.spec)) for start in every]
-        kept = self.store.kept()
-        self._note_asleep(found, {one.key for one in kept})
-        for key in useless(kept, [(role, key) for (role, _), key in found], self._run_dir):
-            log.info("a checkpoint that no model can use is removed", checkpoint=key[:NAME_CHARS])
-            self.store.drop(key)
-
-    def _note_asleep(self, found: Iterable[tuple[tuple[str, str], str]], kept: Collection[str]) -> None:
-        """Note what sandboxes of models that sleep would look for: what there is before what there is not."""
-        places: dict[tuple[str, str], str] = {}
-        for place, key in found:
-            if key and place not in self.looked_for and places.get(place) not in kept:
-                places[place] = key
-        self.not_started |= places.keys()
-        self.looked_for |= places
-
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
         """Remove the checkpoints of sandboxes that have left, also one that is being made, but for the base and for one
         that another which stays begins with: two models may have the same files."""
@@ -292,7 +269,7 @@ class WarmStarts:
         if self.plans is not None:
             try:
                 async with self._making:
-                    await asyncio.to_thread(self.remove_useless, self.plans())
+                    await asyncio.to_thread(remove_useless, self, self.plans())
             except OSError as error:
                 log.warning("no checkpoint is removed", problem=str(error))
         while (wanted := await self._wanted.get()) is not None:
@@ -348,7 +325,7 @@ class WarmStarts:
         before = _checked(plan) if ahead else {}
         with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
             try:
-                save(self._runtime, self._run_dir, plan, key, draft, self._give_way if ahead else self._stop)
+                save(self._runtime, self.run_dir, plan, key, draft, self._give_way if ahead else self._stop)
             except IsolationError:
                 if not ahead or not self._give_way.is_set() or self._stop.is_set():
                     raise
@@ -356,7 +333,7 @@ class WarmStarts:
                 return None
             if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
-            made = self.store.keep(draft, key, cold_s, label_of(plan, self._runtime, self._run_dir))
+            made = self.store.keep(draft, key, cold_s, label_of(plan, self._runtime, self.run_dir))
             stamp = made.stamp()
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
                 self._reader.note(made, stamp)
@@ -379,6 +356,24 @@ class WarmStarts:
         self._stop.set()
         self._give_way.set()
         self._wanted.put_nowait(None)
+
+
+def remove_useless(warm: WarmStarts, plans: tuple[BootPlan, ...]) -> None:
+    """Remove what no model that there is can begin with (``useless``), and note what those that sleep would begin
+    with.
+
+    Raises:
+        OSError: the files of a model, or the store, cannot be looked at; nothing is removed.
+    """
+    every = [start for one in plans for plan in (one, warm.told(one)) for start in starts(plan)]
+    found = [(place_of(start), warm.key(start.spec)) for start in every]
+    kept = warm.store.kept()
+    asleep = not_started(found, warm.looked_for.keys(), {one.key for one in kept})
+    warm.not_started |= asleep.keys()
+    warm.looked_for |= asleep
+    for key in useless(kept, [(role, key) for (role, _), key in found], warm.run_dir):
+        log.info("a checkpoint that no model can use is removed", checkpoint=key[:NAME_CHARS])
+        warm.store.drop(key)
 
 
 def has_room(plan: BootPlan, reserved: int) -> bool:

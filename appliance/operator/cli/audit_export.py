@@ -79,9 +79,9 @@ def export(  # noqa: PLR0913 - a parameter is an option
     With --resume each call goes on where the last one ended. The position is written after the
     lines: after a crash in between, lines come twice, and none is missing. Each event has a
     metadata.uid that is the same both times. Entries that no checkpoint covers yet come with a later
-    call. Entries that are not in the folder any more are told on standard error. What a pipe has taken counts as written: a reader that
-    must lose nothing when it is killed keeps its own position and names it with --after. Verifies
-    nothing: see athanor audit verify.
+    call, and entries that the folder does not have any more are told on standard error. What a pipe
+    has taken counts as written: a reader that must lose nothing when it is killed keeps its own
+    position and names it with --after. Verifies nothing: see athanor audit verify.
     """
     from appliance.operator.audit_entries import in_order, log_name
     from appliance.operator.ocsf import ocsf_event
@@ -123,8 +123,8 @@ def _number_in(log: str, number: int, name: str) -> int:
     if log == name:
         return number
     _note(
-        f"the position is of the log {log}, and here is {name or 'none yet'}, which is exported from its begin; what was "
-        "not exported of the other is where that was moved to, as damaged-* in this folder"
+        f"the position is of the log {log}, and here is {name or 'none yet'}, which is exported from its begin; what "
+        "was not exported of the other is where that was moved to, as damaged-* in this folder"
     )
     return 0
 

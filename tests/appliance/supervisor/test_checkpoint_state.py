@@ -128,14 +128,9 @@ def test_an_account_that_nobody_wrote_ends_nothing(warm: WarmStarts) -> None:
     """Damage that reads as a number without an end, as ten thousand brackets, or as a time before all times: no
     checkpoint, and no error. Control: what is whole beside it is told."""
     keep(warm, "e" * 64, Label("engine", "", "/run/x", 1.0, HERE))
-    files, label = '"files": [["a", 1, ""]]', '"cold_s": 1, "label": {}'
-    for number, text in enumerate(
-        (
-            '{"format": 1, "key": "KEY", "files": [["a", Infinity, ""]], %s}' % label,
-            "[" * 60_000,
-            '{"format": 1, "key": "KEY", %s, "cold_s": 1, "label": {"made_at": -5}}' % files,
-        )
-    ):
+    begin = '{"format": 1, "key": "KEY", "cold_s": 1, "files": '
+    texts = (begin + '[["a", Infinity, ""]]}', "[" * 60_000, begin + '[["a", 1, ""]], "label": {"made_at": -5}}')
+    for number, text in enumerate(texts):
         folder = warm.store.root / f"{number:064d}"
         folder.mkdir()
         (folder / ACCOUNT).write_text(text.replace("KEY", folder.name))

@@ -247,7 +247,7 @@ async def test_what_leaves_takes_its_checkpoint_with_the_model_along(
         warm.take(start, 1.0)
     assert len(saved_keys(warm)) == 2, "the control"
     if "another" in life:
-        warm = WarmStarts(warm.store, warm._runtime, warm._run_dir)
+        warm = WarmStarts(warm.store, warm._runtime, warm.run_dir)
         warm.told = told_a_form if "form" in life else warm.told
     with_model = warm.key(starts(told)[0].spec)
     if "files" in life:
@@ -406,7 +406,7 @@ async def test_a_start_removes_what_no_model_can_use(ahead: tuple[WarmStarts, Bo
     models that there are begin with stays, and so does what another supervisor made, also of the same model. With a
     model whose files cannot be looked at nothing goes, nor where nobody says which models there are."""
     warm, plan = ahead
-    run_dir = str(warm._run_dir)
+    run_dir = str(warm.run_dir)
     labels = {
         "a": Label("engine", plan.model, run_dir, 1.0),
         "b": Label(),

@@ -147,9 +147,9 @@ def test_a_reader_names_its_own_position(run: Run, log: Path, tmp_path: Path) ->
 
 
 def test_what_may_be_taken_back_is_not_exported(run: Run, log: Path, tmp_path: Path) -> None:
-    """An entry whose batch is on its way, which no checkpoint covers yet: a full disk takes it back, and its number goes
-    to another, which a reader that had the first would never get. Once its batch is covered it comes. Controls: it is in
-    the file, and a copy of the log without checkpoints is exported as a whole."""
+    """An entry whose batch is on its way, which no checkpoint covers yet: a full disk takes it back, and its number
+    goes to another, which a reader that had the first would never get. Once its batch is covered it comes. Controls: it
+    is in the file, and a copy of the log without checkpoints is exported as a whole."""
     resume = ("--resume", str(tmp_path / "position"), "--form", "entries")
     exported(run, log, *resume)
     newest = files.segment_paths(log)[-1]
@@ -183,8 +183,8 @@ def test_a_log_that_is_shorter_than_the_position_is_no_log_without_news(run: Run
 
 
 def test_entries_that_were_moved_away_are_told(run: Run, log: Path) -> None:
-    """Segments between the position and what is left, and one in between: the export goes on, and says on standard error
-    which entries a reader misses. Control: a reader that has them is told nothing."""
+    """Segments between the position and what is left, and one in between: the export goes on, and says on standard
+    error which entries a reader misses. Control: a reader that has them is told nothing."""
     (first, *_) = exported(run, log, "--form", "entries")
     for number in (0, 1, 5):
         files.segment_paths(log)[0 if number < 2 else 3].unlink()
@@ -192,7 +192,9 @@ def test_entries_that_were_moved_away_are_told(run: Run, log: Path) -> None:
     assert len(told.stdout.splitlines()) == 28
     assert "entries 6 to 7 are not in this folder" in told.stderr
     assert "entries 20 to 23 are not in this folder" in told.stderr
-    assert "not in this folder" not in run("audit", "export", "--from", str(log), "--after", f"{first['log']}:23").stderr
+    assert (
+        "not in this folder" not in run("audit", "export", "--from", str(log), "--after", f"{first['log']}:23").stderr
+    )
     assert "entries 0" not in run("audit", "export", "--from", str(log)).stderr
 
 
