@@ -243,7 +243,8 @@ def test_rollback_puts_every_file_back(run: Run, place: Place, appliance: FakeAp
 
 def test_a_version_without_texts_is_told_and_passed_over(run: Run, place: Place) -> None:
     """A policy whose files were replaced before they were read is in the list, with its digest; what it changed is
-    not known, nobody goes back to it, and the version before the newest is one with texts. Control: that one is put back."""
+    not known, nobody goes back to it, and the version before the newest is one with texts. Control: that one is put
+    back."""
     before = place.history.read(2)
     place.history.record_unread("ab" * 32, 1_790_000_120_000, "somebody")
     place.write("a", 7)
