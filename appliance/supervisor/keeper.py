@@ -35,7 +35,7 @@ from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
-from isolation.gvisor.runtime import Runtime, Sandbox
+from isolation.gvisor.runtime import Ending, Runtime, Sandbox
 from isolation.host.cores import format_cpu_list
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
@@ -259,20 +259,17 @@ class Keeper:
         cause, how = booted.describe_end(), booted.sandbox.ending()
         died = _End(cause, reason="oom" if how is not None and how.out_of_memory else "ended")
         # Any program can end with status 0. It only asks for a look whether its gateway went.
-        asks = (
-            how is not None and how.status == 0 and not how.out_of_memory and _is_with_gateway(booted, self._hand_over)
-        )
+        asks = _is_clean(how) and _is_with_gateway(booted, self._hand_over)
         return await self._end_within(GATEWAY_LEAVES_S) or died if asks else died
 
     async def _end_within(self, longest_s: float) -> _End | None:
         """Wait for an end that is no death, such as the gateway's leaving; None: there was none."""
         self._ending = asyncio.get_running_loop().create_future()
+        ending = None
         with suppress(TimeoutError):
             ending = await asyncio.wait_for(self._ending, longest_s)
-            self._ending = None
-            return None if ending.counted else ending
         self._ending = None
-        return None
+        return None if ending is None or ending.counted else ending
 
     def _end(self, ending: _End) -> None:
         if self._ending is not None and not self._ending.done():
@@ -402,6 +399,11 @@ async def _watch_memory(plan: BootPlan, publish: Publish, sandbox: Sandbox) -> N
             limit = plan.spec.limits.memory_bytes
             publish(SandboxUse(plan.model, plan.role_name, held, limit, plan.tenant), ())
         await aligned_sleep(MEMORY_PERIOD_S)
+
+
+def _is_clean(how: Ending | None) -> bool:
+    """Whether a program ended of itself and says that all is well."""
+    return how is not None and how.status == 0 and not how.out_of_memory
 
 
 def _is_with_gateway(booted: Booted, hand_over: HandOver) -> bool:
