@@ -1,11 +1,22 @@
-"""The hosts of a fleet as they answered, and in what they differ. Pure."""
+"""The hosts of a fleet as they answered, and in what they differ. Pure.
+
+A host that was taken over answers anything, so what it says is bounded before it is compared with others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from appliance.common.fleet_file import MAX_HOSTS
+from appliance.common.json_codec import SnapshotError, decode
 from appliance.common.status import ApplianceStatus
+
+MAX_PINNED = 256
+"""Most models that one host may tell of: four times what one serves. Each is compared with all hosts."""
+
+MOST = 1 << 53
+"""Bound of numbers: what a browser counts exactly, and no division overflows."""
 
 NOT_PINNED = "not pinned"
 ABSENT = "absent"
@@ -52,6 +63,21 @@ class FleetDifference:
     """Models that no host pins by a digest: whether their files are equal cannot be told."""
     silent: tuple[str, ...]
     """Hosts that did not answer."""
+
+
+def read_status(body: object) -> ApplianceStatus:
+    """Return the status that another host told, from parsed JSON.
+
+    Raises:
+        SnapshotError: it is none, or tells of more than a host has.
+    """
+    status = decode(ApplianceStatus, body)
+    told, load = status.fleet, status.load
+    if len(told.models) > MAX_PINNED or len(told.hosts) > MAX_HOSTS:
+        raise SnapshotError(f"it tells of more than {MAX_PINNED} models, or of more than {MAX_HOSTS} hosts")
+    if not all(0 <= one < MOST for one in (load.running, load.waiting, load.kv_free, load.kv_blocks, told.shreds)):
+        raise SnapshotError("it counts what cannot be counted")
+    return status
 
 
 def compare(states: Sequence[HostState]) -> FleetDifference:

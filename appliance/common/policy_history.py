@@ -2,7 +2,9 @@
 
 A version is one file, ``NUMBER-DIGEST.json`` in the folder ``policies`` of the audit log, whose entries of kind
 ``policy`` have the same digests. Files are named as they lie in the folder of the configured policy, so that a version
-can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept.
+can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept. One whose
+files were replaced before the supervisor had read them is ``NUMBER-DIGEST-unread.json``, without texts: of these the
+newest ``MAX_UNREAD`` are kept, so that a gateway that was taken over pushes no texts out by what it reports.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from appliance.common.errors import ConfigError, os_errors_as
 from isolation.host.atomic_file import write_whole
@@ -23,13 +27,18 @@ FOLDER_MODE, FILE_MODE = 0o750, 0o640
 MAX_VERSIONS = 100
 """Versions that are kept: one a day for a season."""
 
+MAX_UNREAD = 20
+"""Versions without texts among them."""
+
 MAX_BYTES = 64 << 20
 """Most bytes of a version's file: a policy has less."""
 
 FORM = 1
 """Form of a version's file."""
 
-_NAME = re.compile(r"([0-9]{6})-([0-9a-f]{12})\.json")
+_UNREAD = "-unread"
+
+_NAME = re.compile(r"([0-9]{6})-([0-9a-f]{12})(-unread)?\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +52,14 @@ class Version:
     files: dict[str, str]
     """Texts by name below the folder of the configured policy, those of public prefixes included."""
     named: tuple[str, ...]
-    """Names of those that are policy files, in their order."""
+    """Names of those that are policy files, in their order; none where its texts were not read in time."""
     by: str = ""
     """Who put it in force, as the audit log has it; empty where that is not known."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether its files were replaced before they were read, so that nothing but its digest is kept."""
+        return not self.named
 
     def sources(self) -> list[Source]:
         """Return what the policy's loader takes."""
@@ -135,20 +149,55 @@ class PolicyHistory:
                 last = None  # a damaged one is no reason not to keep the next
             if last is not None and (last.digest, last.files) == (digest, files):
                 return False
-        number = (numbers[0] if numbers else 0) + 1
-        values = {"form": FORM, "digest": digest, "since_ms": now_ms, "named": named, "files": files, "by": by}
+            if last is not None and last.unread and last.digest == digest:  # They could be read after all.
+                since_ms, by = last.since_ms, last.by or by
+                self._write(_values(digest, files, named, since_ms, by), last.number)
+                with os_errors_as(f"cannot keep the policy in {self._folder}"):
+                    self._folder.joinpath(_file_name(last.number, digest, unread=True)).unlink(missing_ok=True)
+                return True
+        self._write(_values(digest, files, named, now_ms, by), (numbers[0] if numbers else 0) + 1)
+        return True
+
+    def record_unread(self, digest: str, now_ms: int, by: str = "") -> bool:
+        """Keep that a policy has come into force whose files could not be read in time, unless it is the newest version
+        already; returns whether that was kept.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        numbers = self.numbers()
+        with suppress(ConfigError):
+            if numbers and self.read(numbers[0]).digest == digest:
+                return False
+        paths = self._paths()
+        unread = [number for number in numbers if paths[number].stem.endswith(_UNREAD)]
+        with os_errors_as(f"cannot keep the policy in {self._folder}"):
+            for old in unread[MAX_UNREAD - 1 :]:
+                paths[old].unlink(missing_ok=True)
+        self._write(_values(digest, {}, (), now_ms, by), (numbers[0] if numbers else 0) + 1)
+        return True
+
+    def _write(self, values: dict[str, Any], number: int) -> None:
         with os_errors_as(f"cannot keep the policy in {self._folder}"):
             self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            path = self._folder / f"{number:06d}-{digest[:12]}.json"
+            path = self._folder / _file_name(number, values["digest"], unread=not values["named"])
             write_whole(path, json.dumps(values, ensure_ascii=False).encode(), FILE_MODE)
-            for old in numbers[MAX_VERSIONS - 1 :]:
+            for old in [one for one in self.numbers() if one != number][MAX_VERSIONS - 1 :]:
                 self._paths()[old].unlink(missing_ok=True)
-        return True
 
     def _paths(self) -> dict[int, Path]:
         with os_errors_as(f"cannot read {self._folder}"):
             names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
-        return {int(found[1]): self._folder / name for name in names if (found := _NAME.fullmatch(name))}
+        # Of two for one number, after a crash, the one with texts is behind the other.
+        return {int(found[1]): self._folder / name for name in sorted(names) if (found := _NAME.fullmatch(name))}
+
+
+def _values(digest: str, files: dict[str, str], named: tuple[str, ...], since_ms: int, by: str) -> dict[str, Any]:
+    return {"form": FORM, "digest": digest, "since_ms": since_ms, "named": named, "files": files, "by": by}
+
+
+def _file_name(number: int, digest: str, *, unread: bool) -> str:
+    return f"{number:06d}-{digest[:12]}{_UNREAD if unread else ''}.json"
 
 
 def _is_below(name: str) -> bool:

@@ -52,6 +52,8 @@ class WakeTurn:
     """Whether there is room for it, once others have been put to sleep."""
     due: bool = False
     """Whether it has waited for so long that it comes before guests."""
+    held: bool = False
+    """Whether another's reservation holds it back: it takes no turn from one that needs more."""
     begun: int = 0
     """Wakes of guests that the tenant of its request has begun in the last minute, before this one."""
 
@@ -168,7 +170,11 @@ class WakeQueue:
         mine, came = self._turns[model], list(self._turns).index(model)
         guests, first = list[str](), list[str]()
         for place, (name, turn) in enumerate(self._turns.items()):
+            # What has no room keeps none back that needs less, and what is held back none that needs more: the room is
+            # reserved for that one.
             if name == model or (not turn.room and turn.need_bytes > mine.need_bytes):
+                continue
+            if turn.held and not mine.held and turn.need_bytes < mine.need_bytes:
                 continue
             if turn.first:
                 if place < came or not mine.first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, from_line
 from appliance.common.audit.names import shown_by
 from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.figures import counted
+
+_SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
 
 FOREVER_MS = 1 << 62
 """A time behind every entry."""
@@ -87,12 +91,16 @@ def log_name(directory: Path) -> str:
     return _segment(paths[-1]).name if paths else ""
 
 
-def in_order(directory: Path, first: int = 0, names: Path | None = None) -> Iterator[LoggedEntry]:
+def in_order(
+    directory: Path, first: int = 0, names: Path | None = None, signed_of: str | None = None
+) -> Iterator[LoggedEntry]:
     """Read entries with the number ``first`` and higher in the order of the log, a segment at a time. ``names`` is as
-    for ``newest``.
+    for ``newest``. With ``signed_of``, the name of a log, only entries that a checkpoint covers (what is behind the
+    last one may be taken back, and its numbers be given to other entries), all of them of that log.
 
     Raises:
-        ConfigError: the folder cannot be read, or a segment is damaged.
+        ConfigError: the folder cannot be read, a segment is damaged or of another log, or the log ends before
+            ``first``.
     """
     paths, shown = _paths(directory), shown_by(names or directory)
     # A log that was never written has no segment yet.
@@ -100,7 +108,29 @@ def in_order(directory: Path, first: int = 0, names: Path | None = None) -> Iter
     for path, following in zip(paths, ends, strict=False):
         if following is not None and following <= first:
             continue
-        yield from (one for one in _entries(path, shown) if one.number >= first)
+        segment = _segment(path)
+        lines = segment.lines
+        if signed_of is not None:
+            if segment.name != signed_of:
+                raise ConfigError(f"{path} is of the log {segment.name}, and not of {signed_of}")
+            if following is None:
+                if segment.start + len(lines) < first:
+                    size = counted(segment.start + len(lines), "entry", "entries")
+                    raise ConfigError(
+                        f"the audit log in {directory} has {size}, and not the {first} before the position: "
+                        "it was cut, or put back from an older copy"
+                    )
+                lines = lines[: max(0, _signed_size(segment) - segment.start)]
+        yield from (one for line in lines if (one := _read(line, path, shown)).number >= first)
+
+
+def _signed_size(segment: files.Segment) -> int:
+    """Return the size of the log that the segment's last checkpoint covers, not verified; 0 where there is none. A copy
+    without the file of checkpoints, which a writer makes first, is taken as a whole."""
+    if not segment.path.with_suffix(files.CHECKPOINT_SUFFIX).exists():
+        return segment.start + len(segment.lines)
+    size = segment.checkpoints[-1].split("\n")[1] if segment.checkpoints else ""
+    return int(size) if _SIZE.fullmatch(size) else 0
 
 
 def _paths(directory: Path) -> list[Path]:

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from appliance.common.fleet_file import Fleet, FleetHost
-from appliance.common.fleet_hosts import HostState
-from appliance.common.json_codec import SnapshotError, decode
-from appliance.common.status import ApplianceStatus
+from appliance.common.fleet_hosts import HostState, read_status
+from appliance.common.json_codec import SnapshotError
 from appliance.operator.cli.admin_client import OK, UnreachableError, try_ask
 
 ASKED_AT_ONCE = 16
@@ -31,7 +30,7 @@ def look_at(host: FleetHost, context: ssl.SSLContext | None) -> HostState:
         answer = try_ask(host.admin, "/status", timeout_s=ANSWER_S, tls=context)
         if answer.status != OK:
             return HostState(name=host.name, admin=host.admin, problem=answer.message())
-        return HostState(name=host.name, admin=host.admin, status=decode(ApplianceStatus, answer.body))
+        return HostState(name=host.name, admin=host.admin, status=read_status(answer.body))
     except UnreachableError as error:
         return HostState(name=host.name, admin=host.admin, problem=str(error.args[0]))
     except SnapshotError as error:

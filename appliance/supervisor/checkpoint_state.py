@@ -12,12 +12,16 @@ from isolation.gvisor.checkpoint import Checkpoint
 COMPARES = "this runsc compares mounts at a restore, so each model has a checkpoint of its own (docs/runsc.md)"
 """Why there is no base."""
 
+NOT_STARTED = "not made yet: what would begin with it sleeps since the start"
+"""Why there is none of a model that nobody has asked for."""
+
 _SHOWN = 3
 """Sandboxes that are named in a reason."""
 
 
 def checkpoint_state(warm: WarmStarts) -> CheckpointState:
-    """Return what there is of what sandboxes have looked for since the supervisor's start. Reads the store.
+    """Return what there is of what sandboxes have looked for since the supervisor's start, or would where their models
+    have slept since. Reads the store.
 
     Raises:
         OSError: the store cannot be read.
@@ -26,11 +30,12 @@ def checkpoint_state(warm: WarmStarts) -> CheckpointState:
 
 
 def _rows(warm: WarmStarts) -> Iterator[CheckpointStatus]:
-    kept = {one.key: one for one in warm.store.kept()}
+    # Boots change it meanwhile, in other threads.
+    kept, looked_for = {one.key: one for one in warm.store.kept()}, warm.looked_for.copy()
     if not warm.shares:
-        for role in sorted({role for role, _ in warm.looked_for}):
+        for role in sorted({role for role, _ in looked_for}):
             yield CheckpointStatus(role=role, problem=COMPARES)
-    for (role, model), key in sorted(warm.looked_for.items()):
+    for (role, model), key in sorted(looked_for.items()):
         found = kept.get(key)
         if found is not None:
             size, made_at, problem = found.size, found.label.made_at, _avoided(warm, key)
@@ -49,9 +54,11 @@ def _avoided(warm: WarmStarts, key: str) -> str:
 
 def _missing(warm: WarmStarts, role: str, model: str, kept: tuple[Checkpoint, ...]) -> str:
     """Why a checkpoint is not there."""
-    if problem := warm.problems.get(role):
+    if problem := warm.problems.get((role, model)):
         return problem
     others = [one.label for one in kept if (one.label.role, one.label.model) == (role, model)]
+    if not others and (role, model) in warm.not_started:
+        return NOT_STARTED
     if not others:
         return "not made yet: that begins once everything serves"
     newest = max(others, key=lambda label: label.made_at)

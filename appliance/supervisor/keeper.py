@@ -35,7 +35,7 @@ from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
-from isolation.gvisor.runtime import Runtime, Sandbox
+from isolation.gvisor.runtime import Ending, Runtime, Sandbox
 from isolation.host.cores import format_cpu_list
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
@@ -62,6 +62,12 @@ must connect within ``CONNECT_TIMEOUT_S``. A boot holds a thread for as long as 
 own: what ends, and gives its memory to one that boots, waits for none of them."""
 
 _boots = ThreadPoolExecutor(MOST_BOOTS, "boot")
+
+GATEWAY_LEAVES_S = 1.0
+"""Seconds for which the end of a sandbox with status 0 is no death yet, where the gateway had its channel: a gateway
+that is killed closes channels and control socket within milliseconds, and its sandboxes may have ended before the
+supervisor has read of it. That it left is the kernel's word alone; where it stays the end is a death, whatever the
+status."""
 
 MOST_RESTORED_DEATHS = 3
 """Deaths in a row after which a sandbox starts without its checkpoint, which may be their reason."""
@@ -143,7 +149,8 @@ class Keeper:
             name, generation = self.plan.name, self.life.generation
             tell("sandbox is down", sandbox=name, cause=cause, retry_in_s=delay, generation=generation)
             self._publish(_down(self.plan, self.life, cause, self._reason), ())
-            await self._nap(delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
             await self._needed.wait()
         self.life = self.life.advance(Event.STOP, time.monotonic())
         self.life = self.life.advance(Event.GONE, time.monotonic())
@@ -231,7 +238,11 @@ class Keeper:
         self._ending, self._busy, self._frozen = loop.create_future(), False, False
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
-        watches = [asyncio.create_task(self._watch_memory(booted.sandbox), name=f"memory of {self.plan.name}")]
+        watches = [
+            asyncio.create_task(
+                _watch_memory(self.plan, self._publish, booted.sandbox), name=f"memory of {self.plan.name}"
+            )
+        ]
         if self.plan.role is Role.ENGINE:  # A text worker is never busy for long.
             watches.append(asyncio.create_task(self._watch_load(booted.sandbox), name=f"load of {self.plan.name}"))
         if self._stopping.is_set():
@@ -243,10 +254,22 @@ class Keeper:
                 watch.cancel()
             loop.remove_reader(pidfd)
             self._ending = None
-        if ending.cause == "the process ended":
-            cause, how = booted.describe_end(), booted.sandbox.ending()
-            return _End(cause, reason="oom" if how is not None and how.out_of_memory else "ended")
-        return ending
+        if ending.cause != "the process ended":
+            return ending
+        cause, how = booted.describe_end(), booted.sandbox.ending()
+        died = _End(cause, reason="oom" if how is not None and how.out_of_memory else "ended")
+        # Any program can end with status 0. It only asks for a look whether its gateway went.
+        asks = _is_clean(how) and _is_with_gateway(booted, self._hand_over)
+        return await self._end_within(GATEWAY_LEAVES_S) or died if asks else died
+
+    async def _end_within(self, longest_s: float) -> _End | None:
+        """Wait for an end that is no death, such as the gateway's leaving; None: there was none."""
+        self._ending = asyncio.get_running_loop().create_future()
+        ending = None
+        with suppress(TimeoutError):
+            ending = await asyncio.wait_for(self._ending, longest_s)
+        self._ending = None
+        return None if ending is None or ending.counted else ending
 
     def _end(self, ending: _End) -> None:
         if self._ending is not None and not self._ending.done():
@@ -306,7 +329,7 @@ class Keeper:
         if last and not self._stopping.is_set():  # ``run`` must not wait for a gateway before it ends.
             self._needed.clear()
         self._cancel_repeat()
-        if self._booted is not None and (self._booted.channel is None or self._hand_over.begun):
+        if self._booted is not None and _is_with_gateway(self._booted, self._hand_over):
             self._end(_End("the gateway left", counted=False))
 
     def fault(self, generation: int, reason: str) -> None:
@@ -356,16 +379,6 @@ class Keeper:
         if not self.first_boot.done():
             self.first_boot.set_result(problem)
 
-    async def _watch_memory(self, sandbox: Sandbox) -> None:
-        """Tell the gateway every ``MEMORY_PERIOD_S`` how much memory the sandbox holds."""
-        while True:
-            held = await asyncio.to_thread(sandbox.memory_bytes)
-            if held:
-                limit = self.plan.spec.limits.memory_bytes
-                message = SandboxUse(self.plan.model, self.plan.role_name, held, limit, self.plan.tenant)
-                self._publish(message, ())
-            await aligned_sleep(MEMORY_PERIOD_S)
-
     async def _watch_load(self, sandbox: Sandbox) -> None:
         """Tell the sandbox whether it is busy, whenever that changes."""
         watch = LoadWatch(time.monotonic(), sandbox.processor_s())
@@ -377,9 +390,25 @@ class Keeper:
                 self._busy = busy
                 sandbox.settle(busy=busy)
 
-    async def _nap(self, delay_s: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+async def _watch_memory(plan: BootPlan, publish: Publish, sandbox: Sandbox) -> None:
+    """Tell the gateway every ``MEMORY_PERIOD_S`` how much memory the sandbox holds."""
+    while True:
+        held = await asyncio.to_thread(sandbox.memory_bytes)
+        if held:
+            limit = plan.spec.limits.memory_bytes
+            publish(SandboxUse(plan.model, plan.role_name, held, limit, plan.tenant), ())
+        await aligned_sleep(MEMORY_PERIOD_S)
+
+
+def _is_clean(how: Ending | None) -> bool:
+    """Whether a program ended of itself and says that all is well."""
+    return how is not None and how.status == 0 and not how.out_of_memory
+
+
+def _is_with_gateway(booted: Booted, hand_over: HandOver) -> bool:
+    """Whether the gateway has, or may have, a sandbox's channel, which goes with it."""
+    return booted.channel is None or hand_over.begun
 
 
 def _down(plan: BootPlan, life: Life, cause: str, reason: str) -> SandboxDown:

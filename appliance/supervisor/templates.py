@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,10 +59,14 @@ def start_is_base(plan: BootPlan) -> bool:
     return bool(plan.spec.folders) and not start_is_ahead(plan)
 
 
+def place_of(plan: BootPlan) -> tuple[str, str]:
+    """Return role and model of the checkpoint of one of ``starts``; no model: the base."""
+    return plan.role_name, "" if start_is_base(plan) else plan.model
+
+
 def label_of(plan: BootPlan, runtime: Runtime, run_dir: Path) -> Label:
     """Return what is told of the checkpoint of a plan, which is made now by the supervisor of this run directory."""
-    model = "" if start_is_base(plan) else plan.model
-    return Label(plan.role_name, model, str(run_dir), time.time(), runtime.surroundings)
+    return Label(*place_of(plan), str(run_dir), time.time(), runtime.surroundings)
 
 
 def key_of(runtime: Runtime, spec: SandboxSpec, listed: ListedFolders) -> str:
@@ -134,6 +138,24 @@ def useless(kept: Iterable[Checkpoint], usable: Sequence[tuple[str, str]], run_d
     return (
         () if "" in keys else tuple(one.key for one in kept if one.key not in keys and one.label.is_of(run_dir, roles))
     )
+
+
+def not_started(
+    found: Iterable[tuple[tuple[str, str], str]], looked_for: Collection[tuple[str, str]], kept: Collection[str]
+) -> dict[tuple[str, str], str]:
+    """Return what sandboxes that have not started would look for, by role and model: what there is before what there is
+    not.
+
+    Args:
+        found: role and model, and name, of each that a model there is may begin with.
+        looked_for: those that sandboxes have looked for.
+        kept: names of what there is.
+    """
+    places: dict[tuple[str, str], str] = {}
+    for place, key in found:
+        if key and place not in looked_for and places.get(place) not in kept:
+            places[place] = key
+    return places
 
 
 def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:

@@ -38,6 +38,8 @@ from appliance.supervisor.templates import (
     NAME_CHARS,
     key_of,
     label_of,
+    not_started,
+    place_of,
     save,
     start_is_ahead,
     start_is_base,
@@ -70,7 +72,7 @@ class WarmStarts:
     def __init__(self, store: CheckpointStore, runtime: Runtime, run_dir: Path) -> None:
         self.store = store
         self._runtime = runtime
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self.told: Callable[[BootPlan], BootPlan] = lambda plan: plan
         """What an engine of a plan is told (``Forms.told``); set by the owner."""
         self.reserved: Callable[[], int] = lambda: 0
@@ -83,9 +85,12 @@ class WarmStarts:
         self._broken = BrokenModels()
         self.surroundings, self.shares = runtime.surroundings, runtime.fills_folders
         self.looked_for: dict[tuple[str, str], str] = {}
-        """Name of the last checkpoint that a sandbox looked for or had made, by role and model; none: the base."""
-        self.problems: dict[str, str] = {}
-        """Why the last template of each role was not made, or not kept."""
+        """Name of the last checkpoint that a sandbox looked for or had made, or would look for, by role and model; no
+        model: the base. Changed in threads: read a copy."""
+        self.not_started: set[tuple[str, str]] = set()
+        """Those that no sandbox has looked for, since models sleep since the start."""
+        self.problems: dict[tuple[str, str], str] = {}
+        """Why the last template of each was not made, or not kept, by role and model."""
         self.plans: Callable[[], tuple[BootPlan, ...]] | None = None
         """Plans of all models that there are, awake or asleep; set by the owner. None: not known."""
         self._left_of: Counter[str] = Counter()
@@ -187,7 +192,8 @@ class WarmStarts:
             log.warning("no checkpoint can be looked for", sandbox=plan.name, problem=str(error))
             return None
         if key:
-            self.looked_for[plan.role_name, "" if start_is_base(plan) else plan.model] = key
+            self.looked_for[place_of(plan)] = key
+            self.not_started.discard(place_of(plan))
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None or self._trust.is_avoided(key, plan.name):
             return None
@@ -219,22 +225,9 @@ class WarmStarts:
                 self._asked.pop(plan.name, None)
                 self._trust.leave(plan.name)
                 self.looked_for.pop((plan.role_name, plan.model), None)
+                self.not_started.discard((plan.role_name, plan.model))
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
-
-    def remove_useless(self, plans: tuple[BootPlan, ...]) -> None:
-        """Remove what no model that there is can begin with (``useless``).
-
-        Raises:
-            OSError: the files of a model, or the store, cannot be looked at; nothing is removed.
-        """
-        every = [
-            (plan.role_name, start.spec) for one in plans for plan in (one, self.told(one)) for start in starts(plan)
-        ]
-        found = [(role, self.key(spec)) for role, spec in every]
-        for key in useless(self.store.kept(), found, self._run_dir):
-            log.info("a checkpoint that no model can use is removed", checkpoint=key[:NAME_CHARS])
-            self.store.drop(key)
 
     async def forget(self, plans: Iterable[BootPlan], staying: Iterable[BootPlan]) -> None:
         """Remove the checkpoints of sandboxes that have left, also one that is being made, but for the base and for one
@@ -276,12 +269,12 @@ class WarmStarts:
         if self.plans is not None:
             try:
                 async with self._making:
-                    await asyncio.to_thread(self.remove_useless, self.plans())
+                    await asyncio.to_thread(remove_useless, self, self.plans())
             except OSError as error:
                 log.warning("no checkpoint is removed", problem=str(error))
         while (wanted := await self._wanted.get()) is not None:
             plan, cold_s, left = wanted
-            counts = False
+            counts, start = False, plan
             try:
                 async with self._making:
                     for start in reversed(starts(plan)):
@@ -290,7 +283,7 @@ class WarmStarts:
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else
-                counts, self.problems[plan.role_name] = True, str(error)
+                counts, self.problems[place_of(start)] = True, str(error)
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
             if not counts and left == self._left_of[plan.name]:
                 self._asked[plan.name] -= 1
@@ -319,7 +312,7 @@ class WarmStarts:
         finally:
             self._under_way = None
         if made is not None:
-            self.problems.pop(plan.role_name, None)
+            self.problems.pop(place_of(plan), None)
             of = "all models" if start_is_base(plan) else plan.model
             log.info("checkpoint made", sandbox=plan.name, of=of, checkpoint=key[:NAME_CHARS], mib=made.size >> 20)
         return made
@@ -332,7 +325,7 @@ class WarmStarts:
         before = _checked(plan) if ahead else {}
         with self.store.draft(plan.ahead_bytes if ahead else 0) as draft:
             try:
-                save(self._runtime, self._run_dir, plan, key, draft, self._give_way if ahead else self._stop)
+                save(self._runtime, self.run_dir, plan, key, draft, self._give_way if ahead else self._stop)
             except IsolationError:
                 if not ahead or not self._give_way.is_set() or self._stop.is_set():
                     raise
@@ -340,7 +333,7 @@ class WarmStarts:
                 return None
             if self.key(plan.spec, ListedFolders()) != key or _identities(before) != before:
                 raise CheckpointError("files of the sandbox have changed while its template started")
-            made = self.store.keep(draft, key, cold_s, label_of(plan, self._runtime, self._run_dir))
+            made = self.store.keep(draft, key, cold_s, label_of(plan, self._runtime, self.run_dir))
             stamp = made.stamp()
             if stamp is not None and self.store.find(key) == made:  # Else another writer was faster.
                 self._reader.note(made, stamp)
@@ -363,6 +356,24 @@ class WarmStarts:
         self._stop.set()
         self._give_way.set()
         self._wanted.put_nowait(None)
+
+
+def remove_useless(warm: WarmStarts, plans: tuple[BootPlan, ...]) -> None:
+    """Remove what no model that there is can begin with (``useless``), and note what those that sleep would begin
+    with.
+
+    Raises:
+        OSError: the files of a model, or the store, cannot be looked at; nothing is removed.
+    """
+    every = [start for one in plans for plan in (one, warm.told(one)) for start in starts(plan)]
+    found = [(place_of(start), warm.key(start.spec)) for start in every]
+    kept = warm.store.kept()
+    asleep = not_started(found, warm.looked_for.keys(), {one.key for one in kept})
+    warm.not_started |= asleep.keys()
+    warm.looked_for |= asleep
+    for key in useless(kept, [(role, key) for (role, _), key in found], warm.run_dir):
+        log.info("a checkpoint that no model can use is removed", checkpoint=key[:NAME_CHARS])
+        warm.store.drop(key)
 
 
 def has_room(plan: BootPlan, reserved: int) -> bool:

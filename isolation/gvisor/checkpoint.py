@@ -71,6 +71,9 @@ LEAST_FREE_BYTES = 1 << 30
 """Free disk bytes that are left beside what is saved: a cache of start-up time must not fill the state directory."""
 
 MAX_ACCOUNT_BYTES = 64 << 10
+_INVALID = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""Errors of reading an account that nobody of ours wrote, or that a disk has damaged."""
+
 _FORMAT = 1
 _PRIVATE = 0o700
 _DRAFT, _TRASH = ".draft-", ".trash-"
@@ -176,7 +179,7 @@ class CheckpointStore:
             os.utime(folder)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *_INVALID):
             self.drop(key)
             return None
         return found
@@ -192,7 +195,7 @@ class CheckpointStore:
         for path in self.root.iterdir():
             if path.name.startswith(".") or path.is_symlink():
                 continue
-            with suppress(OSError, ValueError, KeyError, TypeError), (path / ACCOUNT).open("rb") as file:
+            with suppress(OSError, *_INVALID), (path / ACCOUNT).open("rb") as file:
                 found.append(_read_account(path, file.read(MAX_ACCOUNT_BYTES + 1)))
         return tuple(found)
 
@@ -416,7 +419,7 @@ def _seal(path: Path) -> tuple[str, int, str]:
 
 
 def _read_account(folder: Path, data: bytes) -> Checkpoint:
-    """Parse an account. Raises: ValueError, KeyError, TypeError: it is invalid."""
+    """Parse an account. Raises: ``_INVALID``: it is."""
     account = json.loads(data)
     if account["format"] != _FORMAT or account["key"] != folder.name:
         raise ValueError("an account of something else")
@@ -432,7 +435,7 @@ def _read_label(label: object) -> Label:
     if not isinstance(label, dict) or not isinstance(given, list | tuple):
         raise TypeError("a label that is none")
     made_at = float(label.get("made_at", 0.0))
-    if not math.isfinite(made_at):
+    if not (math.isfinite(made_at) and made_at >= 0):
         raise ValueError("a time that is none")
     role, model, maker = (str(label.get(name, "")) for name in ("role", "model", "maker"))
     return Label(role, model, maker, made_at, tuple((str(name), str(value)) for name, value in given))

@@ -30,25 +30,6 @@ from tests.system.routers import (
     recipe,
 )
 
-MOCK = """
-import asyncio, ssl, sys
-async def answer(reader, writer):
-    try:
-        while head := await reader.readuntil(b"\\r\\n\\r\\n"):
-            length = head.lower().partition(b"content-length:")[2].split()[:1]
-            await reader.readexactly(int(length[0]) if length else 0)
-            await asyncio.sleep(0.05)
-            writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
-    except (asyncio.IncompleteReadError, ConnectionError):
-        writer.close()
-async def main():
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(sys.argv[2], sys.argv[3])
-    async with await asyncio.start_server(answer, "127.0.0.1", int(sys.argv[1]), ssl=context) as server:
-        await server.serve_forever()
-asyncio.run(main())
-"""
-
 
 @pytest.fixture(scope="module")
 def certificates() -> Iterator[Certificates]:
@@ -60,8 +41,8 @@ def certificates() -> Iterator[Certificates]:
 @contextlib.contextmanager
 def answering(certificates: Certificates, ports: list[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Servers that only answer, one at each port."""
-    tls = [str(certificates.folder / "host.pem"), str(certificates.folder / "host.key")]
-    servers = [subprocess.Popen([sys.executable, "-c", MOCK, str(one), *tls]) for one in ports]
+    line, root = [sys.executable, "-m", "bench.fleet_mock"], Path(__file__).resolve().parents[2]
+    servers = [subprocess.Popen([*line, str(one), str(certificates.folder)], cwd=root) for one in ports]
     try:
         for one in ports:
             until = time.monotonic() + 20

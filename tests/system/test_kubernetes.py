@@ -83,6 +83,26 @@ def test_every_path_of_the_configuration_is_in_a_volume_of_who_uses_it(root: Pat
         assert Path(named).name in of_kind(root, "ConfigMap")["data"] and mounted(container, Path(named)) is False
 
 
+def test_the_gateway_writes_nothing_that_the_supervisor_reads(root: Path) -> None:
+    """Of the volumes that both containers have, the gateway may write none: bundles, from which runsc starts sandboxes,
+    lie in the supervisor's run directory, and a kubelet makes such a volume open to all. Controls: both have that
+    volume, and the supervisor writes there."""
+    supervisor, gateway = (
+        {one["name"]: one.get("readOnly", False) for one in container["volumeMounts"]}
+        for container in pod_of(root)["containers"]
+    )
+    shared = supervisor.keys() & gateway.keys()
+    assert "run-supervisor" in shared and not supervisor["run-supervisor"]
+    assert all(gateway[name] for name in shared)
+
+
+def test_no_budget_blocks_every_eviction(root: Path) -> None:
+    """A PodDisruptionBudget over pods of a DaemonSet, which has no scale, may say ``minAvailable`` as a number alone:
+    with anything else Kubernetes counts no pod, and refuses each eviction."""
+    budgets = [one["spec"] for one in manifests(root) if one["kind"] == "PodDisruptionBudget"]
+    assert all(type(one.get("minAvailable")) is int for one in budgets)
+
+
 def test_secrets_are_in_secrets(root: Path, tmp_path: Path) -> None:
     """Each file of a Secret that the configuration names is in that Secret, and none of them is in the ConfigMap."""
     config = configured(root, tmp_path)
@@ -120,7 +140,7 @@ def test_ports_and_probes_are_the_listeners_and_routes(root: Path, tmp_path: Pat
     (pool,) = [one for one in manifests(root) if one["kind"] == "InferencePool"]
     assert [one["number"] for one in pool["spec"]["targetPorts"]] == [ports["http"]]
     labels = of_kind(root, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    for kind in ("InferencePool", "PodDisruptionBudget", "DaemonSet"):
+    for kind in ("InferencePool", "DaemonSet"):
         assert of_kind(root, kind)["spec"]["selector"]["matchLabels"] == labels
 
 

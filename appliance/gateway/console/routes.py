@@ -30,6 +30,7 @@ from appliance.common.outcomes import OUTCOMES
 from appliance.gateway.console.fleet_routes import FleetSource, fleet_routes
 from appliance.gateway.console.headers import HEADERS, foreign, problem
 from appliance.gateway.console.look import MAX_FIND_CHARS, Look, Question
+from appliance.gateway.console.page_head import with_head
 from appliance.gateway.console.usage_routes import UsageSource, usage_routes
 from appliance.gateway.telemetry.store import TraceStore
 
@@ -68,7 +69,7 @@ def read_assets(folder: Path = FOLDER) -> Mapping[str, Asset]:
     for path in sorted(folder.iterdir()):
         content_type = CONTENT_TYPES.get(path.suffix)
         if content_type is not None and path.is_file():
-            body = path.read_bytes()
+            body = with_head(path.name, path.read_text()).encode() if path.suffix == ".html" else path.read_bytes()
             found[path.name] = Asset(content_type, body, f'"{hashlib.sha256(body).hexdigest()[:ETAG_CHARS]}"')
     return found
 

@@ -90,7 +90,14 @@ class SleepDecisions:
     def turn(self, model: ModelSandboxes, decision: Wake | Wait, tenant: str, *, due: bool = False) -> WakeTurn:
         """Return the turn of a model for which a tenant's request waits."""
         begun = self.guard.guests_begun(tenant, self.clock())
-        return WakeTurn(decision.kept, model.sleep_state.need_bytes, isinstance(decision, Wake), due, begun)
+        return WakeTurn(
+            decision.kept,
+            model.sleep_state.need_bytes,
+            isinstance(decision, Wake),
+            due=due,
+            held=self.held_s(model) > 0,
+            begun=begun,
+        )
 
     def lefts(self) -> list[float]:
         """Return the expected seconds that are left of each wake. A model that leaves is not woken any more, and nobody

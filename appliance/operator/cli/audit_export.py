@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from appliance.common.figures import printable
 from appliance.operator.cli import exits
 from appliance.operator.cli.audit import (
     DEFAULT_FOLDER,
@@ -27,7 +28,7 @@ from appliance.operator.cli.audit import (
     config_errors_fail,
     entry_filter,
 )
-from appliance.operator.cli.terminal import fail
+from appliance.operator.cli.terminal import errors, fail
 
 if TYPE_CHECKING:
     from appliance.operator.audit_entries import LoggedEntry
@@ -77,9 +78,10 @@ def export(  # noqa: PLR0913 - a parameter is an option
 
     With --resume each call goes on where the last one ended. The position is written after the
     lines: after a crash in between, lines come twice, and none is missing. Each event has a
-    metadata.uid that is the same both times. What a pipe has taken counts as written: a reader that
-    must lose nothing when it is killed keeps its own position and names it with --after. Verifies
-    nothing: see athanor audit verify.
+    metadata.uid that is the same both times. Entries that no checkpoint covers yet come with a later
+    call, and entries that the folder does not have any more are told on standard error. What a pipe
+    has taken counts as written: a reader that must lose nothing when it is killed keeps its own
+    position and names it with --after. Verifies nothing: see athanor audit verify.
     """
     from appliance.operator.audit_entries import in_order, log_name
     from appliance.operator.ocsf import ocsf_event
@@ -91,7 +93,9 @@ def export(  # noqa: PLR0913 - a parameter is an option
         name = log_name(directory)
         first = _position(resume, name) if resume is not None else _behind(after, name)
         following = first
-        for one in in_order(directory, first, names):
+        for one in in_order(directory, first, names, signed_of=name):
+            if one.number > following and (following or resume is not None or after is not None):
+                _tell_missing(following, one.number)
             following = one.number + 1
             if chosen.takes(one):
                 value: dict[str, Any] = ocsf_event(one, name) if form is Form.OCSF else _values(one, name)
@@ -100,6 +104,29 @@ def export(  # noqa: PLR0913 - a parameter is an option
     if resume is not None and following > first:
         _on_disk()
         _keep(resume, name, following)
+
+
+def _tell_missing(first: int, following: int) -> None:
+    """Say that entries are not there, which moved away segments have, or nobody."""
+    which = f"entry {first} is" if following == first + 1 else f"entries {first} to {following - 1} are"
+    _note(f"{which} not in this folder, and not exported: export them from where older segments were moved to")
+
+
+def _note(text: str) -> None:
+    """Say something beside the lines; the export goes on."""
+    errors().print(printable(f"note: {text}"), soft_wrap=True, markup=False, highlight=False)
+
+
+def _number_in(log: str, number: int, name: str) -> int:
+    """Number to begin at in the log that is there, by a number in the log that a position names. One that was begun
+    anew is exported from its begin."""
+    if log == name:
+        return number
+    _note(
+        f"the position is of the log {log}, and here is {name or 'none yet'}, which is exported from its begin; what "
+        "was not exported of the other is where that was moved to, as damaged-* in this folder"
+    )
+    return 0
 
 
 def _values(one: LoggedEntry, log: str) -> dict[str, Any]:
@@ -119,18 +146,17 @@ def _on_disk() -> None:
 
 
 def _behind(after: str | None, name: str) -> int:
-    """Number of the first entry behind the one that a reader has. A log that was begun anew is exported from its
-    begin."""
+    """Number of the first entry behind the one that a reader has."""
     if after is None:
         return 0
     found = _ENTRY.fullmatch(after)
     if found is None:
         fail(exits.USAGE, f"{after} names no entry", "LOG:N, as the lines have `log` and `n`")
-    return int(found[2]) + 1 if found[1] == name else 0
+    return _number_in(found[1], int(found[2]) + 1, name)
 
 
 def _position(path: Path, name: str) -> int:
-    """Number of the first entry that was not exported. A log that was begun anew is exported from its begin."""
+    """Number of the first entry that was not exported."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -141,7 +167,7 @@ def _position(path: Path, name: str) -> int:
     if found is None:
         hint = "name a file that is not there yet, and the export begins at the first entry"
         fail(exits.REFUSED, f"{path} is no position of an export", hint)
-    return int(found[2]) if found[1] == name else 0
+    return _number_in(found[1], int(found[2]), name)
 
 
 def _keep(path: Path, name: str, following: int) -> None:

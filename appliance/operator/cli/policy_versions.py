@@ -56,6 +56,9 @@ MS = 1_000
 
 NEXT_START = "it is in force at the next start: nothing answers now"
 
+UNREAD = "its files were replaced before the supervisor had read them, so nothing but the digest is kept"
+"""What is told of a version without texts."""
+
 MAX_ROWS = 20
 """Versions that the table shows; JSON and YAML have all."""
 
@@ -169,11 +172,11 @@ def kept_history(config: ApplianceConfig) -> PolicyHistory:
 
 
 def version_before(kept: PolicyHistory) -> int:
-    """Return the version before the newest one; the command ends where there is none."""
-    numbers = kept.numbers()
-    if len(numbers) < 2:
+    """Return the version before the newest one whose texts are kept; the command ends where there is none."""
+    found = next((number for number in kept.numbers()[1:] if not kept.read(number).unread), None)
+    if found is None:
         fail(exits.REFUSED, "the history has no policy before this one", "athanor policy history")
-    return numbers[1]
+    return found
 
 
 def given(new: Path, policy: Path) -> NewPolicy:
@@ -239,6 +242,8 @@ def restored(version: Version, policy: Path) -> NewPolicy:
     from policy.errors import PolicyError
     from policy.loader import load_policy
 
+    if version.unread:
+        fail(exits.REFUSED, f"version {version.number}: {UNREAD}", "athanor policy history")
     sources = version.sources()
     try:
         loaded = load_policy(sources)
@@ -393,6 +398,8 @@ def changed_by(before: Version | None, version: Version) -> tuple[Sequence[Chang
 
     if before is None:
         return (), "the oldest version that is kept"
+    if before.unread or version.unread:
+        return (), f"not compared: {UNREAD}"
     try:
         return changes(load_policy(before.sources()), load_policy(version.sources())), ""
     except PolicyError as error:

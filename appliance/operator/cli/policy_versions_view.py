@@ -26,7 +26,7 @@ def history_view(rows: Sequence[Mapping[str, Any]], total: int) -> RenderableTyp
     shown = table("VERSION", "IN FORCE SINCE", "BY", "DIGEST", "FILES")
     for index, row in enumerate(rows):
         since = _moment(row)
-        files = ", ".join(map(printable, row["files"]))
+        files = ", ".join(map(printable, row["files"])) or "not read in time"
         mark = Text(str(row["version"]), "bold green" if index == 0 else "")
         by, digest = printable(row["by"]), Text(row["digest"][:DIGEST_CHARACTERS], "dim")
         shown.add_row(mark, since, by, digest, files)

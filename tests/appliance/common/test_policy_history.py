@@ -89,3 +89,35 @@ def test_what_is_no_version_is_refused(tmp_path: Path, change: dict[str, object]
         history.read(9)
     assert history.record("ab" * 32, {"policy.yaml": "version: 1"}, ("policy.yaml",), 2)
     assert history.numbers() == [2, 1]
+
+
+def test_digests_without_texts_push_no_texts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many policies are reported whose files are never there, all texts but so many stay, and the newest
+    digests; the same one twice is one version. Control: a text pushes the oldest out."""
+    monkeypatch.setattr(module, "MAX_VERSIONS", 6)
+    monkeypatch.setattr(module, "MAX_UNREAD", 2)
+    history = PolicyHistory(tmp_path)
+    for number in range(6):
+        history.record(f"{number:064x}", {"policy.yaml": str(number)}, ("policy.yaml",), number)
+    for number in range(100, 150):
+        assert history.record_unread(f"{number:064x}", number, "somebody")
+        assert not history.record_unread(f"{number:064x}", number)
+    found = [history.read(number) for number in history.numbers()]
+    assert [one.since_ms for one in found] == [149, 148, 5, 4, 3, 2]
+    assert [one.unread for one in found] == [True, True] + [False] * 4
+    history.record("ab" * 32, {"policy.yaml": "x"}, ("policy.yaml",), 200)
+    assert [history.read(number).since_ms for number in history.numbers()] == [200, 149, 148, 5, 4, 3], "the control"
+
+
+def test_a_text_that_could_be_read_after_all_takes_its_digests_place(tmp_path: Path) -> None:
+    """Under the same number, with the time at which it came into force; also where a crash has left both files."""
+    history = PolicyHistory(tmp_path)
+    history.record_unread("ab" * 32, 5, "somebody")
+    (unread,) = (tmp_path / FOLDER).iterdir()
+    left = unread.read_bytes()
+    assert history.record("ab" * 32, {"policy.yaml": "x"}, ("policy.yaml",), 9)
+    for _ in range(2):
+        (number,) = history.numbers()
+        one = history.read(number)
+        assert (one.number, one.unread, one.since_ms, one.by) == (1, False, 5, "somebody")
+        unread.write_bytes(left)

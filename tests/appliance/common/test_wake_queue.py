@@ -83,6 +83,21 @@ def test_what_has_no_room_keeps_back_what_needs_as_much() -> None:
             queue.leave(name)
 
 
+def test_what_is_held_back_for_a_larger_model_keeps_it_not_back() -> None:
+    """Two models that came first and are held back by the reservation of one that needs more are not before it, nor in
+    what it expects to wait. Controls: they are before one that needs as little, and before it where nothing holds them
+    back."""
+    for held in (True, False):
+        queue = WakeQueue(2)
+        for name in "ab":
+            queue.join(name, WakeTurn(kept=True, need_bytes=1, held=held))
+        queue.join("large", WakeTurn(kept=True, need_bytes=2))
+        queue.join("small", WakeTurn(kept=True, need_bytes=1, held=held))
+        assert queue.is_turn("large", 0) is held
+        assert left_s(queue, "large") == (0.0 if held else 2.0)
+        assert not queue.is_turn("small", 0)
+
+
 def test_guests_of_who_has_begun_fewer_come_first() -> None:
     """A guest comes before one that came before it if its tenant has begun fewer wakes of guests, whatever later looks
     and other tenants' requests say; with as many (the control) it comes behind it."""

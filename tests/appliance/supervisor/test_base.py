@@ -204,7 +204,7 @@ def test_a_model_that_cannot_be_loaded_costs_the_others_nothing(base: Base, smal
     Control: with its file whole it is restored."""
     broken = Path(os.path.realpath(tmp_path)) / "broken"
     shutil.copytree(small, broken)
-    config = configure(base.warm._run_dir.parent, model=broken)
+    config = configure(base.warm.run_dir.parent, model=broken)
 
     def plan(tokenizer: str) -> BootPlan:
         (broken / "tokenizer.json").write_text(tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.watch.checkpoints import Checkpoints
 from appliance.supervisor.checkpoint_state import COMPARES, checkpoint_state
 from appliance.supervisor.warm import WarmStarts
-from isolation.gvisor.checkpoint import Label, open_store
+from isolation.gvisor.checkpoint import ACCOUNT, Label, open_store
 
 HERE = (("runsc", "20240729"), ("processor", "aa"), ("kernel", "6.1"))
 ENGINE, TEXT, MODEL = ("engine", ""), ("text", ""), ("engine", "llama")
@@ -93,9 +94,54 @@ def test_a_runsc_that_compares_mounts_is_told(warm: WarmStarts) -> None:
     assert found[ENGINE].problem == COMPARES and not found[MODEL].problem
 
 
+def test_boots_may_change_what_is_told_meanwhile(warm: WarmStarts) -> None:
+    """A sandbox looks for a checkpoint in its thread while the state is told: no error, which would end the supervisor,
+    since none of its tasks may end. Where no base can serve all models the names are looked at one by one."""
+    warm.shares = False
+    warm.looked_for = Growing(warm.looked_for)
+    assert set(told(warm)) >= {ENGINE, TEXT}
+    with pytest.raises(RuntimeError):
+        sorted({role for role, _ in warm.looked_for})  # the control
+
+
+class Growing(dict[tuple[str, str], str]):
+    """Names that another thread adds to whenever one is looked at in Python; a copy is taken in one step."""
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for one in super().__iter__():
+            yield one
+            self["engine", f"m{len(self)}"] = "0" * 64
+
+
+def test_what_failed_for_one_model_is_not_told_of_another(warm: WarmStarts) -> None:
+    """A template with a model that was too large is the reason for that model alone; the base and another model's are
+    not made yet."""
+    warm.looked_for |= {MODEL: "a" * 64, ("engine", "small"): "b" * 64}
+    warm.problems[MODEL] = "a checkpoint of 9000 MiB is not saved"
+    found = told(warm)
+    assert found[MODEL].problem.startswith("a checkpoint of 9000 MiB")
+    assert found[ENGINE].problem.startswith("not made yet")
+    assert found["engine", "small"].problem.startswith("not made yet")
+
+
+def test_an_account_that_nobody_wrote_ends_nothing(warm: WarmStarts) -> None:
+    """Damage that reads as a number without an end, as ten thousand brackets, or as a time before all times: no
+    checkpoint, and no error. Control: what is whole beside it is told."""
+    keep(warm, "e" * 64, Label("engine", "", "/run/x", 1.0, HERE))
+    begin = '{"format": 1, "key": "KEY", "cold_s": 1, "files": '
+    texts = (begin + '[["a", Infinity, ""]]}', "[" * 60_000, begin + '[["a", 1, ""]], "label": {"made_at": -5}}')
+    for number, text in enumerate(texts):
+        folder = warm.store.root / f"{number:064d}"
+        folder.mkdir()
+        (folder / ACCOUNT).write_text(text.replace("KEY", folder.name))
+    assert [one.key for one in warm.store.kept()] == ["e" * 64]
+    assert told(warm)[ENGINE].bytes == 5
+    assert all(warm.store.find(f"{number:064d}") is None for number in range(3))
+
+
 def test_a_failure_and_those_who_begin_without_are_told(warm: WarmStarts) -> None:
     """What kept the last template from being saved is the reason; a base that some sandboxes avoid names three."""
-    warm.problems["text"] = "3 MiB are free " + "x" * 400
+    warm.problems[TEXT] = "3 MiB are free " + "x" * 400
     keep(warm, "e" * 64, Label("engine", "", "/run/x", 1.0, HERE))
     warm.trust.note_ready("e" * 64, "engine-good")
     for name in "abcd":

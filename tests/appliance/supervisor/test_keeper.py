@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from appliance.supervisor.boot import Booted, BootPlan
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.keeper import Keeper
 from isolation.errors import SandboxStartError, SandboxTimeoutError
+from isolation.gvisor.runtime import Ending
 from isolation.ipc.messages import Role
 
 
@@ -286,3 +287,104 @@ async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pyte
         keeper.stop()
         await running
     assert [one.frozen for one in published if isinstance(one, Frozen)] == [1, 0, 0]
+
+
+@dataclass
+class Ended:
+    """What became of a sandbox that ended."""
+
+    causes: list[str]
+    failures: int
+    took_s: float
+
+
+async def ended(
+    monkeypatch: pytest.MonkeyPatch, how: Ending, then: Callable[[Keeper], None], *, offered: bool = True
+) -> Ended:
+    """End a sandbox, after which something else happens in the next turn but one of the loop; returns once it was told
+    that it is down."""
+    sandboxes: list[Sandbox] = []
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
+        sandboxes.append(Sandbox())
+        sandboxes[-1].ending = lambda: how  # type: ignore[assignment, method-assign, return-value]
+        channel = SimpleNamespace(fds=tuple, close=lambda: None)
+        return Booted(sandboxes[-1], None if offered else channel, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    keeper = Keeper(make([]).plan, None, lambda message, _fds: published.append(message) or False)  # type: ignore[arg-type, func-returns-value]
+    published: list[Control] = []
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        await keeper.first_boot
+        while keeper._ending is None:
+            await asyncio.sleep(0.001)
+        began = time.monotonic()
+        sandboxes[0].die()
+        await asyncio.sleep(0.05)
+        then(keeper)
+        while not any(isinstance(one, SandboxDown) for one in published):
+            await asyncio.sleep(0.001)
+        found = Ended(
+            [one.cause for one in published if isinstance(one, SandboxDown)],
+            keeper.life.failures,
+            time.monotonic() - began,
+        )
+        keeper.stop()
+        await running
+    return found
+
+
+def nothing(_keeper: Keeper) -> None:
+    """Nothing else happens."""
+
+
+def leave(keeper: Keeper) -> None:
+    """The gateway is gone."""
+    keeper.gateway_left()
+
+
+async def test_an_engine_that_ended_as_its_gateway_went_has_not_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With status 0, shortly before the supervisor reads that the gateway left: no failure, so that neither its
+    checkpoint nor its next boot pays for it. Controls, each a death: the gateway stays, or reports a fault, whatever
+    the status, so that no engine gets away with it by ending with 0; it ended by a signal, by another status, or
+    because it had no memory, though the gateway left; and the gateway never had its channel."""
+    monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 0.5)
+    clean = Ending(0, out_of_memory=False)
+    found = await ended(monkeypatch, clean, leave)
+    assert (found.causes, found.failures) == (["the gateway left"], 0)
+    deaths = [
+        await ended(monkeypatch, clean, nothing),
+        await ended(monkeypatch, clean, lambda keeper: keeper.fault(1, "it lies")),
+        await ended(monkeypatch, Ending(-9, out_of_memory=False), leave),
+        await ended(monkeypatch, Ending(1, out_of_memory=False), leave),
+        await ended(monkeypatch, Ending(0, out_of_memory=True), leave),
+        await ended(monkeypatch, clean, leave, offered=False),
+    ]
+    assert [one.failures for one in deaths] == [1] * len(deaths)
+    assert not any("the gateway left" in cause for one in deaths for cause in one.causes)
+    assert deaths[0].took_s >= 0.5
+
+
+async def test_a_stop_does_not_wait_for_a_gateway_that_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor stops while it is not known whether an engine ended with its gateway: the keeper ends at once."""
+    monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 600.0)
+    sandboxes: list[Sandbox] = []
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
+        sandboxes.append(Sandbox())
+        sandboxes[-1].ending = lambda: Ending(0, out_of_memory=False)  # type: ignore[assignment, method-assign, return-value]
+        return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    keeper = make([])
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        await keeper.first_boot
+        await asyncio.sleep(0.05)
+        sandboxes[0].die()
+        await asyncio.sleep(0.05)
+        keeper.stop()
+        await running

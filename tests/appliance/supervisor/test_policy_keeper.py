@@ -20,8 +20,9 @@ def report(digest: str, outcome: str = "ok") -> Entry:
 
 
 async def test_each_policy_in_force_is_kept_once(tmp_path: Path) -> None:
-    """A start keeps the policy, the same digest again does not, an edit does; a failed reload, another digest than that
-    of the files and files with problems keep nothing, and the keeper goes on. Signatures are kept with their policy."""
+    """A start keeps the policy, the same digest again does not, an edit does; a failed reload keeps nothing, nor does
+    one of what the history has as its newest. Of files with problems the digest is kept, and their text in its place
+    once it can be read. Signatures are kept with their policy."""
     path, history = tmp_path / "policy.yaml", PolicyHistory(tmp_path)
     keeper = PolicyKeeper(path, history)
     task = asyncio.create_task(keeper.run())
@@ -46,11 +47,36 @@ async def test_each_policy_in_force_is_kept_once(tmp_path: Path) -> None:
     assert await told(first, one) == [1]
     assert await told(second, one) == [1]
     assert await told(second, two, "failed") == [1]
-    assert await told("version: 2", two) == [1]
+    assert await told("version: 2", two) == [2, 1]
+    assert history.read(2).unread
     assert await told(second, two) == [2, 1]
+    assert not history.read(2).unread
     assert (history.read(2).files, history.read(2).by) == ({"policy.yaml": second}, "user 0")
     (tmp_path / "policy.yaml.sig").write_text("ed25519 ...\n")
     assert await told(first, one) == [3, 2, 1]
     assert history.read(3).files == {"policy.yaml": first, "policy.yaml.sig": "ed25519 ...\n"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_policy_that_is_replaced_at_once_is_not_missing(tmp_path: Path) -> None:
+    """Three policies come into force before the supervisor has read the first's file: the history has all three, the
+    first two by digest, time and who put them in force, the last with its text. Files that a gateway which was taken
+    over could not have put there are not taken for what it reports."""
+    path, history = tmp_path / "policy.yaml", PolicyHistory(tmp_path)
+    keeper, digests = PolicyKeeper(path, history), []
+    for name in "abc":
+        path.write_text(TENANT % name)
+        digests.append(load_policy(read_sources(path)).digest)
+        keeper.note(report(digests[-1]))
+    task = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(10):
+        while len(history.numbers()) < 3:
+            await asyncio.sleep(0.01)
+    found = [history.read(number) for number in (1, 2, 3)]
+    assert [one.digest for one in found] == digests
+    assert [one.unread for one in found] == [True, True, False]
+    assert {one.by for one in found} == {"user 0"} and found[0].since_ms <= found[2].since_ms
+    assert found[2].files == {"policy.yaml": TENANT % "c"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -17,6 +17,7 @@ import pytest
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.model_memory import Memory
 from appliance.supervisor.boot import BootPlan, plan_boot
+from appliance.supervisor.checkpoint_state import NOT_STARTED, checkpoint_state
 from appliance.supervisor.saved_start import SavedStart
 from appliance.supervisor.templates import MOST_AHEAD_BYTES, starts
 from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts
@@ -246,7 +247,7 @@ async def test_what_leaves_takes_its_checkpoint_with_the_model_along(
         warm.take(start, 1.0)
     assert len(saved_keys(warm)) == 2, "the control"
     if "another" in life:
-        warm = WarmStarts(warm.store, warm._runtime, warm._run_dir)
+        warm = WarmStarts(warm.store, warm._runtime, warm.run_dir)
         warm.told = told_a_form if "form" in life else warm.told
     with_model = warm.key(starts(told)[0].spec)
     if "files" in life:
@@ -405,7 +406,7 @@ async def test_a_start_removes_what_no_model_can_use(ahead: tuple[WarmStarts, Bo
     models that there are begin with stays, and so does what another supervisor made, also of the same model. With a
     model whose files cannot be looked at nothing goes, nor where nobody says which models there are."""
     warm, plan = ahead
-    run_dir = str(warm._run_dir)
+    run_dir = str(warm.run_dir)
     labels = {
         "a": Label("engine", plan.model, run_dir, 1.0),
         "b": Label(),
@@ -430,3 +431,20 @@ async def test_a_start_removes_what_no_model_can_use(ahead: tuple[WarmStarts, Bo
     warm.plans = lambda: (plan,)
     await made_all(warm)
     assert saved_keys(warm) == {"c" * 64, "d" * 64} | used
+
+
+async def test_what_sleeps_since_the_start_is_told_with_its_checkpoints(ahead: tuple[WarmStarts, BootPlan]) -> None:
+    """Of a model that nobody has asked for since the start it is told which checkpoints there are, and that what is not
+    there waits for a request; once a sandbox has looked for one (the control), that it is made soon."""
+    warm, plan = ahead
+    place, warm.plans = f"engine:{plan.model}", lambda: (plan,)
+    made = warm.take(starts(plan)[0], 1.0)
+    assert made is not None
+    warm.looked_for.clear()
+    await made_all(warm)
+    told = checkpoint_state(warm)
+    assert told.kept[place][0] == made.size and place not in told.problems
+    warm.store.drop(made.key)
+    assert checkpoint_state(warm).problems[place] == NOT_STARTED
+    warm._find(starts(plan)[0])
+    assert "once everything serves" in checkpoint_state(warm).problems[place], "the control"

@@ -2,6 +2,7 @@
 
 import { byId, cells, Keyed, make, setAttribute, setText } from "./dom.js";
 import { count, counted, percent } from "./format.js";
+import { contact, live } from "./head.js";
 import { Poll } from "./poll.js";
 import { startTheme } from "./theme.js";
 
@@ -10,8 +11,6 @@ const PATIENCE_MS = 40000; // 256 silent hosts are given up after 24 s.
 const DIGEST = 12; // Characters of a digest, as `athanor fleet status` shows.
 const MARKS = { broken: "\u2715", degraded: "!", note: "i", well: "\u2713" };
 const LEVELS = { serving: "well", draining: "degraded", "not ready": "broken", silent: "broken" };
-
-let loaded = "";
 
 const problems = new Keyed(byId("problems"), (one) => one.key, (first) => {
   const mark = make("span", { class: "mark", "aria-hidden": "true" }, MARKS[first.level]);
@@ -78,10 +77,7 @@ function storeWord(one) {
 }
 
 function told(look) {
-  loaded = loaded || look.page;
-  setAttribute(document.documentElement, "data-lost", null);
-  contact("live", loaded === look.page ? "live" : "upgraded: reload");
-  setText(byId("about"), look.version);
+  live(look);
   const all = [...found(look)];
   problems.show(all.length ? all : [{ key: "well", level: "well", what: "All hosts serve, and none differs" }]);
   byId("tiles").hidden = byId("hosts-part").hidden = look.hosts.length === 0;
@@ -165,15 +161,9 @@ function note(look) {
 }
 
 function lost(reason, refused) {
-  setAttribute(document.documentElement, "data-lost", true);
   contact("lost", refused ? "no answer" : "no contact");
   problems.show([{ key: "lost", level: "broken", what: refused ? `The fleet cannot be shown: ${reason}` : `No contact with the gateway: ${reason}`,
     values: ["What is below is from before."], command: "athanor fleet status" }]);
-}
-
-function contact(state, words) {
-  setAttribute(byId("contact"), "data-state", state);
-  setText(byId("contact-text"), words);
 }
 
 const poll = new Poll("fleet", () => "", told, lost, { period: PERIOD_MS, patience: PATIENCE_MS });

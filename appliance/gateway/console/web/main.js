@@ -2,9 +2,10 @@
 
 import { showAlerts, showLost } from "./alerts.js";
 import { showBatches } from "./batches.js";
-import { byId, setAttribute, setText } from "./dom.js";
+import { byId, setText } from "./dom.js";
 import { age } from "./format.js";
 import { showGpus } from "./gpus.js";
+import { contact, upgraded } from "./head.js";
 import * as headline from "./headline.js";
 import { showKv } from "./kvmap.js";
 import { Poll } from "./poll.js";
@@ -15,7 +16,6 @@ import { startTheme } from "./theme.js";
 
 let last = null; // The newest picture.
 let heard = 0; // When it came, by this machine's clock: the gateway's need not agree.
-let loaded = ""; // Digest of the page's files when it was loaded.
 
 function ask() {
   return new URLSearchParams({ after: headline.newest(), seen: requests.filter.mark, outcome: requests.filter.outcome,
@@ -30,14 +30,12 @@ function told(picture) {
     last = null;
     poll.wait = 0;
   }
-  loaded = loaded || picture.page;
   last = picture;
   heard = Date.now() / 1000;
-  setAttribute(document.documentElement, "data-lost", null);
   contact(picture.ready ? "live" : "waiting", picture.ready ? "live" : "not ready");
   setText(byId("about"), `${picture.version} \u00b7 up ${age(picture.load.up_s)}`);
   setText(byId("foot"), "Read-only. Rates are those of the last ten seconds; names and numbers only, never content.");
-  showAlerts(picture, loaded !== picture.page);
+  showAlerts(picture, upgraded(picture.page));
   headline.showHeadline(picture);
   showKv(picture);
   showSandboxes(picture);
@@ -51,14 +49,8 @@ function told(picture) {
 function lost(reason) {
   const now = Date.now() / 1000;
   heard = heard || now;
-  setAttribute(document.documentElement, "data-lost", true);
   contact("lost", "no contact");
   showLost(heard, reason, now);
-}
-
-function contact(state, words) {
-  setAttribute(byId("contact"), "data-state", state);
-  setText(byId("contact-text"), words);
 }
 
 const poll = new Poll("look", ask, told, lost);

@@ -2,6 +2,7 @@
 
 import { byId, Keyed, make, setAttribute, setStyle, setText } from "./dom.js";
 import { count, counted, percent, short } from "./format.js";
+import { contact, live } from "./head.js";
 import { dateOf, dayName, hourName, money, units } from "./money.js";
 import { MEASURES, Plot } from "./plot.js";
 import { Poll } from "./poll.js";
@@ -17,7 +18,6 @@ const DAY_S = 86400;
 const plot = new Plot(byId("plot"));
 let last = null;
 let measure = null; // What the reader has chosen to see in the plot.
-let loaded = "";
 
 const unusual = new Keyed(byId("unusual"), (one) => one.tenant, () => {
   const what = make("strong", {});
@@ -41,14 +41,11 @@ function ask() {
 
 function told(look) {
   if (look.span !== page.span) return;
-  loaded = loaded || look.page;
   last = look;
-  setAttribute(document.documentElement, "data-lost", null);
   setAttribute(byId("whole"), "aria-busy", null);
-  contact("live", loaded === look.page ? "live" : "upgraded: reload");
+  live(look);
   byId("problem").hidden = true;
   byId("whole").hidden = false;
-  setText(byId("about"), look.version);
   showSpan(look);
   byId("unusual-part").hidden = look.unusual.length === 0;
   unusual.show(look.unusual);
@@ -58,16 +55,10 @@ function told(look) {
 }
 
 function lost(reason, refused) {
-  setAttribute(document.documentElement, "data-lost", true);
   setAttribute(byId("whole"), "aria-busy", null);
   contact("lost", refused ? "no answer" : "no contact");
   setText(byId("problem-text"), refused ? `Usage cannot be shown: ${reason}.` : `No contact with the gateway: ${reason}.`);
   byId("problem").hidden = false;
-}
-
-function contact(state, words) {
-  setAttribute(byId("contact"), "data-state", state);
-  setText(byId("contact-text"), words);
 }
 
 function showSpan(look) {

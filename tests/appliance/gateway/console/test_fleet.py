@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -17,9 +18,11 @@ from appliance.common.clocks import Clocks
 from appliance.common.fleet_file import FleetHost
 from appliance.common.fleet_hosts import HostState
 from appliance.common.fleet_status import FleetStatus
+from appliance.common.json_codec import encode
 from appliance.gateway.console import fleet as module
 from appliance.gateway.console.fleet import ConsoleFleet, ask_host
 from appliance.gateway.console.fleet_look import FleetLook, fleet_look
+from appliance.gateway.front.http_get import get
 from tests.appliance.admin_server import STATUS, FakeAppliance, serve_admin
 from tests.appliance.gateway.console.conftest import Console
 from tests.appliance.gateway.console.fleet_pictures import OTHER, SAME, TROUBLED, host
@@ -145,6 +148,63 @@ async def test_a_host_that_lies_is_a_row_with_a_problem(answer: bytes, problem: 
         found = await ask_host(FleetHost(name="a", admin=address), None)
     assert found.state == "silent"
     assert found.problem.startswith(problem)
+
+
+def lie(**told: object) -> bytes:
+    """A status whose load, or part in the fleet, is changed."""
+    values = json.loads(json.dumps(encode(STATUS)))
+    for part in ("load", "fleet"):
+        values[part] |= {name: value for name, value in told.items() if name in values[part]}
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"kv_free": 10**400, "kv_blocks": 3},
+        {"kv_free": -1, "kv_blocks": 3},
+        {"running": 10**400},
+        {"shreds": -1},
+        {"models": {f"m{number}": "" for number in range(1_000)}},
+        {"hosts": [f"h{number}" for number in range(1_000)]},
+    ],
+)
+async def test_a_host_that_lies_spoils_no_other_row(told: dict[str, object], tmp_path: Path) -> None:
+    """One that was taken over, and tells of numbers that nothing divides, or of more than it can have: its row has the
+    problem, and the look is there. Control: without the lie its row is as the other's."""
+    with serve_admin(FakeAppliance(), tmp_path / "a.sock"):
+        for body, state in ((lie(**told), "silent"), (lie(), "serving")):
+            async with liar(HEAD + body) as address:
+                found = await look(listed(tmp_path, a="unix:a.sock", b=address))
+            assert [(row.name, row.state) for row in found.hosts] == [("a", "serving"), ("b", state)]
+            json.dumps(encode(found), allow_nan=False)
+
+
+async def test_an_answer_of_tiny_pieces_holds_no_other_work_up() -> None:
+    """An answer in chunks of one byte, all of which are here already: others get a turn for each of them."""
+    reader, turns = asyncio.StreamReader(), 0
+    pieces = 5_000
+    reader.feed_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * pieces + b"0\r\n\r\n")
+    reader.feed_eof()
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class Nowhere:
+        """A connection that takes what is written."""
+
+        def write(self, data: bytes) -> None:
+            """Take it."""
+
+    work = asyncio.create_task(others())
+    try:
+        body = await get(reader, cast(asyncio.StreamWriter, Nowhere()), "h", "/status", 1 << 20)
+    finally:
+        work.cancel()
+    assert len(body) == pieces and turns >= pieces
 
 
 async def test_a_host_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

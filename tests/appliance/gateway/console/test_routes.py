@@ -9,6 +9,7 @@ import httpx
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from appliance.gateway.console.page_head import HEADS, MARK
 from appliance.gateway.console.routes import CONTENT_TYPES, FOLDER, read_assets, read_question
 from appliance.operator.install.deb import OUR_PACKAGES
 from tests.appliance.gateway.console.conftest import Console
@@ -131,8 +132,9 @@ def test_the_files_are_small_and_whole() -> None:
         assert text.isascii(), path
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", text), path
-    page = (FOLDER / "index.html").read_text()
-    assert not re.search(r"<script(?![^>]*src=)|<style|style=|\son[a-z]+=", page)
+    pages = [asset.body.decode() for name, asset in read_assets().items() if name.endswith(".html")]
+    assert len(pages) == len(HEADS) and all("</head>" in page and MARK not in page for page in pages)
+    assert not any(re.search(r"<script(?![^>]*src=)|<style|style=|\son[a-z]+=", page) for page in pages)
 
 
 def test_an_installation_has_the_files(root: Path) -> None:

@@ -136,6 +136,36 @@ async def scene_tick() -> None:
 
 
 @in_virtual_time
+async def test_who_is_held_back_takes_no_turn_from_who_reserves_the_room() -> None:
+    """Two small models that came before the large one, and find room first, are held back by its reservation: once all
+    of the room is free it is woken, within the reservation, though two wakes at most run at a time and those that came
+    first go first. The small ones follow."""
+    scene = Scene()
+    scene.decisions.queue.most = 2
+    for name in "de":
+        scene.models[name] = sandboxes(name)
+        scene.word(name, ASLEEP)
+    scene.models["c"].sleep_state.need_bytes = 2 * GIB
+    for name in "ab":
+        scene.awake(name, virtual_now() - 100)
+        scene.live[name] = 1
+    small = [scene.ask(name, 600.0) for name in "de"]
+    await turns()
+    large = scene.ask("c", 600.0)
+    while not scene.decisions.held_s(scene.models["d"]):
+        await scene_tick()
+    began = virtual_now()
+    for name in "ab":
+        scene.free(name)
+        await asyncio.sleep(1.0)
+    assert WakeModel("c", "request", "t") in scene.told
+    assert virtual_now() - began < RESERVED_S
+    assert not any(WakeModel(name, "request", "t") in scene.told for name in "de"), "the control: they are held back"
+    for one in (*small, large):
+        one.cancel()
+
+
+@in_virtual_time
 async def test_a_reservation_ends_with_the_last_request_for_it() -> None:
     """The request for the large model gives up within its reservation: the small one that it held back is woken in the
     same moment."""

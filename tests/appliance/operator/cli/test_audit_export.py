@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.audit import files
-from appliance.common.audit.entry import KINDS, Entry, entry
+from appliance.common.audit.entry import KINDS, Entry, entry, to_line
 from appliance.common.audit.log import open_log
 from appliance.operator.audit_entries import in_order
 from tests.appliance.operator.cli.conftest import Run
@@ -144,3 +144,70 @@ def test_a_reader_names_its_own_position(run: Run, log: Path, tmp_path: Path) ->
     both = ("--after", "log:1", "--resume", str(tmp_path / "position"))
     assert run("audit", "export", "--from", str(log), *both).exit_code == 2
     assert not (tmp_path / "position").exists()
+
+
+def test_what_may_be_taken_back_is_not_exported(run: Run, log: Path, tmp_path: Path) -> None:
+    """An entry whose batch is on its way, which no checkpoint covers yet: a full disk takes it back, and its number
+    goes to another, which a reader that had the first would never get. Once its batch is covered it comes. Controls: it
+    is in the file, and a copy of the log without checkpoints is exported as a whole."""
+    resume = ("--resume", str(tmp_path / "position"), "--form", "entries")
+    exported(run, log, *resume)
+    newest = files.segment_paths(log)[-1]
+    whole = newest.read_bytes()
+    with newest.open("ab") as file:
+        file.write(to_line(one_entry("gap"), 40, BEGIN) + b"\n")
+    assert [one.number for one in in_order(log, 40)] == [40], "the control: it is in the file"
+    assert exported(run, log, *resume) == []
+    newest.write_bytes(whole)
+    audit = open_log(log)
+    audit.append([(BEGIN, one_entry("refused"))])
+    audit.close()
+    assert [(one["n"], one["kind"]) for one in exported(run, log, *resume)] == [(40, "refused")]
+    for path in log.glob("*.checkpoints"):
+        path.unlink()
+    assert len(exported(run, log)) == 41
+
+
+def test_a_log_that_is_shorter_than_the_position_is_no_log_without_news(run: Run, log: Path, tmp_path: Path) -> None:
+    """A log that was cut, or put back from an older copy: the export is refused, since entries that it writes from now
+    on have numbers that the reader has already. Control: a position at its very end is one without news."""
+    position = tmp_path / "position"
+    (first, *_) = exported(run, log, "--resume", str(position), "--form", "entries")
+    assert exported(run, log, "--resume", str(position)) == [], "the control"
+    files.segment_paths(log)[-1].unlink()
+    for options in (("--resume", str(position)), ("--after", f"{first['log']}:39")):
+        told = run("audit", "export", "--from", str(log), *options)
+        assert (told.exit_code, told.stdout) == (1, "")
+        assert "has 36 entries, and not the 40 before the position" in told.stderr
+    assert exported(run, log, "--after", f"{first['log']}:35") == [], "the control"
+
+
+def test_entries_that_were_moved_away_are_told(run: Run, log: Path) -> None:
+    """Segments between the position and what is left, and one in between: the export goes on, and says on standard
+    error which entries a reader misses. Control: a reader that has them is told nothing."""
+    (first, *_) = exported(run, log, "--form", "entries")
+    for number in (0, 1, 5):
+        files.segment_paths(log)[0 if number < 2 else 3].unlink()
+    told = run("audit", "export", "--from", str(log), "--after", f"{first['log']}:5")
+    assert len(told.stdout.splitlines()) == 28
+    assert "entries 6 to 7 are not in this folder" in told.stderr
+    assert "entries 20 to 23 are not in this folder" in told.stderr
+    assert (
+        "not in this folder" not in run("audit", "export", "--from", str(log), "--after", f"{first['log']}:23").stderr
+    )
+    assert "entries 0" not in run("audit", "export", "--from", str(log)).stderr
+
+
+def test_segments_of_two_logs_are_not_exported_under_one_name(run: Run, log: Path, tmp_path: Path) -> None:
+    """A log that is begun anew while it is read, as after damage: what is left of the other is no part of it. And a
+    position of another log is told, so that a wrong word does not look like a begin."""
+    other = open_log(tmp_path / "other")
+    other.append([(BEGIN, one_entry("gap"))] * 3)
+    other.close()
+    (alien,) = files.segment_paths(tmp_path / "other")
+    (log / alien.name).write_bytes(alien.read_bytes())
+    told = run("audit", "export", "--from", str(log))
+    assert (told.exit_code, "is of the log" in told.stderr) == (1, True)
+    told = run("audit", "export", "--from", str(tmp_path / "other"), "--after", "athanor.audit/0000000000000000:2")
+    assert len(told.stdout.splitlines()) == 3
+    assert "the position is of the log athanor.audit/0000000000000000" in told.stderr

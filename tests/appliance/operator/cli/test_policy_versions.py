@@ -241,6 +241,24 @@ def test_rollback_puts_every_file_back(run: Run, place: Place, appliance: FakeAp
     assert place.texts() == before
 
 
+def test_a_version_without_texts_is_told_and_passed_over(run: Run, place: Place) -> None:
+    """A policy whose files were replaced before they were read is in the list, with its digest; what it changed is
+    not known, nobody goes back to it, and the version before the newest is one with texts. Control: that one is put
+    back."""
+    before = place.history.read(2)
+    place.history.record_unread("ab" * 32, 1_790_000_120_000, "somebody")
+    place.write("a", 7)
+    place.keep(1_790_000_180_000)
+    listed = run("policy", "history", "--config", str(place.config))
+    assert (listed.exit_code, "not read in time" in listed.stdout) == (0, True)
+    shown = run("policy", "history", "3", "--config", str(place.config))
+    assert "nothing but the digest is kept" in " ".join(shown.stdout.split())
+    told = run("policy", "rollback", "3", "--config", str(place.config), "--admin", NOBODY, "--yes")
+    assert (told.exit_code, "nothing but the digest is kept" in told.stderr) == (1, True)
+    assert run("policy", "rollback", "--config", str(place.config), "--admin", NOBODY, "--yes").exit_code == 0
+    assert place.digest() == before.digest, "the control"
+
+
 def test_rollback_without_a_history_says_so(run: Run, tmp_path: Path) -> None:
     """There is nothing before the first version."""
     place = Place(tmp_path)
