@@ -10,7 +10,7 @@ SPLIT_IGNORED, SPLIT_SERVED = "athanor.split.ignored_choices", "athanor.split.se
 _OUTCOME = frozenset({"outcome"})
 _ENDS = (
     "computed, busy (no host has room for the tenant, or all rest), empty (one with room rests for the tenant: nothing "
-    "came of what it computed), away, silent (for 250 ms), refused, stranger (another's certificate), broken (no "
+    "came of what it computed), away, silent (no word in time), refused, stranger (another's certificate), broken (no "
     "answer), late, left (the client has gone), no_keys (of the fleet)"
 )
 
