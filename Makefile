@@ -120,8 +120,8 @@ $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/.pip
 $(BIN)/runsc: | $(BIN)/python
 	@$(BIN)/python images/runsc.py --into $(BIN)
 
-# What tests look through: a Prometheus, a collector, a browser, the schemas of Kubernetes. Without them those tests are
-# skipped. The mark is set only when all are there: what could not be had is tried again by the next `make`.
+# What tests look through: a Prometheus, a collector, a browser, a store, proxies, the schemas of Kubernetes. Without them
+# those tests are skipped. The mark is set only when all are there: what could not be had is tried again by the next `make`.
 $(VENV)/.observers: requirements/observers.py requirements/observers.lock requirements/kubernetes.lock | $(VENV)/.pip
 	@! $(BIN)/python requirements/observers.py --into $(BIN) || touch $@
 

@@ -1,6 +1,6 @@
 """Get the programs through which tests look at an appliance as an operator or a client would.
 
-    python requirements/observers.py --into .venv/bin  a Prometheus, an OTLP collector, a browser, a store, schemas
+    python requirements/observers.py --into .venv/bin  a Prometheus, an OTLP collector, browser, store, proxies, schemas
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --model-signing .venv/model-signing  what signs models, likewise
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
@@ -15,11 +15,12 @@
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The store for limits of a fleet is Debian's Valkey, or the Redis of a release
-that has none, likewise in ``share/store``. The collector (rotel), the proxy (Envoy), Helm and kubectl are programs
-inside wheels of pinned digests, and Kubernetes' schemas are a file inside of one. Node's gRPC, Azurite and the grammar
-are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the HTTP APIs are PyPI's and npm's of
-pinned digests, in an environment for each set of those that go together. Each may fail: the tests that need it are then
-skipped with the reason, and the status is 1. Running it again gets what is missing.
+that has none, and nginx and HAProxy are its packages too, likewise in folders of ``share``. The collector (rotel), the
+proxy (Envoy), Helm and kubectl are programs inside wheels of pinned digests, and Kubernetes' schemas are a file inside
+of one. Node's gRPC, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients
+of the HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each
+may fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
+missing.
 """
 
 from __future__ import annotations
@@ -121,12 +122,15 @@ exec "$root/usr/lib/chromium/chromium" "$@"
 STORES = ("valkey-server", "redis-server")
 """Programs that keep values for a fleet, with the names of their packages; Debian has the first from 13 on."""
 
-RUN_STORE = """\
+PROXIES = {"nginx": "usr/sbin/nginx", "haproxy": "usr/sbin/haproxy"}
+"""Proxies of the documents, with their programs within Debian's packages of these names."""
+
+RUN_UNPACKED = """\
 #!/bin/sh
-# The store with the libraries that this machine lacked for it.
+# The program with the libraries that this machine lacked for it.
 root={root}
 export LD_LIBRARY_PATH="$(echo "$root"/usr/lib/*-linux-gnu)"
-exec "$root/usr/bin/{name}" "$@"
+exec "$root/{program}" "$@"
 """
 
 
@@ -167,32 +171,50 @@ def chromium(into: Path, scratch: Path) -> None:
 
 
 def store(into: Path, scratch: Path) -> None:
-    """The machine's own Valkey or Redis, or Debian's in a folder with the libraries that this machine has not.
+    """The machine's own Valkey or Redis, or Debian's.
 
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached or has neither.
     """
-    if own := next((found for name in STORES if (found := shutil.which(name))), None):
-        (into / "fleet-store").symlink_to(own)
+    try:
+        unpack(into, scratch, STORES[0], f"usr/bin/{STORES[0]}", into / "fleet-store", STORES)
+    except StepError:
+        unpack(into, scratch, STORES[1], f"usr/bin/{STORES[1]}", into / "fleet-store", STORES)
+
+
+def proxy(name: str, into: Path, scratch: Path) -> None:
+    """The machine's own proxy, or Debian's.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    unpack(into, scratch, name, PROXIES[name], into / name, (name,))
+
+
+def unpack(into: Path, scratch: Path, package: str, program: str, target: Path, own: Iterable[str]) -> None:
+    """A program that the machine has under one of the names ``own``, or that of Debian's package, in a folder with the
+    libraries that this machine has not.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached or has no such package.
+    """
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
+    if found := next((found for name in own if (found := shutil.which(name, path=path))), None):
+        target.symlink_to(found)
         return
     apt = debian(scratch)
-    get = [*apt, "--no-install-recommends", "--yes", "--download-only", "install"]
-    name = STORES[0]
-    try:
-        command([*get, name], scratch)
-    except StepError:
-        name = STORES[1]
-        command([*get, name], scratch)
-    folder = into.parent / "share/store"
-    new = folder.with_name(f".store.{os.getpid()}")
+    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", package], scratch)
+    folder = into.parent / "share" / target.name
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         extract((scratch / "cache/archives").glob("*.deb"), new)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    (scratch / "store").write_text(RUN_STORE.format(root=shlex.quote(os.fspath(folder.absolute())), name=name))
-    place(scratch / "store", into / "fleet-store")
+    run = RUN_UNPACKED.format(root=shlex.quote(os.fspath(folder.absolute())), program=program)
+    (scratch / "run").write_text(run)
+    place(scratch / "run", target)
 
 
 def emulator(folder: Path, scratch: Path) -> None:
@@ -405,7 +427,9 @@ def place(source: Path, target: Path, mode: int = 0o755) -> None:
 def main() -> int:
     """Get what is missing; the status is 1 where something cannot be had."""
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
-    parser.add_argument("--into", type=Path, help="folder for prometheus, rotel-agent, chromium, fleet-store")
+    parser.add_argument(
+        "--into", type=Path, help="folder for prometheus, rotel-agent, chromium, fleet-store, nginx, haproxy"
+    )
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
     parser.add_argument("--model-signing", type=Path, help="folder for an environment with model-signing")
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
@@ -419,8 +443,16 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
     if arguments.into is not None:
-        programs = (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium), ("fleet-store", store))
-        wanted += [(name, arguments.into, get) for name, get in programs if not (arguments.into / name).exists()]
+        programs: dict[str, Callable[[Path, Path], None]] = {
+            "prometheus": prometheus,
+            "rotel-agent": rotel,
+            "chromium": chromium,
+            "fleet-store": store,
+            **{name: partial(proxy, name) for name in PROXIES},
+        }
+        wanted += [
+            (name, arguments.into, get) for name, get in programs.items() if not (arguments.into / name).exists()
+        ]
         schemas = arguments.into.parent / f"share/kubernetes/{KUBERNETES}.json"
         wanted += [("schemas of Kubernetes", schemas, kubernetes)] if not schemas.exists() else []
     if arguments.emulator is not None:

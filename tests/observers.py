@@ -39,6 +39,15 @@ def observer(name: str) -> str:
     return found
 
 
+def proxy(name: str) -> str:
+    """The path of ``nginx`` or ``haproxy``; the test is skipped without it."""
+    places = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")
+    found = shutil.which(name, path=os.pathsep.join(places))
+    if found is None:
+        pytest.skip(f"no {name} here: `make setup-dev` gets it from Debian")
+    return found
+
+
 def envoy() -> str:
     """The path of ``envoy``; the test is skipped without it."""
     found = shutil.which("envoy", path=os.pathsep.join((f"{sys.prefix}/share/envoy", os.environ.get("PATH", ""))))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -18,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import pytest
 from cryptography import x509
 
 from appliance.gateway.front.affinity import HEADER
 from tests.appliance.gateway.front.pki import Authority
-from tests.observers import envoy
+from tests.observers import envoy, proxy
 
 REQUESTS = 300
 AT_ONCE = 12
@@ -54,12 +51,7 @@ http {{
 
 def program(name: str) -> str:
     """The router's program; the test is skipped without it."""
-    if name == "envoy":
-        return envoy()
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
+    return envoy() if name == "envoy" else proxy(name)
 
 
 def free_port() -> int:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from appliance.gateway.front.client_address import PROXY_PROTOCOL, X_FORWARDED_F
 from tests.appliance.gateway.front.pki import Pki
 from tests.appliance.gateway.front.support import Running, serving
 from tests.appliance.gateway.front.test_proxies import answered, clients_context, grpc_call, http_request, opened, told
-from tests.observers import envoy
+from tests.observers import envoy, proxy
 
 CLIENT, FORGED = "127.0.0.9", "203.0.113.9"
 NGINX = """
@@ -44,14 +42,6 @@ http {{
 def examples(root: Path, language: str) -> list[str]:
     """The document's configurations for a program, by the words behind the fence."""
     return re.findall(rf"```{language}\n(.*?)```", (root / "docs/proxies.md").read_text(), re.DOTALL)
-
-
-def installed(name: str) -> str:
-    """The program's path; the test is skipped without it."""
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
 
 
 def free_port() -> int:
@@ -130,7 +120,7 @@ async def check(running: Running, pki: Pki, http: int, grpc: int, version: str =
 
 async def test_nginx(root: Path, pki: Pki, tmp_path: Path) -> None:
     """Requests of both APIs on one port."""
-    found = installed("nginx")
+    found = proxy("nginx")
     (text,), port = examples(root, "nginx"), free_port()
     async with serving(proxies=TrustedProxies.of(["127.0.0.1"], X_FORWARDED_FOR)) as running:
         path = tmp_path / "nginx.conf"
@@ -143,7 +133,7 @@ async def test_nginx(root: Path, pki: Pki, tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", [X_FORWARDED_FOR, PROXY_PROTOCOL])
 async def test_haproxy(root: Path, pki: Pki, tmp_path: Path, source: str) -> None:
     """Requests of both APIs on one port; connections, whose TLS ends in the appliance, on a port for each."""
-    found = installed("haproxy")
+    found = proxy("haproxy")
     requests, connections = examples(root, "haproxy")
     text, http, grpc = requests, free_port(), free_port()
     files = None
