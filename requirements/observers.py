@@ -35,7 +35,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -176,10 +177,7 @@ def store(into: Path, scratch: Path) -> None:
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached or has neither.
     """
-    try:
-        unpack(into, scratch, STORES[0], f"usr/bin/{STORES[0]}", into / "fleet-store", STORES)
-    except StepError:
-        unpack(into, scratch, STORES[1], f"usr/bin/{STORES[1]}", into / "fleet-store", STORES)
+    unpack(into, scratch, {name: f"usr/bin/{name}" for name in STORES}, into / "fleet-store")
 
 
 def proxy(name: str, into: Path, scratch: Path) -> None:
@@ -188,22 +186,33 @@ def proxy(name: str, into: Path, scratch: Path) -> None:
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached.
     """
-    unpack(into, scratch, name, PROXIES[name], into / name, (name,))
+    unpack(into, scratch, {name: PROXIES[name]}, into / name)
 
 
-def unpack(into: Path, scratch: Path, package: str, program: str, target: Path, own: Iterable[str]) -> None:
-    """A program that the machine has under one of the names ``own``, or that of Debian's package, in a folder with the
+def unpack(into: Path, scratch: Path, programs: Mapping[str, str], target: Path) -> None:
+    """The first program that the machine has, or that of the first package that Debian has, in a folder with the
     libraries that this machine has not.
+
+    Args:
+        programs: path within the package, by the name of package and program.
 
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached or has no such package.
     """
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
-    if found := next((found for name in own if (found := shutil.which(name, path=path))), None):
+    if found := next((found for name in programs if (found := shutil.which(name, path=path))), None):
         target.symlink_to(found)
         return
-    apt = debian(scratch)
-    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", package], scratch)
+    get = [*debian(scratch), "--no-install-recommends", "--yes", "--download-only", "install"]
+    *others, last = programs
+    for package in others:
+        with suppress(StepError):
+            command([*get, package], scratch)
+            break
+    else:
+        package = last
+        command([*get, package], scratch)
+    program = programs[package]
     folder = into.parent / "share" / target.name
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
