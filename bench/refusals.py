@@ -7,9 +7,10 @@ it (``/proc/PID/task/TID/schedstat``), so that a refusal that waits for a core i
 Requests are those of one connection, so the client's own time counts little. However the bench ends, its appliance
 ends with it.
 
-Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N]``; ``--still`` wakes nothing
-(the control), ``--nice`` gives the gateway's loop another priority. Models and checkpoints in the folder are those of
-``bench/residency.py zipf``.
+Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N] [--slices]``; ``--still``
+wakes nothing (the control), ``--nice`` gives the gateway's loop another priority, and ``--slices`` has its thread take
+turns of 5 s with the short slice that it asks for and with the kernel's own. Models and checkpoints in the folder are
+those of ``bench/residency.py zipf``.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.common.catalog import embedded_model
+from appliance.common.short_slice import SLICE_NS, set_slice
 from appliance.operator import demo
 from bench.process_times import tree
 from bench.residency_zipf import WAIT_S, entry, give, make_models, need, prepare, spread, write_tenants
 from tests.system.conftest import PLAIN, Appliance, running
 
 MODELS, FIT = 4, 2
+TURN_S = 5.0
+"""Seconds of each arm's turn."""
 GAP_S = 0.05
 """Seconds between the ends of requests and the next ones."""
 DEADLINE_MS = 100
@@ -87,9 +91,48 @@ class Waking(threading.Thread):
             number += 1
 
 
-def ask(address: str, key: str, waking: Waking, seconds: float) -> tuple[list[float], Counter[str]]:
-    """Ask again and again; returns the seconds of the refusals, sorted, and what else came."""
-    connection, refused, other = http.client.HTTPConnection(address), list[float](), Counter[str]()
+class Arm:
+    """Requests while the gateway's thread had one slice."""
+
+    def __init__(self, nanoseconds: int | None) -> None:
+        self.nanoseconds = nanoseconds
+        """None: as it is."""
+        self.refused = list[float]()
+        """Seconds of each refusal."""
+        self.other = Counter[str]()
+        self.waited = [0.0, 0.0]
+        """Seconds in which the gateway's and the client's thread were ready and had no core."""
+
+    def figures(self) -> dict[str, Any]:
+        """What is printed of it."""
+        found: dict[str, Any] = {"refused": len(self.refused), "refused_ms": spread(sorted(self.refused))}
+        over = sum(one > 0.05 for one in self.refused)
+        gateway_s, client_s = (round(one, 2) for one in self.waited)
+        return found | {
+            "other": dict(self.other),
+            "over_50_ms": over,
+            "gateway_ready_s": gateway_s,
+            "client_ready_s": client_s,
+        }
+
+
+def ask_in_turns(arms: list[Arm], pid: int, address: str, key: str, waking: Waking, seconds: float) -> None:
+    """Ask, with a turn of ``TURN_S`` for each arm."""
+    until, number = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        arm = arms[number % len(arms)]
+        if arm.nanoseconds is not None and not set_slice(pid, arm.nanoseconds):
+            raise RuntimeError("this kernel gives the gateway's thread no slice of its own")
+        before = waited_s(pid), waited_s(os.getpid())
+        ask(address, key, waking, min(TURN_S, until - time.monotonic()), arm)
+        after = waited_s(pid), waited_s(os.getpid())
+        arm.waited = [total + late - early for total, late, early in zip(arm.waited, after, before, strict=True)]
+        number += 1
+
+
+def ask(address: str, key: str, waking: Waking, seconds: float, arm: Arm) -> None:
+    """Ask again and again; notes what came."""
+    connection = http.client.HTTPConnection(address)
     until = time.monotonic() + seconds
     headers = {"authorization": f"Bearer {key}", "x-request-timeout-ms": str(DEADLINE_MS)}
     while time.monotonic() < until:
@@ -101,15 +144,16 @@ def ask(address: str, key: str, waking: Waking, seconds: float) -> tuple[list[fl
         took = time.perf_counter() - began
         code = str(found.get("error", {}).get("code", answer.status))
         if code == "model_asleep":
-            refused.append(took)
+            arm.refused.append(took)
         else:
-            other[code] += 1
+            arm.other[code] += 1
         time.sleep(GAP_S)
-    return sorted(refused), other
+    connection.close()
 
 
-def measure(folder: Path, seconds: float, nice: int, *, still: bool) -> dict[str, Any]:
+def measure(folder: Path, seconds: float, nice: int, *, still: bool, slices: bool) -> dict[str, Any]:
     """Start an appliance, wake and ask."""
+    arms = {"short slice": Arm(SLICE_NS), "kernel's slice": Arm(0)} if slices else {"as it is": Arm(None)}
     models = make_models(folder / "models", MODELS)
     entries = [entry(one) for one in models]
     own = need({"name": demo.EMBEDDED_MODEL, "path": str(embedded_model()), "kv_bytes": demo.KV_BYTES})
@@ -123,25 +167,18 @@ def measure(folder: Path, seconds: float, nice: int, *, still: bool) -> dict[str
             described.mkdir(exist_ok=True)
             (described / "models.yaml").write_text(json.dumps({"models": entries}))
             httpx.post(appliance.ready["admin"] + "/reload", timeout=WAIT_S, verify=PLAIN).raise_for_status()
-            prepare(appliance, models, folder / "saved")
+            prepare(appliance, models)
             waking = Waking(appliance, [one.name for one in models])
             if not still:
                 waking.start()
             pid, address = gateway(appliance), urlsplit(appliance.ready["http"]).netloc
             os.setpriority(os.PRIO_PROCESS, pid, nice)
-            before = waited_s(pid), waited_s(os.getpid())
-            refused, other = ask(address, keys["asker"], waking, seconds)
-            after = waited_s(pid), waited_s(os.getpid())
+            ask_in_turns(list(arms.values()), pid, address, keys["asker"], waking, seconds)
             waking.ended.set()
             if not still:
                 waking.join(WAIT_S)
-    waits = {
-        f"{name}_ready_s": round(late - early, 2)
-        for name, early, late in zip(("gateway", "client"), before, after, strict=True)
-    }
-    found: dict[str, Any] = {"refused": len(refused), "refused_ms": spread(refused), "other": dict(other)}
-    over = sum(one > 0.05 for one in refused)
-    return found | {"over_50_ms": over, "wakes": dict(waking.outcomes)} | waits | {"load": os.getloadavg()[0]}
+    found = {name: arm.figures() for name, arm in arms.items()}
+    return found | {"wakes": dict(waking.outcomes), "load": os.getloadavg()[0]}
 
 
 def main() -> int:
@@ -151,12 +188,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--still", action="store_true")
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--slices", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the appliance ends as well
-    print(
-        json.dumps(measure(options.folder.resolve(), options.seconds, options.nice, still=options.still), indent=2),
-        flush=True,
-    )
+    found = measure(options.folder.resolve(), options.seconds, options.nice, still=options.still, slices=options.slices)
+    print(json.dumps(found, indent=2), flush=True)
     return 0
 
 

@@ -119,13 +119,13 @@ def give(appliance: Appliance, model: str, order: str) -> dict[str, Any]:
     return dict(httpx.post(url, timeout=WAIT_S, verify=PLAIN).json())
 
 
-def prepare(appliance: Appliance, models: Sequence[Path], saved: Path) -> None:
+def prepare(appliance: Appliance, models: Sequence[Path]) -> None:
     """Wake each model once, until a checkpoint with it is there; all sleep afterwards."""
-    for number, model in enumerate(models, 1):
+    for model in models:
         began = time.monotonic()
         outcome = give(appliance, model.name, "wake")
         assert outcome["ok"], outcome
-        while _with_models(saved) < number:
+        while not _is_saved(appliance, model.name):
             if time.monotonic() > began + SAVED_S:
                 raise TimeoutError(f"{model.name} has no checkpoint after {SAVED_S:g} s:\n{appliance.tail()}")
             time.sleep(0.2)
@@ -135,10 +135,13 @@ def prepare(appliance: Appliance, models: Sequence[Path], saved: Path) -> None:
         print(json.dumps(line), file=sys.stderr, flush=True)
 
 
-def _with_models(saved: Path) -> int:
-    """Checkpoints that have a model in them."""
-    sizes = (sum(one.stat().st_size for one in account.parent.iterdir()) for account in saved.glob("*/account"))
-    return sum(size >= SAVED_BYTES for size in sizes)
+def _is_saved(appliance: Appliance, model: str) -> bool:
+    """Whether there is a checkpoint that has this model in it: the folder may hold those of other trees too."""
+    status = httpx.get(appliance.ready["admin"] + "/status", timeout=WAIT_S, verify=PLAIN).json()
+    return any(
+        one["role"] == "engine" and one["model"] == model and one["bytes"] >= SAVED_BYTES
+        for one in status["checkpoints"]
+    )
 
 
 async def ask(appliance: Appliance, client: httpx.AsyncClient, key: str, model: str) -> Asked:
@@ -254,7 +257,7 @@ def measure(folder: Path, count: int, fit: int, requests: Sequence[Request], idl
             (described / "models.yaml").write_text(json.dumps({"models": entries}))
             reloaded = httpx.post(appliance.ready["admin"] + "/reload", timeout=WAIT_S, verify=PLAIN)
             assert reloaded.status_code == 200, reloaded.text
-            prepare(appliance, models, saved)
+            prepare(appliance, models)
             before, scrape = held(appliance), httpx.get(appliance.ready["admin"] + "/metrics", verify=PLAIN).text
             began = time.monotonic()
             asked, most = asyncio.run(traffic(appliance, keys, requests))

@@ -52,6 +52,7 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
     """
     import uvloop
 
+    from appliance.common.short_slice import ask_short_slice
     from appliance.gateway.process import Gateway
 
     libc = ctypes.CDLL(None)
@@ -60,6 +61,9 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     return_large_pieces()
     config = load()
+
+    # Requests are answered beside sandboxes that compute; without it they are answered later.
+    ask_short_slice()
 
     async def main() -> None:
         await Gateway(config, alone=alone, reread=reread).run()
