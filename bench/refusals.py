@@ -7,10 +7,11 @@ it (``/proc/PID/task/TID/schedstat``), so that a refusal that waits for a core i
 Requests are those of one connection, so the client's own time counts little. However the bench ends, its appliance
 ends with it.
 
-Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N] [--slices]``; ``--still``
-wakes nothing (the control), ``--nice`` gives the gateway's loop another priority, and ``--slices`` has its thread take
-turns of 5 s with the short slice that it asks for and with the kernel's own. Models and checkpoints in the folder are
-those of ``bench/residency.py zipf``.
+Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N] [--slices] [--unprepared]``;
+``--still`` wakes nothing (the control), ``--nice`` gives the gateway's loop another priority, and ``--slices`` has its
+thread take turns of 5 s with the short slice that it asks for and with the kernel's own. With ``--unprepared`` there
+are no checkpoints: models wake cold while templates are made. Models and checkpoints in the folder are those of
+``bench/residency.py zipf``.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def ask(address: str, key: str, waking: Waking, seconds: float, arm: Arm) -> Non
     connection.close()
 
 
-def measure(folder: Path, seconds: float, nice: int, *, still: bool, slices: bool) -> dict[str, Any]:
+def measure(folder: Path, seconds: float, nice: int, *, still: bool, slices: bool, prepared: bool) -> dict[str, Any]:
     """Start an appliance, wake and ask."""
     arms = {"short slice": Arm(SLICE_NS), "kernel's slice": Arm(0)} if slices else {"as it is": Arm(None)}
     models = make_models(folder / "models", MODELS)
@@ -161,13 +162,14 @@ def measure(folder: Path, seconds: float, nice: int, *, still: bool, slices: boo
     with tempfile.TemporaryDirectory() as place:
         state = Path(place) / "state"
         keys = write_tenants(state, ["asker"])
-        saved = "--checkpoints", str(folder / "saved")
+        saved = "--checkpoints", str(folder / "saved" if prepared else Path(place) / "saved")
         with running(state, *saved, env=env, preexec_fn=end_with_parent) as appliance:
             described = appliance.state / "models.d"
             described.mkdir(exist_ok=True)
             (described / "models.yaml").write_text(json.dumps({"models": entries}))
             httpx.post(appliance.ready["admin"] + "/reload", timeout=WAIT_S, verify=PLAIN).raise_for_status()
-            prepare(appliance, models)
+            if prepared:
+                prepare(appliance, models)
             waking = Waking(appliance, [one.name for one in models])
             if not still:
                 waking.start()
@@ -189,6 +191,7 @@ def main() -> int:
     parser.add_argument("--still", action="store_true")
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--slices", action="store_true")
+    parser.add_argument("--unprepared", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the appliance ends as well
     found = measure(options.folder.resolve(), options.seconds, options.nice, still=options.still, slices=options.slices)

@@ -15,6 +15,12 @@ from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
 from isolation.host.cgroup import CONTROLLERS, FREEZER, Cgroup, CgroupSupport, remove_group, words, write_freezer
 
+BACKGROUND = "-background"
+"""End of the name of a second parent group, for sandboxes that give way to all others (``Limits.background``)."""
+
+_BACKGROUND_WEIGHT = (("cpu.weight", "6"), ("cpu.shares", "64"))
+"""File and weight of that group, v2 and v1: a sixteenth of what a group has that asks for none."""
+
 _LEAF = "supervisor"
 """Name of the leaf for the supervisor's own process on v2, where a group with children may hold no process."""
 
@@ -25,10 +31,14 @@ class CgroupTree:
     Args:
         parents: controller to the directory in which sandboxes' groups are created.
         support: which limits this enforces.
+        background: the same for sandboxes in the background, where that differs.
     """
 
-    def __init__(self, parents: Mapping[str, Path], support: CgroupSupport) -> None:
+    def __init__(
+        self, parents: Mapping[str, Path], support: CgroupSupport, background: Mapping[str, Path] | None = None
+    ) -> None:
         self._parents = dict(parents)
+        self._background = self._parents | dict(background or {})
         self.support = support
         self._last: dict[str, Cgroup] = {}
         """The latest group of each sandbox's name."""
@@ -69,7 +79,10 @@ class CgroupTree:
                 parents[controller] = base / name
         enforced = tuple(key for key in parents if key != FREEZER)
         support = CgroupSupport(1 if parents else 0, enforced, ", ".join(problems))
-        return cls(parents, support)
+        background = {}
+        if "cpu" in parents and _give_way(base := bases["cpu"] / (name + BACKGROUND)):
+            background["cpu"] = base
+        return cls(parents, support, background)
 
     @classmethod
     def make_v2(cls, base: Path, name: str) -> CgroupTree:
@@ -97,7 +110,12 @@ class CgroupTree:
         enforced = tuple(key for key in CONTROLLERS if key in words(parent / "cgroup.subtree_control"))
         missing = ", ".join(key for key in CONTROLLERS if key not in enforced)
         parents = dict.fromkeys((FREEZER, *enforced), parent) if enforced else {}
-        return cls(parents, CgroupSupport(2, enforced, missing))
+        background, second = {}, base / (name + BACKGROUND)
+        if "cpu" in enforced and _give_way(second):
+            with suppress(OSError):
+                (second / "cgroup.subtree_control").write_text(" ".join(f"+{key}" for key in enforced))
+                background = dict.fromkeys(parents, second)
+        return cls(parents, CgroupSupport(2, enforced, missing), background)
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """Create an empty group for one sandbox, with its limits set.
@@ -111,7 +129,8 @@ class CgroupTree:
         former = self._last.get(name)
         if former is not None and former.given_up:
             former.delete()
-        directories = {key: parent / name for key, parent in self._parents.items()}
+        parents = self._background if limits.background else self._parents
+        directories = {key: parent / name for key, parent in parents.items()}
         with ExitStack() as undo:
             for directory in dict.fromkeys(directories.values()):
                 try:
@@ -127,27 +146,41 @@ class CgroupTree:
 
     def thaw(self) -> None:
         """Thaw the groups of all sandboxes, so that signals reach what a killed supervisor left frozen."""
-        parent = self._parents.get(FREEZER)
-        for group in () if parent is None else parent.iterdir():
-            if group.is_dir():
-                write_freezer(group, frozen=False)
+        for parent in {tree[FREEZER] for tree in (self._parents, self._background) if FREEZER in tree}:
+            for group in parent.iterdir():
+                if group.is_dir():
+                    write_freezer(group, frozen=False)
 
     def cleanup(self) -> tuple[str, ...]:
         """Kill and remove the groups of all sandboxes; return their names."""
         names: set[str] = set()
-        for parent in dict.fromkeys(self._parents.values()):
+        for parent in self._every_parent():
             for group in sorted(path for path in parent.iterdir() if path.is_dir()):
                 names.add(group.name)
                 remove_group(group)
         return tuple(sorted(names))
 
     def close(self) -> None:
-        """Remove the parent group, if it is empty."""
-        for parent in dict.fromkeys(self._parents.values()):
+        """Remove the parent groups that are empty."""
+        for parent in self._every_parent():
             try:
                 parent.rmdir()
             except OSError:
                 continue
+
+    def _every_parent(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys((*self._parents.values(), *self._background.values())))
+
+
+def _give_way(group: Path) -> bool:
+    """Make a group of little weight; False where that is impossible."""
+    with suppress(OSError):
+        group.mkdir(exist_ok=True)
+        for name, weight in _BACKGROUND_WEIGHT:
+            if (group / name).exists():
+                (group / name).write_text(weight)
+                return True
+    return False
 
 
 def parse_mountinfo(text: str) -> dict[str, tuple[str, Path]]:

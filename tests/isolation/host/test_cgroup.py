@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
-from isolation.host.cgroup import Cgroup, CgroupSupport, _describe, cpu_quota, limit_files, remove_group
+from isolation.host.cgroup import Cgroup, CgroupSupport, _describe, cpu_quota, limit_files, remove_group, words
 from isolation.host.cgroup_tree import CgroupTree, own_directory, parse_mountinfo, parse_own_groups
 from isolation.host.process import spawn
 
@@ -202,6 +204,29 @@ def test_what_cannot_be_frozen_says_so(tmp_path):
         assert (folder / name).read_text() == thawed
 
 
+def test_background_gives_way(tree):
+    """On one core a sandbox in the background computes a fraction of what another one does beside it."""
+    if "cpu" not in tree.support.enforced:
+        pytest.skip("no limits of the processor here")
+    spin, groups = [sys.executable, "-c", "while True: pass"], {}
+    core = {min(os.sched_getaffinity(0))}
+    with spawn(spin) as front, spawn(spin) as back:
+        for child, background in ((front, False), (back, True)):
+            os.sched_setaffinity(child.pid, core)
+            limits = replace(LIMITS, cpu_quota_cores=None, background=background)
+            groups[child] = tree.create(f"spin-{background}", limits)
+            groups[child].add([child.pid])
+        before = ticks(front.pid), ticks(back.pid)
+        until = time.monotonic() + 20
+        while ticks(front.pid) < before[0] + 50 and time.monotonic() < until:
+            time.sleep(0.05)
+        worked = ticks(front.pid) - before[0], ticks(back.pid) - before[1]
+        for group in groups.values():
+            group.delete()
+    assert worked[0] >= 50 and worked[1] < worked[0] / 4, worked
+    assert tree.cleanup() == ()
+
+
 def test_taken_name_and_cleanup(tree):
     """A name is taken once; cleanup removes all groups of a tree and names them."""
     tree.create("one", LIMITS)
@@ -268,6 +293,22 @@ class TestVersion2Layout:
         assert (base / "supervisor/cgroup.procs").read_text() == str(os.getpid())
         assert (base / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
         assert (base / "athanor-x/cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+
+    def test_background_has_a_parent_of_little_weight(self, tmp_path, monkeypatch):
+        """A sandbox in the background gets its group below the second parent, any other below the first."""
+        # The kernel shows without a sign what was written with one.
+        monkeypatch.setattr("isolation.host.cgroup_tree.words", lambda path: [one.lstrip("+") for one in words(path)])
+        base = self.base(tmp_path, "cpuset cpu io memory pids")
+        second = base / "athanor-x-background"
+        second.mkdir()
+        (second / "cpu.weight").write_text("100")
+        tree = CgroupTree.make_v2(base, "athanor-x")
+        assert (second / "cpu.weight").read_text() == "6"
+        assert (second / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+        for background, parent in ((False, "athanor-x"), (True, "athanor-x-background")):
+            tree.create("one", replace(LIMITS, background=background))
+            assert [path.parent.name for path in base.glob("*/one")] == [parent]
+            shutil.rmtree(base / parent / "one")
 
     def test_foreign_processes_are_said(self, tmp_path):
         """When the kernel refuses since others live in our group, nothing is enforced and the reason is told."""
