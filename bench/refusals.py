@@ -7,11 +7,10 @@ it (``/proc/PID/task/TID/schedstat``), so that a refusal that waits for a core i
 Requests are those of one connection, so the client's own time counts little. However the bench ends, its appliance
 ends with it.
 
-Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--nice N] [--slices] [--unprepared]``;
-``--still`` wakes nothing (the control), ``--nice`` gives the gateway's loop another priority, and ``--slices`` has its
-thread take turns of 5 s with the short slice that it asks for and with the kernel's own. With ``--unprepared`` there
-are no checkpoints: models wake cold while templates are made. Models and checkpoints in the folder are those of
-``bench/residency.py zipf``.
+Run as root: ``python bench/refusals.py --folder DIR [--seconds 60] [--still] [--turns] [--unprepared]``; ``--still``
+wakes nothing (the control), and ``--turns`` has the gateway's loop take turns of 5 s with its own nice value and with
+0. With ``--unprepared`` there are no checkpoints: models wake cold while templates are made. Models and checkpoints in
+the folder are those of ``bench/residency.py zipf``.
 """
 
 from __future__ import annotations
@@ -36,13 +35,15 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.common.catalog import embedded_model
-from appliance.common.short_slice import SLICE_NS, set_slice
 from appliance.operator import demo
+from appliance.operator.child import GATEWAY_NICENESS
 from bench.process_times import tree
 from bench.residency_zipf import WAIT_S, entry, give, make_models, need, prepare, spread, write_tenants
 from tests.system.conftest import PLAIN, Appliance, running
 
 MODELS, FIT = 4, 2
+CLIENT_NICENESS = -15
+"""A client has a machine of its own: it shall not wait for a core itself."""
 TURN_S = 5.0
 """Seconds of each arm's turn."""
 GAP_S = 0.05
@@ -93,11 +94,10 @@ class Waking(threading.Thread):
 
 
 class Arm:
-    """Requests while the gateway's thread had one slice."""
+    """Requests while the gateway's loop had one nice value."""
 
-    def __init__(self, nanoseconds: int | None) -> None:
-        self.nanoseconds = nanoseconds
-        """None: as it is."""
+    def __init__(self, niceness: int) -> None:
+        self.niceness = niceness
         self.refused = list[float]()
         """Seconds of each refusal."""
         self.other = Counter[str]()
@@ -122,8 +122,7 @@ def ask_in_turns(arms: list[Arm], pid: int, address: str, key: str, waking: Waki
     until, number = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         arm = arms[number % len(arms)]
-        if arm.nanoseconds is not None and not set_slice(pid, arm.nanoseconds):
-            raise RuntimeError("this kernel gives the gateway's thread no slice of its own")
+        os.setpriority(os.PRIO_PROCESS, pid, arm.niceness)
         before = waited_s(pid), waited_s(os.getpid())
         ask(address, key, waking, min(TURN_S, until - time.monotonic()), arm)
         after = waited_s(pid), waited_s(os.getpid())
@@ -152,9 +151,9 @@ def ask(address: str, key: str, waking: Waking, seconds: float, arm: Arm) -> Non
     connection.close()
 
 
-def measure(folder: Path, seconds: float, nice: int, *, still: bool, slices: bool, prepared: bool) -> dict[str, Any]:
+def measure(folder: Path, seconds: float, *, still: bool, turns: bool, prepared: bool) -> dict[str, Any]:
     """Start an appliance, wake and ask."""
-    arms = {"short slice": Arm(SLICE_NS), "kernel's slice": Arm(0)} if slices else {"as it is": Arm(None)}
+    arms = {f"nice {one}": Arm(one) for one in (GATEWAY_NICENESS, 0)[: 1 + turns]}
     models = make_models(folder / "models", MODELS)
     entries = [entry(one) for one in models]
     own = need({"name": demo.EMBEDDED_MODEL, "path": str(embedded_model()), "kv_bytes": demo.KV_BYTES})
@@ -174,7 +173,7 @@ def measure(folder: Path, seconds: float, nice: int, *, still: bool, slices: boo
             if not still:
                 waking.start()
             pid, address = gateway(appliance), urlsplit(appliance.ready["http"]).netloc
-            os.setpriority(os.PRIO_PROCESS, pid, nice)
+            os.setpriority(os.PRIO_PROCESS, os.getpid(), CLIENT_NICENESS)
             ask_in_turns(list(arms.values()), pid, address, keys["asker"], waking, seconds)
             waking.ended.set()
             if not still:
@@ -189,12 +188,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--still", action="store_true")
-    parser.add_argument("--nice", type=int, default=0)
-    parser.add_argument("--slices", action="store_true")
+    parser.add_argument("--turns", action="store_true")
     parser.add_argument("--unprepared", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the appliance ends as well
-    found = measure(options.folder.resolve(), options.seconds, options.nice, still=options.still, slices=options.slices)
+    how = {"still": options.still, "turns": options.turns, "prepared": not options.unprepared}
+    found = measure(options.folder.resolve(), options.seconds, **how)
     print(json.dumps(found, indent=2), flush=True)
     return 0
 

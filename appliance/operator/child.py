@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,10 @@ RETURNED_BYTES = 128 << 10
 """Pieces of memory that the gateway returns to the system as soon as they are freed are so large, or larger: the C
 library's own bound (mallopt(3), M_MMAP_THRESHOLD), which it raises to the size of whatever is freed unless told not to.
 A TLS connection takes 256 KiB in one piece; in the heap, what is freed between smaller pieces would stay."""
+
+GATEWAY_NICENESS = -10
+"""Nice value of the gateway's loop: nine times the weight of an ordinary thread (sched(7)). It takes less than a tenth
+of a core beside models that wake, so nobody loses much by it."""
 
 M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1
@@ -52,7 +57,6 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
     """
     import uvloop
 
-    from appliance.common.short_slice import ask_short_slice
     from appliance.gateway.process import Gateway
 
     libc = ctypes.CDLL(None)
@@ -62,8 +66,7 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
     return_large_pieces()
     config = load()
 
-    # Requests are answered beside sandboxes that compute; without it they are answered later.
-    ask_short_slice()
+    take_precedence()
 
     async def main() -> None:
         await Gateway(config, alone=alone, reread=reread).run()
@@ -138,6 +141,15 @@ def run_operator(load: Callable[[], ApplianceConfig], config_path: Path) -> None
     # The memory holds keys while they are made.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     asyncio.run(run_service(config_path, load))
+
+
+def take_precedence() -> None:
+    """Have the calling thread served before threads that compute, as the loop of a gateway has to be: beside sandboxes
+    that start it waits for a core up to 0.1 s else. Threads that it makes do not inherit it. Nothing happens where that
+    is not permitted; under systemd the unit's ``CPUWeight=`` does the same."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, GATEWAY_NICENESS)
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def return_large_pieces() -> None:

@@ -85,7 +85,7 @@ def test_edits_by_hand_are_not_lost_in_silence(install: Run, tmp_path: Path, run
     """A unit that somebody has changed is neither replaced nor removed, unless that is said."""
     install()
     unit = tmp_path / GATEWAY
-    edited = unit.read_text().replace("CPUWeight=200", "CPUWeight=900")
+    edited = unit.read_text().replace("CPUWeight=1000", "CPUWeight=900")
     unit.write_text(edited)
     before = contents(tmp_path)
     for refused in (install(), run("uninstall", "--prefix", str(tmp_path), "--purge")):
@@ -94,7 +94,7 @@ def test_edits_by_hand_are_not_lost_in_silence(install: Run, tmp_path: Path, run
         assert contents(tmp_path) == before
     assert "-CPUWeight=900" in install("--dry-run").stdout
     assert install("--force").exit_code == 0
-    assert "CPUWeight=200" in unit.read_text()
+    assert "CPUWeight=1000" in unit.read_text()
 
 
 def test_uninstall_keeps_keys_and_purge_does_not(run: Run, install: Run, tmp_path: Path) -> None:
