@@ -18,8 +18,23 @@ from isolation.host.cgroup import CONTROLLERS, FREEZER, Cgroup, CgroupSupport, r
 BACKGROUND = "-background"
 """End of the name of a second parent group, for sandboxes that give way to all others (``Limits.background``)."""
 
-_BACKGROUND_WEIGHT = (("cpu.weight", "6"), ("cpu.shares", "64"))
-"""File and weight of that group, v2 and v1: a sixteenth of what a group has that asks for none."""
+_WEIGHT_FILES = ("cpu.weight", "cpu.shares")
+"""File of a group's weight on v2 and v1; without one written there a group has 100 and 1024."""
+
+_PARENT = "25", "256"
+"""Weight of the parent group where only programs of the appliance are beside it: a quarter, so that what serves
+requests goes before what computes. Beside all other programs of a machine it has the ordinary weight."""
+
+_BACKGROUND = "6", "64"
+"""Weight of the background's parent group: a sixteenth."""
+
+_ROOT_FILE = "release_agent"
+"""File that v1 shows in the root of a hierarchy alone, where all other programs of the machine are."""
+
+_SANDBOX = "2", "16"
+"""Weight of each sandbox's own group: beside the others, which have the same, it changes nothing. Linux 6.18 lets a
+group of the ordinary weight, whose threads hand over to each other all the time, keep a program that was woken waiting
+for up to 0.8 s; the less it weighs the shorter (``bench/refusals.py --unprepared``)."""
 
 _LEAF = "supervisor"
 """Name of the leaf for the supervisor's own process on v2, where a group with children may hold no process."""
@@ -80,8 +95,12 @@ class CgroupTree:
         enforced = tuple(key for key in parents if key != FREEZER)
         support = CgroupSupport(1 if parents else 0, enforced, ", ".join(problems))
         background = {}
-        if "cpu" in parents and _give_way(base := bases["cpu"] / (name + BACKGROUND)):
-            background["cpu"] = base
+        if "cpu" in parents:
+            if not (bases["cpu"] / _ROOT_FILE).exists():
+                _weigh(parents["cpu"], _PARENT)
+            second = bases["cpu"] / (name + BACKGROUND)
+            if _made(second) and _weigh(second, _BACKGROUND):
+                background["cpu"] = second
         return cls(parents, support, background)
 
     @classmethod
@@ -111,10 +130,12 @@ class CgroupTree:
         missing = ", ".join(key for key in CONTROLLERS if key not in enforced)
         parents = dict.fromkeys((FREEZER, *enforced), parent) if enforced else {}
         background, second = {}, base / (name + BACKGROUND)
-        if "cpu" in enforced and _give_way(second):
+        if "cpu" in enforced:
+            _weigh(parent, _PARENT)
             with suppress(OSError):
-                (second / "cgroup.subtree_control").write_text(" ".join(f"+{key}" for key in enforced))
-                background = dict.fromkeys(parents, second)
+                if _made(second) and _weigh(second, _BACKGROUND):
+                    (second / "cgroup.subtree_control").write_text(" ".join(f"+{key}" for key in enforced))
+                    background = dict.fromkeys(parents, second)
         return cls(parents, CgroupSupport(2, enforced, missing), background)
 
     def create(self, name: str, limits: Limits) -> Cgroup:
@@ -140,6 +161,8 @@ class CgroupTree:
                 undo.callback(remove_group, directory)
             group = Cgroup(directories)
             group.set_limits(limits, self.support.version)
+            if "cpu" in directories:
+                _weigh(directories["cpu"], _SANDBOX)
             undo.pop_all()
         self._last[name] = group
         return group
@@ -172,12 +195,20 @@ class CgroupTree:
         return tuple(dict.fromkeys((*self._parents.values(), *self._background.values())))
 
 
-def _give_way(group: Path) -> bool:
-    """Make a group of little weight; False where that is impossible."""
-    with suppress(OSError):
+def _made(group: Path) -> bool:
+    """Make a group; False where that is impossible."""
+    try:
         group.mkdir(exist_ok=True)
-        for name, weight in _BACKGROUND_WEIGHT:
-            if (group / name).exists():
+    except OSError:
+        return False
+    return True
+
+
+def _weigh(group: Path, weights: tuple[str, str]) -> bool:
+    """Write a group's weight, v2's or v1's; False where it has no such file or the kernel refuses."""
+    for name, weight in zip(_WEIGHT_FILES, weights, strict=True):
+        if (group / name).exists():
+            with suppress(OSError):
                 (group / name).write_text(weight)
                 return True
     return False

@@ -204,6 +204,20 @@ def test_what_cannot_be_frozen_says_so(tmp_path):
         assert (folder / name).read_text() == thawed
 
 
+def test_weights_beside_programs_of_the_appliance_alone(tmp_path):
+    """On version 1 sandboxes weigh less than the programs beside them, unless all programs of the machine are there."""
+    for root, weight in ((False, "256"), (True, "1024")):
+        base = tmp_path / str(root)
+        for group in (base / "athanor-x", base / "athanor-x-background"):
+            group.mkdir(parents=True)
+            (group / "cpu.shares").write_text("1024")
+        if root:
+            (base / "release_agent").touch()
+        CgroupTree.make_v1({"cpu": base}, "athanor-x")
+        assert (base / "athanor-x/cpu.shares").read_text() == weight
+        assert (base / "athanor-x-background/cpu.shares").read_text() == "64"
+
+
 def test_background_gives_way(tree):
     """On one core a sandbox in the background computes a fraction of what another one does beside it."""
     if "cpu" not in tree.support.enforced:
@@ -301,9 +315,10 @@ class TestVersion2Layout:
         base = self.base(tmp_path, "cpuset cpu io memory pids")
         second = base / "athanor-x-background"
         second.mkdir()
-        (second / "cpu.weight").write_text("100")
+        for group in (base / "athanor-x", second):
+            (group / "cpu.weight").write_text("100")
         tree = CgroupTree.make_v2(base, "athanor-x")
-        assert (second / "cpu.weight").read_text() == "6"
+        assert [(group / "cpu.weight").read_text() for group in (base / "athanor-x", second)] == ["25", "6"]
         assert (second / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
         for background, parent in ((False, "athanor-x"), (True, "athanor-x-background")):
             tree.create("one", replace(LIMITS, background=background))
