@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from appliance.supervisor.boot import LOAD_TIMEOUT_S, BootPlan
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, BootPlan
 from appliance.supervisor.sandbox_output import line_logger
 from appliance.supervisor.saved_start import with_weights
 from isolation.gvisor.checkpoint import Checkpoint, Label, ListedFolders, contents
@@ -101,7 +101,7 @@ def save(runtime: Runtime, run_dir: Path, plan: BootPlan, key: str, draft: Path,
                 spec,
                 draft,
                 waits_line=WAITS_LINE,
-                timeout_s=LOAD_TIMEOUT_S,  # In the background imports alone may take minutes.
+                timeout_s=LOAD_TIMEOUT_S if start_is_ahead(plan) else CONNECT_TIMEOUT_S,
                 stop=stop,
                 on_line=line_logger(spec.name),
                 weights=weights,
@@ -165,8 +165,7 @@ def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:
 
 
 def template(spec: SandboxSpec, key: str, socket_dir: Path) -> SandboxSpec:
-    """Template of a sandbox: another name, an empty socket directory, few processor cores, behind all others."""
+    """Template of a sandbox: another name, an empty socket directory, few processor cores."""
     cores = min(TEMPLATE_CORES, spec.limits.cpu_quota_cores or TEMPLATE_CORES)
     moved = placed(spec, socket_dir)
-    limits = replace(spec.limits, cpu_quota_cores=cores, background=True)
-    return replace(moved, name=f"template-{key[:NAME_CHARS]}", limits=limits)
+    return replace(moved, name=f"template-{key[:NAME_CHARS]}", limits=replace(spec.limits, cpu_quota_cores=cores))

@@ -39,9 +39,8 @@ _VERB_TIMEOUT_S = 30.0
 """Time limit for one runsc command, which normally takes 0.02-0.2 s."""
 _END_TIMEOUT_S = 20.0
 """Time limit for an end: after SIGKILL the kernel frees some GiB in 1.6 s, longer under load."""
-_SAVE_TIMEOUT_S = 600.0
-"""Time limit for a checkpoint: 150 MB take 0.6 s on an idle machine, half of it disk time; a sandbox in the background
-of a busy one gets a sixteenth of a core or less."""
+_SAVE_TIMEOUT_S = 60.0
+"""Time limit for a checkpoint: 150 MB take 0.6 s on an idle machine, half of it disk time."""
 _POLL_S = 0.005
 _RIGHTS_HINT = (
     "runsc needs root with CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SYS_CHROOT,"

@@ -89,8 +89,6 @@ class Limits:
     """Largest number of host threads, the sentry's included."""
     nofile: int = 4_096
     """Largest number of file descriptors of the program inside."""
-    background: bool = False
-    """Whether it gives way to all other sandboxes, and to what else asks for the processor."""
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0 or self.nofile <= 0:

@@ -15,18 +15,12 @@ from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
 from isolation.host.cgroup import CONTROLLERS, FREEZER, Cgroup, CgroupSupport, remove_group, words, write_freezer
 
-BACKGROUND = "-background"
-"""End of the name of a second parent group, for sandboxes that give way to all others (``Limits.background``)."""
-
 _WEIGHT_FILES = ("cpu.weight", "cpu.shares")
 """File of a group's weight on v2 and v1; without one written there a group has 100 and 1024."""
 
 _PARENT = "25", "256"
 """Weight of the parent group where only programs of the appliance are beside it: a quarter, so that what serves
 requests goes before what computes. Beside all other programs of a machine it has the ordinary weight."""
-
-_BACKGROUND = "6", "64"
-"""Weight of the background's parent group: a sixteenth."""
 
 _ROOT_FILE = "release_agent"
 """File that v1 shows in the root of a hierarchy alone, where all other programs of the machine are."""
@@ -46,14 +40,10 @@ class CgroupTree:
     Args:
         parents: controller to the directory in which sandboxes' groups are created.
         support: which limits this enforces.
-        background: the same for sandboxes in the background, where that differs.
     """
 
-    def __init__(
-        self, parents: Mapping[str, Path], support: CgroupSupport, background: Mapping[str, Path] | None = None
-    ) -> None:
+    def __init__(self, parents: Mapping[str, Path], support: CgroupSupport) -> None:
         self._parents = dict(parents)
-        self._background = self._parents | dict(background or {})
         self.support = support
         self._last: dict[str, Cgroup] = {}
         """The latest group of each sandbox's name."""
@@ -94,14 +84,9 @@ class CgroupTree:
                 parents[controller] = base / name
         enforced = tuple(key for key in parents if key != FREEZER)
         support = CgroupSupport(1 if parents else 0, enforced, ", ".join(problems))
-        background = {}
-        if "cpu" in parents:
-            if not (bases["cpu"] / _ROOT_FILE).exists():
-                _weigh(parents["cpu"], _PARENT)
-            second = bases["cpu"] / (name + BACKGROUND)
-            if _made(second) and _weigh(second, _BACKGROUND):
-                background["cpu"] = second
-        return cls(parents, support, background)
+        if "cpu" in parents and not (bases["cpu"] / _ROOT_FILE).exists():
+            _weigh(parents["cpu"], _PARENT)
+        return cls(parents, support)
 
     @classmethod
     def make_v2(cls, base: Path, name: str) -> CgroupTree:
@@ -129,14 +114,8 @@ class CgroupTree:
         enforced = tuple(key for key in CONTROLLERS if key in words(parent / "cgroup.subtree_control"))
         missing = ", ".join(key for key in CONTROLLERS if key not in enforced)
         parents = dict.fromkeys((FREEZER, *enforced), parent) if enforced else {}
-        background, second = {}, base / (name + BACKGROUND)
-        if "cpu" in enforced:
-            _weigh(parent, _PARENT)
-            with suppress(OSError):
-                if _made(second) and _weigh(second, _BACKGROUND):
-                    (second / "cgroup.subtree_control").write_text(" ".join(f"+{key}" for key in enforced))
-                    background = dict.fromkeys(parents, second)
-        return cls(parents, CgroupSupport(2, enforced, missing), background)
+        _weigh(parent, _PARENT)
+        return cls(parents, CgroupSupport(2, enforced, missing))
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """Create an empty group for one sandbox, with its limits set.
@@ -150,8 +129,7 @@ class CgroupTree:
         former = self._last.get(name)
         if former is not None and former.given_up:
             former.delete()
-        parents = self._background if limits.background else self._parents
-        directories = {key: parent / name for key, parent in parents.items()}
+        directories = {key: parent / name for key, parent in self._parents.items()}
         with ExitStack() as undo:
             for directory in dict.fromkeys(directories.values()):
                 try:
@@ -169,39 +147,27 @@ class CgroupTree:
 
     def thaw(self) -> None:
         """Thaw the groups of all sandboxes, so that signals reach what a killed supervisor left frozen."""
-        for parent in {tree[FREEZER] for tree in (self._parents, self._background) if FREEZER in tree}:
-            for group in parent.iterdir():
-                if group.is_dir():
-                    write_freezer(group, frozen=False)
+        parent = self._parents.get(FREEZER)
+        for group in () if parent is None else parent.iterdir():
+            if group.is_dir():
+                write_freezer(group, frozen=False)
 
     def cleanup(self) -> tuple[str, ...]:
         """Kill and remove the groups of all sandboxes; return their names."""
         names: set[str] = set()
-        for parent in self._every_parent():
+        for parent in dict.fromkeys(self._parents.values()):
             for group in sorted(path for path in parent.iterdir() if path.is_dir()):
                 names.add(group.name)
                 remove_group(group)
         return tuple(sorted(names))
 
     def close(self) -> None:
-        """Remove the parent groups that are empty."""
-        for parent in self._every_parent():
+        """Remove the parent group, if it is empty."""
+        for parent in dict.fromkeys(self._parents.values()):
             try:
                 parent.rmdir()
             except OSError:
                 continue
-
-    def _every_parent(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys((*self._parents.values(), *self._background.values())))
-
-
-def _made(group: Path) -> bool:
-    """Make a group; False where that is impossible."""
-    try:
-        group.mkdir(exist_ok=True)
-    except OSError:
-        return False
-    return True
 
 
 def _weigh(group: Path, weights: tuple[str, str]) -> bool:

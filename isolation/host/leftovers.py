@@ -17,7 +17,7 @@ from pathlib import Path
 
 from isolation.errors import IsolationError
 from isolation.host.cgroup import remove_group, write_freezer
-from isolation.host.cgroup_tree import BACKGROUND, parse_mountinfo
+from isolation.host.cgroup_tree import parse_mountinfo
 from isolation.host.reaper import command_line
 from isolation.host.rundir import parent_group
 
@@ -147,7 +147,6 @@ def group_parents(things: Things) -> list[Path]:
     labels = {parent_group(path) for path in _sandbox_directories(things)}
     if not labels:
         return []
-    labels |= {label + BACKGROUND for label in labels}
     found: list[Path] = []
     for _, point in parse_mountinfo(Path("/proc/self/mountinfo").read_text()).values():
         for depth in range(_MAX_GROUP_DEPTH):

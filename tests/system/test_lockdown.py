@@ -5,7 +5,29 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.system.conftest import Appliance
+import httpx
+
+from appliance.operator.child import GATEWAY_NICENESS
+from tests.system.conftest import PLAIN, Appliance
+from tests.system.test_deaths import host_pid
+
+NICE = 16
+"""Place of the nice value behind the name in proc(5)'s ``stat``."""
+
+
+def niceness(task: Path) -> int:
+    """Nice value of a thread."""
+    return int((task / "stat").read_text().rpartition(")")[2].split()[NICE])
+
+
+def test_the_gateways_loop_has_precedence(battered: Appliance) -> None:
+    """Its thread is served before threads that compute; those that it made are not, and the supervisor is not."""
+    gateway, supervisor = host_pid(battered, "gateway"), host_pid(battered, "supervisor")
+    httpx.post(battered.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()  # Read in a thread.
+    found = {int(task.name): niceness(task) for task in Path(f"/proc/{gateway}/task").iterdir()}
+    assert found.pop(gateway) == GATEWAY_NICENESS
+    assert found and set(found.values()) <= {0, *range(1, 20)}, found
+    assert niceness(Path(f"/proc/{supervisor}")) >= 0
 
 
 def test_a_breach_is_told_in_words_and_the_sandbox_comes_back(battered: Appliance, runsc_path: Path) -> None:

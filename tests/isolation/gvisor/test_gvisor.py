@@ -19,7 +19,7 @@ from isolation.errors import IsolationError, SandboxStartError
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import RunscCommand, find_runsc
 from isolation.gvisor.spec import Mount
-from isolation.host.cgroup_tree import BACKGROUND, parse_mountinfo, parse_own_groups
+from isolation.host.cgroup_tree import parse_mountinfo, parse_own_groups
 from isolation.host.cores import format_cpu_list
 from isolation.host.oom_score import END_FIRST
 from isolation.host.process import run
@@ -59,7 +59,7 @@ def leftovers(run_dir: Path) -> dict[str, list[str]]:
         os.path.join(top, name)
         for top, names, _ in os.walk("/sys/fs/cgroup")
         for name in names
-        if os.path.basename(top) in (label := parent_group(run_dir), label + BACKGROUND)
+        if os.path.basename(top) == parent_group(run_dir)
     ]
     return {
         "processes": processes,
