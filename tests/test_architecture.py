@@ -33,6 +33,16 @@ request; the engine's and the grammar keeper's, which end the process; the borde
 streams, behind which it is raised in the request's own task; and that of one row of the self-test."""
 
 
+BLOCKS = {
+    kind: tuple(name for name in reversed(kind._fields) if name in ("body", "handlers", "orelse", "finalbody", "cases"))
+    for kind in (ast.Module, *ast.stmt.__subclasses__(), *ast.excepthandler.__subclasses__(), ast.match_case)
+}
+"""For each kind of statement its fields that hold statements, the last first."""
+
+BOUNDED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+"""What may have so many lines. Made once: each statement of the tree is compared with it."""
+
+
 def modules(root: Path) -> list[Path]:
     """Our own modules, generated ones left out."""
     found = [path for name in PACKAGES for path in sorted((root / name).rglob("*.py"))]
@@ -69,17 +79,19 @@ class Shape:
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """The node, and all statements, handlers and cases below it; expressions, which are most of a tree, hold none."""
-    yield node
-    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for child in getattr(node, name, ()):
-            yield from statements(child)
+    left = [node]
+    while left:
+        node = left.pop()
+        yield node
+        for name in BLOCKS[type(node)]:
+            left += getattr(node, name)[::-1]
 
 
 def shape(text: str) -> Shape:
     """The shape of a module."""
     definitions, broad = [], False
     for node in statements(parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, BOUNDED):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES
             definitions.append((node.lineno, node.name, length, most))

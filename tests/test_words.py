@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,7 +49,7 @@ def parsed(root: Path) -> list[Module]:
         text = path.read_text()
         tree = parse(text)
         name = str(path.relative_to(root))
-        found.append(Module(name, text, list(docstrings(tree)), public_classes(tree), plurals(tree)))
+        found.append(Module(name, text, list(docstrings(tree)), public_classes(tree), plurals(tree, text)))
     return found
 
 
@@ -186,11 +187,30 @@ NEVER_ONE = {
 """Numbers before a plural that are bounds of several, fractions, several numbers, or above 1 where the text stands."""
 
 
-def plurals(tree: ast.Module) -> list[str]:
+FORMATTED = re.compile(r"\b(?:[fF][rR]?|[rR][fF])[\"']")
+"""Where a text with values in it begins; in other texts it may be found, too."""
+
+
+def formatted(tree: ast.Module, text: str) -> Iterator[ast.JoinedStr]:
+    """Texts with values in them. Looked for on lines where such a text begins alone: they are a twentieth of a tree."""
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if FORMATTED.search(line)]
+    left: list[ast.AST] = [tree] if lines else []
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.JoinedStr):  # Lines of what is within one are not to be relied on.
+            yield from (inner for inner in ast.walk(node) if isinstance(inner, ast.JoinedStr))
+            continue
+        for child in ast.iter_child_nodes(node):
+            first = getattr(child, "lineno", None)
+            if first is None or bisect_left(lines, first) < bisect_right(lines, child.end_lineno):  # type: ignore[attr-defined]
+                left.append(child)
+
+
+def plurals(tree: ast.Module, text: str) -> list[str]:
     """Numbers that stand before a plural whatever they are: expression and noun. A bound in capitals is a constant."""
     found = []
-    for node in ast.walk(tree):
-        for left, right in pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+    for node in formatted(tree, text):
+        for left, right in pairwise(node.values):
             if not isinstance(left, ast.FormattedValue) or not isinstance(right, ast.Constant):
                 continue
             said, noun = ast.unparse(left.value), re.match(r" (?:(?:more|untyped|wrong) )?([a-z]+)\b", str(right.value))
@@ -202,9 +222,16 @@ def plurals(tree: ast.Module) -> list[str]:
 def test_no_text_counts_one_of_several(parsed: list[Module]) -> None:
     """No text for an operator or a tenant says "1 tenants": a number with its noun is made by ``counted``. Control:
     the sentence that is looked for is found, and the right one is not."""
-    assert plurals(parse('f"{len(tenants)} tenants"')) == ["len(tenants) tenants"]
-    assert plurals(parse('f"{number} more keys {x}"')) == ["number keys"]
-    assert plurals(parse("f\"{counted(number, 'tenant')}, {MAX_KEYS} keys\"")) == []
+
+    def told(text: str) -> list[str]:
+        return plurals(parse(text), text)
+
+    assert told('f"{len(tenants)} tenants"') == ["len(tenants) tenants"]
+    assert told('f"{number} more keys {x}"') == ["number keys"]
+    assert told("f\"{counted(number, 'tenant')}, {MAX_KEYS} keys\"") == []
+    # However deep the text stands, and wherever its prefix.
+    for prefix in ("f", "F", "rf", "fR"):
+        assert told(f'def a(b):\n    return [c(\n        "x"\n        {prefix}"{{b}} keys",\n    )]\n') == ["b keys"]
     spoken = [one for one in parsed if one.name.startswith(("appliance/", "policy/"))]
     left_out = ("appliance/operator/bench/", "appliance/selftest/redteam/")
     found = {f"{one.name}: {said}" for one in spoken if not one.name.startswith(left_out) for said in one.plurals}

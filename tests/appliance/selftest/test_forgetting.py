@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.selftest.canary import Hits, draw, scan_folder, scan_memory, scan_nameless_files
+from appliance.selftest.canary import (
+    NOTHING,
+    Hits,
+    Wanted,
+    draw,
+    scan_folder,
+    scan_memory,
+    scan_nameless_files,
+    used_ranges,
+)
 from appliance.selftest.g9_forgetting import memory_rows
 from appliance.selftest.g9_sealed import sealed_rows
 from appliance.selftest.result import Result
@@ -27,6 +37,33 @@ def test_sealed_objects_are_rejected_and_forgotten() -> None:
     verdicts = told(sealed_rows(20))
     assert set(verdicts) == {"G9.blobs", "G9.blobs.control", "G9.shred", "G9.shred.control"}
     assert set(verdicts.values()) == {"pass"}
+
+
+def test_ids_are_found_once_wherever_they_lie_among_zeros() -> None:
+    """Ranges of zeros are left out of the search for ids, which are mostly zeros themselves: at every border of such a
+    range they are found, once, as they are in a memory that has no zeros. Control: without them nothing is."""
+    wanted = replace(draw(1), ids=(7, 256, 0, 65_536, 1, 2, 3, 1 << 20))
+    step, needles = len(NOTHING), wanted.id_needles()
+    for fill in (b"\0", b"x"):
+        for needle in needles:
+            for at in (0, step - len(needle), step - 4, step - 1, step, 2 * step - 8, 4 * step - len(needle)):
+                memory = bytearray(fill * (4 * step))
+                memory[at : at + len(needle)] = needle
+                assert found_ids(bytes(memory), wanted) == 1, (fill, len(needle), at)
+        assert found_ids(fill * (4 * step), wanted) == 0
+    assert list(used_ranges(bytes(3 * step))) == []
+    assert list(used_ranges(bytes(step) + b"x" + bytes(step))) == [(step, 2 * step + 1)]
+
+
+def found_ids(memory: bytes, wanted: Wanted) -> int:
+    """How often the ids are found in a nameless file."""
+    fd, ids = os.memfd_create("probe"), Hits()
+    try:
+        os.write(fd, memory)
+        scan_nameless_files(os.getpid(), wanted, Hits(), ids, set())
+    finally:
+        os.close(fd)
+    return ids.total
 
 
 @pytest.mark.runsc

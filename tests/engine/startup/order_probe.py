@@ -1,5 +1,5 @@
 """Runs the engine's program and notes in which order it meets its host and its device: ``python -m
-tests.engine.startup.order_probe NOTES SOCKET [early | CONFIGURATION]``.
+tests.engine.startup.order_probe NOTES SOCKET [CONFIGURATION [early]]``.
 
 One line each: ``attach`` and ``attached`` around the meeting, ``cuda NAME`` for calls that start CUDA or ask for it,
 ``open PATH`` for files of a driver, ``device NAME`` for the device backend's parts. With ``early`` CUDA is asked for
@@ -84,9 +84,9 @@ def main() -> int:
 
     program._lock_down = locking
     arguments = sys.argv[2:]
-    if arguments[1:] == ["early"]:
+    if arguments[2:] == ["early"]:
         torch.cuda.is_available()
-        arguments = arguments[:1]
+        arguments.pop()
     return program.main(arguments)
 
 
