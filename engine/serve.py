@@ -149,7 +149,7 @@ def serve(engine: Engine, channel: Channel, bell: Bell | None = None) -> None:
         backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
         for message in backlog:
             if isinstance(message, Ping):
-                _send(channel, Pong(message.number), backlog, urgent=True)
+                _send(channel, Pong(message.number), backlog, urgent=False)
             else:
                 draining |= _take(engine, message, draining=draining)
         backlog.clear()

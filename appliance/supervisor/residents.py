@@ -21,6 +21,7 @@ from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.lifecycle import Life
+from appliance.supervisor.sandbox_looks import SandboxLooks
 from isolation.gvisor.runtime import Runtime
 from isolation.ipc.messages import Role
 from policy.model import PolicySet
@@ -58,6 +59,7 @@ class Residents:
         policy: Callable[[], PolicySet],
         forms: Forms | None = None,
         placement: CardPlacement | None = None,
+        looks: SandboxLooks | None = None,
     ) -> None:
         """``plan`` raises ``KeyError`` for a model that is not served and ``StartError`` for one whose engine finds no
         GPU; ``policy`` reads the one in force. Both may block."""
@@ -67,7 +69,7 @@ class Residents:
         self._publish = publish
         self._policy = policy
         self._forms = forms
-        self._placement = placement
+        self._placement, self._looks = placement, looks
         self._turn = asyncio.Lock() if placement is None else placement.turn
         """Held while engines get their cards."""
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
@@ -223,7 +225,9 @@ class Residents:
         self.offer()
 
     def _keep(self, key: Key, plan: BootPlan) -> None:
-        keeper = Keeper(plan, self._runtime, self._publish, forms=self._forms, placement=self._placement)
+        keeper = Keeper(
+            plan, self._runtime, self._publish, forms=self._forms, placement=self._placement, looks=self._looks
+        )
         # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
         keeper.life = Life(generation=self._boots, restarts=-1)
         self._boots += 1

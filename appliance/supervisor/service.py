@@ -63,6 +63,7 @@ from appliance.supervisor.planner import Planner
 from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of, classes_of
 from appliance.supervisor.residents import Residents
+from appliance.supervisor.sandbox_looks import SandboxLooks
 from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.unlinking import Unlinking
 from appliance.supervisor.usage_answers import UsageAnswers
@@ -107,12 +108,13 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     charges = _connect(server, vault, port, recorder)
     (stop, last), forms = _stop_signals(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
-    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
+    looks = SandboxLooks()
+    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement, looks), stop.set)
     image = config.sandbox.image_digest
     answering = _answering(config, server, recorder, runtime, lambda: served_models(models.staying, residents.plans))
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
-    residents, planner = _residents(config, models, runtime, publish, forms, placement)
+    residents, planner = _residents(config, models, runtime, publish, forms, placement, looks)
     operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port), metering)
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
     changes.residents, changes.warm, changes.out = residents, _beside(models, warm, forms), planner.out
@@ -230,12 +232,13 @@ def _residents(
     publish: Publish,
     forms: Forms,
     placement: CardPlacement,
+    looks: SandboxLooks,
 ) -> tuple[Residents, Planner]:
     """Keepers of single tenants' sandboxes, and what plans one beside all others."""
     declared = DeclaredTenants(config.policy, config.policy_keys)
     planner = Planner(models, runtime, declared.read)
     limits = config.sandbox.residents
-    residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement)
+    residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement, looks)
     residents.is_external = planner.is_external
     planner.others, planner.out = lambda: residents.plans, lambda: placement.out
     return residents, planner
@@ -310,11 +313,18 @@ async def _tell_disks(
     cancelled."""
     folders = watched(config)
     while True:
-        publish(DiskState(await asyncio.to_thread(space, folders)), ())
-        if warm is not None:
-            with contextlib.suppress(OSError):  # The state of the disk says why.
-                publish(await asyncio.to_thread(checkpoint_state, warm), ())
+        for told in await asyncio.to_thread(_on_disks, folders, warm):
+            publish(told, ())
         await aligned_sleep(DISK_PERIOD_S)
+
+
+def _on_disks(folders: dict[str, Path], warm: WarmStarts | None) -> list[DiskState | CheckpointState]:
+    """Look at the disks, and at the checkpoints; blocks."""
+    found: list[DiskState | CheckpointState] = [DiskState(space(folders))]
+    if warm is not None:
+        with contextlib.suppress(OSError):  # The state of the disk says why.
+            found.append(checkpoint_state(warm))
+    return found
 
 
 async def _keep_account(

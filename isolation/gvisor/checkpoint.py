@@ -74,6 +74,9 @@ MAX_ACCOUNT_BYTES = 64 << 10
 _INVALID = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Errors of reading an account that nobody of ours wrote, or that a disk has damaged."""
 
+SETTLED_NS = 2_000_000_000
+"""Age from which a directory's time of change tells all that has changed: file systems count it in some milliseconds,
+some in seconds."""
 _FORMAT = 1
 _PRIVATE = 0o700
 _DRAFT, _TRASH = ".draft-", ".trash-"
@@ -163,12 +166,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """A directory of checkpoints, opened by ``open_store``. Thread-safe: all of its state is in file names."""
+    """A directory of checkpoints, opened by ``open_store``. Thread-safe: all of its state is in file names, but for a
+    list that is replaced as a whole."""
 
     def __init__(self, root: Path, most: int = 0) -> None:
         """``most``: bytes that all of them together may have; 0: by the disk's room (``FREE_SHARE``)."""
         self.root = root
         self._most = most
+        self._listed: tuple[int, tuple[Checkpoint, ...]] = (0, ())
+        """Last list of ``kept``, with the directory's time of change (ns) when it was read; 0: none may be used again."""
 
     def find(self, key: str) -> Checkpoint | None:
         """Return the checkpoint for a key, not yet verified; None when there is none or its account is invalid."""
@@ -186,18 +192,25 @@ class CheckpointStore:
 
     def kept(self) -> tuple[Checkpoint, ...]:
         """Return all checkpoints, not verified, without counting that as a use. What has no valid account, or is a
-        link, is left out.
+        link, is left out. Where the directory has not changed since, that is the list of the last call: an account is
+        written before its folder comes into the directory.
 
         Raises:
             OSError: the directory cannot be read.
         """
+        changed = self.root.stat().st_mtime_ns
+        if changed == self._listed[0]:
+            return self._listed[1]
         found = []
         for path in self.root.iterdir():
             if path.name.startswith(".") or path.is_symlink():
                 continue
             with suppress(OSError, *_INVALID), (path / ACCOUNT).open("rb") as file:
                 found.append(_read_account(path, file.read(MAX_ACCOUNT_BYTES + 1)))
-        return tuple(found)
+        # A change in the same tick of the file system's clock would not show in the directory's time.
+        settled = abs(time.time_ns() - changed) > SETTLED_NS
+        self._listed = (changed if settled else 0, tuple(found))
+        return self._listed[1]
 
     @contextmanager
     def draft(self, need: int = 0) -> Iterator[Path]:
