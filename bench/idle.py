@@ -1,9 +1,9 @@
 """An idle appliance with several models awake, beside as many sandboxes in which a program sleeps for good.
 
-What those bare sandboxes take is runsc's own. All else is told apart by process: gateway, supervisor, launcher, and what
-the sentries of engines and of text sandboxes take more than bare ones. Beside the processor time stand time slices and
-system calls a second. A sample begins only when the appliance has been idle for ``--rest`` seconds and its checkpoints
-are made; one in which a process began or ended below the appliance is taken again.
+What those bare sandboxes take is runsc's own. All else is told apart by process: gateway, supervisor, launcher, and
+what the sentries of engines and of text sandboxes take more than bare ones. Beside the processor time stand time slices
+and system calls a second. A sample begins only when the appliance has been idle for ``--rest`` seconds; one in which a
+process began or ended below the appliance, as while checkpoints are made, is taken again.
 
 Run: ``python bench/idle.py [--models 1 3 7] [--seconds 60] [--rest 75] [--requests N] [--folder DIR]``; needs root.
 """

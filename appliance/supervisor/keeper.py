@@ -92,7 +92,6 @@ class Keeper:
         warm: WarmStarts | None = None,
         forms: Forms | None = None,
         placement: CardPlacement | None = None,
-        looks: SandboxLooks | None = None,
     ) -> None:
         self.plan = plan
         self._placement = placement
@@ -120,7 +119,8 @@ class Keeper:
         """Why the last life ended, for the gateway's count."""
         self._busy = False
         """Whether the sandbox computed when its load was read last."""
-        self._looks = SandboxLooks() if looks is None else looks
+        self.looks = SandboxLooks()
+        """Looks at load and memory; set by an owner of several keepers to one that all have."""
         self._looked: Looked | None = None
         """The sandbox while it serves, as it is looked at together with all others."""
         self._abandon: threading.Event | None = None
@@ -236,13 +236,13 @@ class Keeper:
         # A text worker is never busy for long.
         load = partial(self._note_load, booted.sandbox) if self.plan.role is Role.ENGINE else None
         self._looked = looked = Looked(booted.sandbox, self._tell_memory, load)
-        self._looks.add(looked)
+        self.looks.add(looked)
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:
             ending = await self._ending
         finally:
-            self._looks.remove(looked)
+            self.looks.remove(looked)
             self._looked = None
             loop.remove_reader(pidfd)
             self._ending = None

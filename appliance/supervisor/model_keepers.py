@@ -19,6 +19,7 @@ from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life, State
+from appliance.supervisor.sandbox_looks import SandboxLooks
 from isolation.ipc.messages import Role
 
 
@@ -70,6 +71,8 @@ class ModelKeepers:
         self._make = make
         self._failed = failed
         self._models: dict[str, _Served] = {}
+        self.looks = SandboxLooks()
+        """Looks at load and memory of all sandboxes."""
         self._boots = 0
         """Highest generation of a sandbox that is gone."""
         self.digests: dict[str, str] = {}
@@ -197,9 +200,10 @@ class ModelKeepers:
 
     def _keepers(self, planned: PlannedModel) -> tuple[Keeper, ...]:
         keepers = tuple(self._make(plan) for plan in planned.plans)
-        if self._boots:
-            # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
-            for keeper in keepers:
+        for keeper in keepers:
+            keeper.looks = self.looks
+            if self._boots:
+                # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
                 keeper.life = Life(generation=self._boots, restarts=-1)
         return keepers
 

@@ -59,7 +59,6 @@ class Residents:
         policy: Callable[[], PolicySet],
         forms: Forms | None = None,
         placement: CardPlacement | None = None,
-        looks: SandboxLooks | None = None,
     ) -> None:
         """``plan`` raises ``KeyError`` for a model that is not served and ``StartError`` for one whose engine finds no
         GPU; ``policy`` reads the one in force. Both may block."""
@@ -69,7 +68,9 @@ class Residents:
         self._publish = publish
         self._policy = policy
         self._forms = forms
-        self._placement, self._looks = placement, looks
+        self._placement = placement
+        self.looks = SandboxLooks()
+        """Looks at load and memory of all sandboxes; set by the owner to that of the shared ones."""
         self._turn = asyncio.Lock() if placement is None else placement.turn
         """Held while engines get their cards."""
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
@@ -225,9 +226,8 @@ class Residents:
         self.offer()
 
     def _keep(self, key: Key, plan: BootPlan) -> None:
-        keeper = Keeper(
-            plan, self._runtime, self._publish, forms=self._forms, placement=self._placement, looks=self._looks
-        )
+        keeper = Keeper(plan, self._runtime, self._publish, forms=self._forms, placement=self._placement)
+        keeper.looks = self.looks
         # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
         keeper.life = Life(generation=self._boots, restarts=-1)
         self._boots += 1

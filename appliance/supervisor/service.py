@@ -63,7 +63,6 @@ from appliance.supervisor.planner import Planner
 from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of, classes_of
 from appliance.supervisor.residents import Residents
-from appliance.supervisor.sandbox_looks import SandboxLooks
 from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.unlinking import Unlinking
 from appliance.supervisor.usage_answers import UsageAnswers
@@ -108,13 +107,12 @@ async def supervise(config: ApplianceConfig, reread: Reread | None = None) -> No
     charges = _connect(server, vault, port, recorder)
     (stop, last), forms = _stop_signals(), Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     placement = CardPlacement(lambda plan, out: planner.replan(plan, out), recorder.record)
-    looks = SandboxLooks()
-    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement, looks), stop.set)
+    models = ModelKeepers(lambda plan: Keeper(plan, runtime, publish, vault, warm, forms, placement), stop.set)
     image = config.sandbox.image_digest
     answering = _answering(config, server, recorder, runtime, lambda: served_models(models.staying, residents.plans))
     cards = watch_cards(lambda: [*models.keepers, *residents.keepers], server.publish, placement=placement)
     publish = cards.explaining(watching(server.publish, recorder.record, models.digests, models.signers, image))
-    residents, planner = _residents(config, models, runtime, publish, forms, placement, looks)
+    residents, planner = _residents(config, models, runtime, publish, forms, placement)
     operator = _operator_socket(config, vault, server, recorder, Unlinking(recorder, residents, port), metering)
     changes = ModelChanges(config, models, runtime, server.publish, recorder.record, reread)
     changes.residents, changes.warm, changes.out = residents, _beside(models, warm, forms), planner.out
@@ -232,13 +230,13 @@ def _residents(
     publish: Publish,
     forms: Forms,
     placement: CardPlacement,
-    looks: SandboxLooks,
 ) -> tuple[Residents, Planner]:
     """Keepers of single tenants' sandboxes, and what plans one beside all others."""
     declared = DeclaredTenants(config.policy, config.policy_keys)
     planner = Planner(models, runtime, declared.read)
     limits = config.sandbox.residents
-    residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement, looks)
+    residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement)
+    residents.looks = models.looks
     residents.is_external = planner.is_external
     planner.others, planner.out = lambda: residents.plans, lambda: placement.out
     return residents, planner

@@ -47,7 +47,7 @@ IDLE_S = 10.0
 """Longest sleep in seconds without work while grammars are kept, which are let go in time; input wakes it."""
 
 EMPTY_S = 3_600.0
-"""Longest sleep in seconds while none is kept: each end of a sleep wakes the sandbox, and there is nothing to look at."""
+"""Longest sleep in seconds while none is kept: each end of one wakes the sandbox, and there is nothing to look at."""
 
 MAX_UNSENT_BYTES = 8 << 20
 """Bytes of answers that wait for the worker to take them; with more, no grammar process is read until it has. 400 masks

@@ -174,7 +174,8 @@ class CheckpointStore:
         self.root = root
         self._most = most
         self._listed: tuple[int, tuple[Checkpoint, ...]] = (0, ())
-        """Last list of ``kept``, with the directory's time of change (ns) when it was read; 0: none may be used again."""
+        """Last list of ``kept``, with the directory's time of change (ns) when it was read; 0: it may not be used
+        again."""
 
     def find(self, key: str) -> Checkpoint | None:
         """Return the checkpoint for a key, not yet verified; None when there is none or its account is invalid."""

@@ -19,8 +19,9 @@ module refuses any other machine, because a weaker memory order would break it s
    lock: taking it is a locked instruction, which drains the store buffer.
 
 That a lock fences is a property of CPython on this processor and no promise of the language. So
-nobody stakes its life on it. The host looks again ``LOOK_AGAIN_S`` after it has sent something or has lain down to wait,
-at both rings: at its own for frames whose bell was lost, and at the guest's for a sleeper whose bell was (``Channel.remind``).
+nobody stakes its life on it. The host looks again ``LOOK_AGAIN_S`` after it has sent something or
+has lain down to wait, at both rings: at its own for frames whose bell was lost, and at the guest's
+for a sleeper whose bell was (``Channel.remind``).
 A lost wake-up would cost that time once, never a hang. It can only be lost while the sleeper lies
 down, so who has looked again in vain may look less and less often. That suffices because a store leaves the
 store buffer within nanoseconds by itself: at the next look the other side's cursor is there. The guest does not look

@@ -14,15 +14,7 @@ import pytest
 
 from isolation.errors import CheckpointError
 from isolation.gvisor import checkpoint as checkpoint_module
-from isolation.gvisor.checkpoint import (
-    ACCOUNT,
-    SETTLED_NS,
-    CheckpointStore,
-    Label,
-    ListedFolders,
-    contents,
-    open_store,
-)
+from isolation.gvisor.checkpoint import ACCOUNT, SETTLED_NS, CheckpointStore, Label, ListedFolders, contents, open_store
 from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
 
 OTHER = "f" * 64

@@ -227,8 +227,8 @@ def test_a_guest_is_woken_by_its_bell_alone(wire, slept):
 
 
 def test_a_guest_whose_bell_was_lost_is_reminded(wire, monkeypatch):
-    """The host rings again where the guest sleeps over what it was sent, once; the control is a host that does not. Where
-    it has read everything, or does not sleep, nobody rings, unless the host wants to be sure of the kernel too."""
+    """The host rings again where the guest sleeps over what it was sent, once; the control is a host that does not.
+    Where it has read everything, or is awake, nobody rings, unless the host wants to be sure of the kernel too."""
     take = wire.host._writer.take_sleeper
     monkeypatch.setattr(wire.host._writer, "take_sleeper", lambda *, urgent=True: False)
     assert not wire.guest.arm()

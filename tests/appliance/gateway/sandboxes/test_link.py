@@ -166,8 +166,7 @@ async def test_an_answer_to_a_probe_rings_no_bell(engine_pair: Pair) -> None:
 
 
 async def test_what_is_sent_behind_a_probe_is_answered_at_once(engine_pair: Pair) -> None:
-    """A request need not wait for the timer of a probe: from its frame on every answer rings. What is urgent rings in any
-    case."""
+    """A request need not wait for the timer of a probe: from its frame on every answer rings."""
     watched, bell = probed(engine_pair), engine_pair.host._bell_in
     watched.link.send(Abort(1))
     engine_pair.guest.send(EMPTY, urgent=False)
