@@ -46,8 +46,8 @@ EXIT_LOAD = 3
 RECEIVE_LIMIT = 16
 """Messages taken from the ring at once; few, so that the ring stays the queue."""
 
-IDLE_WAIT_S = 10.0
-"""Longest sleep in seconds without work; the channel wakes the loop when a message comes."""
+IDLE_WAIT_S = 60.0
+"""Longest sleep in seconds without work, which wakes the sandbox; the channel wakes the loop when a message comes."""
 
 ROOM_WAIT_S = 0.002
 """Pause in seconds between attempts to send into a full ring; a sandbox rounds shorter sleeps up."""

@@ -136,9 +136,7 @@ class Link:
             # One whose ring is full for good does not answer either.
             with contextlib.suppress(LinkFullError):
                 self._put(Ping(self.probe.ask(now, late_s)))
-            if not self._closed and self._pause is None:
-                self._arm(napping=True)
-                self._naps_for_probe = True
+            self._doze()
 
     def _put(self, message: Message) -> None:
         """Put a message into the ring, or into the queue in front of it; may raise as ``send``."""
@@ -204,6 +202,12 @@ class Link:
             self._finish(f"broke the protocol: {error}", at_fault=True)
             return
         self._pump(began)
+
+    def _doze(self) -> None:
+        """Have nothing but urgent frames ring until the timer's next look, where this link is not at rest."""
+        if not self._closed and self._pause is None:
+            self._arm(napping=True)
+            self._naps_for_probe = True
 
     def _arm(self, *, napping: bool) -> None:
         """Ask for the bell, and look soon where something is there already."""
