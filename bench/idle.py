@@ -1,25 +1,34 @@
-"""An idle appliance with several models awake, beside as many sandboxes in which a program sleeps for good.
+"""An idle appliance with several models awake: what it takes beyond what runsc itself takes.
 
-What those bare sandboxes take is runsc's own. All else is told apart by process: gateway, supervisor, launcher, and
-what the sentries of engines and of text sandboxes take more than bare ones. Beside the processor time stand time slices
-and system calls a second. A sample begins only when the appliance has been idle for ``--rest`` seconds; one in which a
-process began or ended below the appliance, as while checkpoints are made, is taken again.
+Sandboxes in which nothing happens take some percent of a core each, for timers of runsc
+(``isolation.gvisor.timerslack``), and not always the same: fourteen that sleep differ from fourteen others by more than is to be found here, and a program
+with three processes takes a tenth more than one that sleeps alone. So each sandbox is compared with itself. In every
+other sample gateway and supervisor are stopped (SIGSTOP): nothing is sent to a sandbox then and none is looked at, so
+what they take is runsc's. What sandboxes take more beside a gateway and a supervisor that run, and what these two take,
+is ours. Beside the processor time stand time slices and system calls a second.
 
-Run: ``python bench/idle.py [--models 1 3 7] [--seconds 60] [--rest 75] [--requests N] [--folder DIR]``; needs root.
+A sample begins when the appliance has been idle for ``--rest`` seconds; a pair in which a process began or ended, as
+while checkpoints are made, is taken again.
+
+Run: ``python bench/idle.py [--models 1 3 7] [--seconds 20] [--pairs 6] [--rest 75] [--folder DIR]``; needs root.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import shutil
+import signal
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +36,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.common.catalog import embedded_model
 from bench.process_times import name_of, steady, tree
-from bench.sandbox import sleeping
 from bench.syscalls import Counter
 from tests.system.conftest import Appliance, running
 
 OWN = ("gateway", "supervisor", "launcher")
 """Processes of the host; all others are sandboxes."""
+
+STOPPED = ("gateway", "supervisor")
+"""Those that are stopped in every other sample."""
+
+SETTLE_S = 2.0
+"""Seconds before a sample: probes that were sent are answered, those that were due are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +97,74 @@ def read(counter: Counter, pids: Sequence[int]) -> dict[str, Use]:
     return dict(found)
 
 
-def watch(appliance: int, sleepers: Sequence[int], duration_s: float) -> dict[str, Any]:
-    """Return one sample: everything by process, and what the appliance takes beyond the bare sandboxes."""
-    groups = {"appliance": tree([appliance]), "bare": tree(sleepers)}
-    counters = {name: Counter(pids) for name, pids in groups.items()}
+def sample(pids: Sequence[int], duration_s: float) -> dict[str, Use]:
+    """Return what these processes use in so many seconds, by what they are."""
+    counter = Counter(pids)
     try:
-        before = {name: read(counters[name], pids) for name, pids in groups.items()}
-        began = time.monotonic()
+        before = read(counter, pids)
         time.sleep(duration_s)
-        after = {name: read(counters[name], pids) for name, pids in groups.items()}
-        took_s = time.monotonic() - began
+        return {name: use - before.get(name, Use()) for name, use in read(counter, pids).items()}
     finally:
-        for counter in counters.values():
-            counter.close()
-    used = {
-        name: {one: use - before[name].get(one, Use()) for one, use in found.items()} for name, found in after.items()
-    }
-    ours, bare = (sum(used[name].values(), Use()) for name in ("appliance", "bare"))
-    own = sum((use for name, use in used["appliance"].items() if name in OWN), Use())
+        counter.close()
+
+
+@contextlib.contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Stop gateway and supervisor for the time of a block, which their watch over sandboxes does not count."""
+    host = [pid for pid in pids if name_of(pid) in STOPPED]
+    for pid in host:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(SETTLE_S)
+        yield
+    finally:
+        for pid in host:
+            os.kill(pid, signal.SIGCONT)
+
+
+def pair(appliance: int, duration_s: float, *, stopped_first: bool) -> dict[str, dict[str, Use]]:
+    """Return two samples, with gateway and supervisor and without."""
+    found = {}
+    for running_now in (not stopped_first, stopped_first):
+        pids = tree([appliance])
+        if running_now:
+            time.sleep(SETTLE_S)
+            found["running"] = sample(pids, duration_s)
+        else:
+            with stopped(pids):
+                found["stopped"] = sample(pids, duration_s)
+    return found
+
+
+def watch(appliance: int, duration_s: float, pairs: int) -> dict[str, Any]:
+    """Return what an idle appliance takes, in medians of so many pairs of samples: percent of a core, slices, calls."""
+    took: list[dict[str, dict[str, Use]]] = []
+    for number in range(pairs):
+        look = partial(pair, appliance, duration_s, stopped_first=bool(number % 2))
+        took.append(steady((appliance,), look)[0])
+
+    def median(of: Callable[[dict[str, dict[str, Use]]], Use]) -> dict[str, float]:
+        rows = [of(one).per(duration_s) for one in took]
+        return {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+
+    def sandboxes(found: dict[str, Use]) -> Use:
+        return sum((use for name, use in found.items() if name not in OWN), Use())
+
+    more = [sandboxes(one["running"]) - sandboxes(one["stopped"]) for one in took]
     return {
-        "appliance": {name: use.per(took_s) for name, use in sorted(used["appliance"].items())},
-        "bare": bare.per(took_s),
-        "host": own.per(took_s),
-        "sandboxes_beyond": (ours - own - bare).per(took_s),
-        "beyond": (ours - bare).per(took_s),
+        **{name: median(lambda one, name=name: one["running"].get(name, Use())) for name in OWN},
+        "runsc": median(lambda one: sandboxes(one["stopped"])),
+        "sandboxes_beyond": median(lambda one: sandboxes(one["running"]) - sandboxes(one["stopped"])),
+        "sandboxes_beyond_by_pair": [one.per(duration_s)["percent"] for one in more],
+        "beyond": median(lambda one: sum(one["running"].values(), Use()) - sandboxes(one["stopped"])),
     }
 
 
-def ask(appliance: Appliance, models: Sequence[str], count: int) -> None:
-    """Ask every model in turn, so that the appliance has served."""
+def ask(appliance: Appliance, models: Sequence[str]) -> None:
+    """Ask every model once, so that the appliance has served."""
     with appliance.openai("alpha") as client:
-        for number in range(count):
-            model = models[number % len(models)]
-            client.completions.create(model=model, prompt=f"hello {number}", max_tokens=4, temperature=0)
+        for model in models:
+            client.completions.create(model=model, prompt="hello", max_tokens=4, temperature=0)
 
 
 def measure(folder: Path, count: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -125,23 +174,22 @@ def measure(folder: Path, count: int, options: argparse.Namespace) -> dict[str, 
     saved = folder / "saved"
     with tempfile.TemporaryDirectory() as place:
         state = Path(place) / "state"
-        with running(state, *arguments, "--checkpoints", str(saved)) as appliance, sleeping(2 * count) as sleepers:
-            names = [one["name"] for one in appliance.status()["models"]]
-            ask(appliance, names, max(options.requests, count))
+        with running(state, *arguments, "--checkpoints", str(saved)) as appliance:
+            ask(appliance, [one["name"] for one in appliance.status()["models"]])
             time.sleep(options.rest)
-            sample, samples = steady(
-                (appliance.process.pid, *sleepers), lambda: watch(appliance.process.pid, sleepers, options.seconds)
-            )
-            return {"models": count, "load": round(os.getloadavg()[0], 2), "samples": samples} | sample
+            found = watch(appliance.process.pid, options.seconds, options.pairs)
+            return {"models": count, "load": round(os.getloadavg()[0], 2)} | found
 
 
 def main() -> int:
     """Measure and print a line of JSON for each number of models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, nargs="+", default=[1, 3, 7], help="numbers of models that are awake")
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of a sample")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a sample")
+    parser.add_argument(
+        "--pairs", type=int, default=6, help="pairs of samples, with gateway and supervisor and without"
+    )
     parser.add_argument("--rest", type=float, default=75.0, help="seconds without a request before a sample")
-    parser.add_argument("--requests", type=int, default=0, help="requests before that, one a model at least")
     parser.add_argument("--folder", type=Path, help="keeps models and checkpoints for the next run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
