@@ -1,11 +1,13 @@
 """An idle appliance with several models awake: what it takes beyond what runsc itself takes.
 
 Sandboxes in which nothing happens take some percent of a core each, for timers of runsc
-(``isolation.gvisor.timerslack``), and not always the same: fourteen that sleep differ from fourteen others by more than is to be found here, and a program
-with three processes takes a tenth more than one that sleeps alone. So each sandbox is compared with itself. In every
-other sample gateway and supervisor are stopped (SIGSTOP): nothing is sent to a sandbox then and none is looked at, so
-what they take is runsc's. What sandboxes take more beside a gateway and a supervisor that run, and what these two take,
-is ours. Beside the processor time stand time slices and system calls a second.
+(``isolation.gvisor.timerslack``), and not always the same: fourteen that sleep differ from fourteen others by more than
+is to be found here, and a program with three processes takes up to a tenth more than one that sleeps alone. So each
+sandbox is compared with itself. In every other sample gateway and supervisor are stopped (SIGSTOP): nothing is sent to
+a sandbox then and none is looked at, so what they take is runsc's. What sandboxes take more beside a gateway and a
+supervisor that run, and what these two take, is ours. Beside the processor time stand time slices and system calls a
+second. ``programs`` are the processes in which the sandboxes' own programs run: busy cores beside it move these figures
+far less than those of the sentries.
 
 A sample begins when the appliance has been idle for ``--rest`` seconds; a pair in which a process began or ended, as
 while checkpoints are made, is taken again.
@@ -41,6 +43,9 @@ from tests.system.conftest import Appliance, running
 
 OWN = ("gateway", "supervisor", "launcher")
 """Processes of the host; all others are sandboxes."""
+
+PROGRAMS = "stub"
+"""Processes of sandboxes in which programs run; those of the guard and of the downloader, which sleep, count here."""
 
 STOPPED = ("gateway", "supervisor")
 """Those that are stopped in every other sample."""
@@ -154,6 +159,8 @@ def watch(appliance: int, duration_s: float, pairs: int) -> dict[str, Any]:
     return {
         **{name: median(lambda one, name=name: one["running"].get(name, Use())) for name in OWN},
         "runsc": median(lambda one: sandboxes(one["stopped"])),
+        "programs": median(lambda one: one["running"].get(PROGRAMS, Use())),
+        "programs_beside_nothing": median(lambda one: one["stopped"].get(PROGRAMS, Use())),
         "sandboxes_beyond": median(lambda one: sandboxes(one["running"]) - sandboxes(one["stopped"])),
         "sandboxes_beyond_by_pair": [one.per(duration_s)["percent"] for one in more],
         "beyond": median(lambda one: sum(one["running"].values(), Use()) - sandboxes(one["stopped"])),

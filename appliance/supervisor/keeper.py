@@ -117,12 +117,10 @@ class Keeper:
         """Seconds that the last boot took; 0: there was none."""
         self._reason = "ended"
         """Why the last life ended, for the gateway's count."""
-        self._busy = False
-        """Whether the sandbox computed when its load was read last."""
+        self._busy = False  # Whether the sandbox computed when its load was read last.
         self.looks = SandboxLooks()
         """Looks at load and memory; set by an owner of several keepers to one that all have."""
-        self._looked: Looked | None = None
-        """The sandbox while it serves, as it is looked at together with all others."""
+        self._looked: Looked | None = None  # The sandbox while it serves.
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()

@@ -75,8 +75,8 @@ _INVALID = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Errors of reading an account that nobody of ours wrote, or that a disk has damaged."""
 
 SETTLED_NS = 2_000_000_000
-"""Age from which a directory's time of change tells all that has changed: file systems count it in some milliseconds,
-some in seconds."""
+"""Age from which a directory's time of change tells all that has changed: a change in the same tick of the file system's
+clock, which is some milliseconds or a second, would not show in it."""
 _FORMAT = 1
 _PRIVATE = 0o700
 _DRAFT, _TRASH = ".draft-", ".trash-"
@@ -166,16 +166,14 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """A directory of checkpoints, opened by ``open_store``. Thread-safe: all of its state is in file names, but for a
-    list that is replaced as a whole."""
+    """A directory of checkpoints, opened by ``open_store``. Thread-safe: all of its state is in file names."""
 
     def __init__(self, root: Path, most: int = 0) -> None:
         """``most``: bytes that all of them together may have; 0: by the disk's room (``FREE_SHARE``)."""
         self.root = root
         self._most = most
         self._listed: tuple[int, tuple[Checkpoint, ...]] = (0, ())
-        """Last list of ``kept``, with the directory's time of change (ns) when it was read; 0: it may not be used
-        again."""
+        """Last list of ``kept``, replaced as a whole, with the directory's time of change (ns); 0: not to be used."""
 
     def find(self, key: str) -> Checkpoint | None:
         """Return the checkpoint for a key, not yet verified; None when there is none or its account is invalid."""
@@ -208,7 +206,6 @@ class CheckpointStore:
                 continue
             with suppress(OSError, *_INVALID), (path / ACCOUNT).open("rb") as file:
                 found.append(_read_account(path, file.read(MAX_ACCOUNT_BYTES + 1)))
-        # A change in the same tick of the file system's clock would not show in the directory's time.
         settled = abs(time.time_ns() - changed) > SETTLED_NS
         self._listed = (changed if settled else 0, tuple(found))
         return self._listed[1]
