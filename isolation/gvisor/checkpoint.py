@@ -75,8 +75,8 @@ _INVALID = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Errors of reading an account that nobody of ours wrote, or that a disk has damaged."""
 
 SETTLED_NS = 2_000_000_000
-"""Age from which a directory's time of change tells all that has changed: a change in the same tick of the file system's
-clock, which is some milliseconds or a second, would not show in it."""
+"""Age from which a directory's time of change tells all that has changed: a change in the same tick of the file
+system's clock, which is some milliseconds or a second, would not show in it."""
 _FORMAT = 1
 _PRIVATE = 0o700
 _DRAFT, _TRASH = ".draft-", ".trash-"
