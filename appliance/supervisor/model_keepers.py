@@ -71,8 +71,7 @@ class ModelKeepers:
         self._make = make
         self._failed = failed
         self._models: dict[str, _Served] = {}
-        self.looks = SandboxLooks()
-        """Looks at load and memory of all sandboxes."""
+        self.looks = SandboxLooks()  # at load and memory of all sandboxes
         self._boots = 0
         """Highest generation of a sandbox that is gone."""
         self.digests: dict[str, str] = {}
@@ -84,8 +83,7 @@ class ModelKeepers:
         threads."""
         self.on_wake: Callable[[], None] = lambda: None
         """Called when a model begins to wake; set by the owner."""
-        self._holds = False
-        """Whether the boots of a model wait at their gates."""
+        self._holds = False  # Whether the boots of a model wait at their gates.
         self._falling_asleep: set[asyncio.Task[None]] = set()
         """Tasks of keepers that are ended because their model falls asleep."""
         self.ended: list[asyncio.Task[None]] = []
@@ -202,8 +200,7 @@ class ModelKeepers:
         keepers = tuple(self._make(plan) for plan in planned.plans)
         for keeper in keepers:
             keeper.looks = self.looks
-            if self._boots:
-                # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
+            if self._boots:  # Generations go on over all lives: no late word about one is taken for another's.
                 keeper.life = Life(generation=self._boots, restarts=-1)
         return keepers
 
