@@ -32,7 +32,7 @@ from tests.system.conftest import Appliance, running
 
 MODEL = "athanor-mini"
 WAIT_S = 120.0
-IDLE_S = 30.0
+IDLE_S = 120.0
 """Seconds in which an appliance is watched idle."""
 
 

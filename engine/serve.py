@@ -31,8 +31,8 @@ from isolation.ipc.wiping import wipe
 RECEIVE_LIMIT = 256
 """Messages taken before each step, so that a flood of submissions cannot hold up the running requests."""
 
-IDLE_WAIT_S = 10.0
-"""Longest sleep without work; the channel wakes the loop when a message comes."""
+IDLE_WAIT_S = 60.0
+"""Longest sleep without work, which wakes the sandbox; the channel wakes the loop when a message comes."""
 
 BACKLOG_WAIT_S = 0.002
 """Pause while the ring to the host is full and enough messages from it are in hand; sleeps under a millisecond are
@@ -149,7 +149,7 @@ def serve(engine: Engine, channel: Channel, bell: Bell | None = None) -> None:
         backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
         for message in backlog:
             if isinstance(message, Ping):
-                _send(channel, Pong(message.number), backlog, urgent=True)
+                _send(channel, Pong(message.number), backlog, urgent=False)
             else:
                 draining |= _take(engine, message, draining=draining)
         backlog.clear()

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
-from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
 from appliance.common.errors import SpillBreachError, SpillPortError, StartError
@@ -31,6 +31,7 @@ from appliance.supervisor.forms import Forms
 from appliance.supervisor.gate import Latch
 from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
+from appliance.supervisor.sandbox_looks import Looked, SandboxLooks
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.warm import WarmStarts
@@ -41,16 +42,6 @@ from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
 
 log = structlog.get_logger()
-
-MEMORY_PERIOD_S = 5.0
-"""Seconds between two readings of a sandbox's memory: the usual interval of a scrape."""
-
-LOOK_S = 2.0
-"""Seconds between two readings of the load: short beside a minute of work, long beside the 0.6 ms of a reading."""
-
-BUSY_SHARE = 0.5
-"""Share of one core from which a sandbox counts as busy. An engine that decodes takes all of a core, one that answers
-now and then a tenth."""
 
 Publish = Callable[[Control, tuple[int, ...]], bool]
 """Sends a message with descriptors to the gateway; False when none is attached."""
@@ -126,8 +117,10 @@ class Keeper:
         """Seconds that the last boot took; 0: there was none."""
         self._reason = "ended"
         """Why the last life ended, for the gateway's count."""
-        self._busy = self._frozen = False
-        """Whether the sandbox computed when its load was read last; and whether it is frozen, so that it takes none."""
+        self._busy = False  # Whether the sandbox computed when its load was read last.
+        self.looks = SandboxLooks()
+        """Looks at load and memory; set by an owner of several keepers to one that all have."""
+        self._looked: Looked | None = None  # The sandbox while it serves.
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -235,23 +228,20 @@ class Keeper:
     async def _until_end(self, booted: Booted) -> _End:
         """Wait until the process ends, the gateway reports a fault or leaves, or ``stop`` is called."""
         loop = asyncio.get_running_loop()
-        self._ending, self._busy, self._frozen = loop.create_future(), False, False
+        self._ending, self._busy = loop.create_future(), False
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
-        watches = [
-            asyncio.create_task(
-                _watch_memory(self.plan, self._publish, booted.sandbox), name=f"memory of {self.plan.name}"
-            )
-        ]
-        if self.plan.role is Role.ENGINE:  # A text worker is never busy for long.
-            watches.append(asyncio.create_task(self._watch_load(booted.sandbox), name=f"load of {self.plan.name}"))
+        # A text worker is never busy for long.
+        load = partial(self._note_load, booted.sandbox) if self.plan.role is Role.ENGINE else None
+        self._looked = looked = Looked(booted.sandbox, self._tell_memory, load)
+        self.looks.add(looked)
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:
             ending = await self._ending
         finally:
-            for watch in watches:
-                watch.cancel()
+            self.looks.remove(looked)
+            self._looked = None
             loop.remove_reader(pidfd)
             self._ending = None
         if ending.cause != "the process ended":
@@ -362,9 +352,11 @@ class Keeper:
         booted = self._booted
         if booted is None or generation != self.life.generation:
             return
-        done = self._frozen = frozen and not self._busy and booted.sandbox.freeze()
+        done = frozen and not self._busy and booted.sandbox.freeze()
         if not frozen:
             booted.sandbox.thaw()
+        if self._looked is not None:
+            self._looked.frozen = done
         self._publish(Frozen(self.plan.model, self.plan.role_name, generation, int(done), self.plan.tenant), ())
 
     def stop(self) -> None:
@@ -379,26 +371,15 @@ class Keeper:
         if not self.first_boot.done():
             self.first_boot.set_result(problem)
 
-    async def _watch_load(self, sandbox: Sandbox) -> None:
-        """Tell the sandbox whether it is busy, whenever that changes."""
-        watch = LoadWatch(time.monotonic(), sandbox.processor_s())
-        while True:
-            await aligned_sleep(LOOK_S)
-            # Frozen it takes no time; each look begins a new one all the same, so that the next finds it busy.
-            busy = watch.look(time.monotonic(), watch.used_s if self._frozen else sandbox.processor_s())
-            if busy is not None:
-                self._busy = busy
-                sandbox.settle(busy=busy)
+    def _note_load(self, sandbox: Sandbox, busy: bool) -> None:
+        """Tell the sandbox whether it is busy, which has changed."""
+        self._busy = busy
+        sandbox.settle(busy=busy)
 
-
-async def _watch_memory(plan: BootPlan, publish: Publish, sandbox: Sandbox) -> None:
-    """Tell the gateway every ``MEMORY_PERIOD_S`` how much memory the sandbox holds."""
-    while True:
-        held = await asyncio.to_thread(sandbox.memory_bytes)
-        if held:
-            limit = plan.spec.limits.memory_bytes
-            publish(SandboxUse(plan.model, plan.role_name, held, limit, plan.tenant), ())
-        await aligned_sleep(MEMORY_PERIOD_S)
+    def _tell_memory(self, held: int) -> None:
+        """Tell the gateway how much memory the sandbox holds."""
+        limit = self.plan.spec.limits.memory_bytes
+        self._publish(SandboxUse(self.plan.model, self.plan.role_name, held, limit, self.plan.tenant), ())
 
 
 def _is_clean(how: Ending | None) -> bool:
@@ -451,21 +432,3 @@ def _place(plan: BootPlan) -> dict[str, str]:
     card = "" if plan.card is None else str(plan.card.card)
     fields = {"threads": plan.threads, "pinned_to": format_cpu_list(cpus), "gpu": card}
     return {name: value for name, value in fields.items() if value}
-
-
-class LoadWatch:
-    """Whether a sandbox computes or waits, from its processor time alone. Pure: times are seconds of the caller's
-    clocks."""
-
-    def __init__(self, now: float, used_s: float) -> None:
-        self._then, self.used_s = now, used_s
-        self._busy = False
-
-    def look(self, now: float, used_s: float) -> bool | None:
-        """Whether it is busy, or None when that has not changed. A process tree that shrank is not busy."""
-        busy = used_s - self.used_s >= BUSY_SHARE * (now - self._then)
-        self._then, self.used_s = now, used_s
-        if busy is self._busy:
-            return None
-        self._busy = busy
-        return busy

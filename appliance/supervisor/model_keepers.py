@@ -19,6 +19,7 @@ from appliance.common.sleep_rules import ALWAYS, ASLEEP, AWAKE, WAKING
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life, State
+from appliance.supervisor.sandbox_looks import SandboxLooks
 from isolation.ipc.messages import Role
 
 
@@ -70,6 +71,7 @@ class ModelKeepers:
         self._make = make
         self._failed = failed
         self._models: dict[str, _Served] = {}
+        self.looks = SandboxLooks()  # at load and memory of all sandboxes
         self._boots = 0
         """Highest generation of a sandbox that is gone."""
         self.digests: dict[str, str] = {}
@@ -81,8 +83,7 @@ class ModelKeepers:
         threads."""
         self.on_wake: Callable[[], None] = lambda: None
         """Called when a model begins to wake; set by the owner."""
-        self._holds = False
-        """Whether the boots of a model wait at their gates."""
+        self._holds = False  # Whether the boots of a model wait at their gates.
         self._falling_asleep: set[asyncio.Task[None]] = set()
         """Tasks of keepers that are ended because their model falls asleep."""
         self.ended: list[asyncio.Task[None]] = []
@@ -197,9 +198,9 @@ class ModelKeepers:
 
     def _keepers(self, planned: PlannedModel) -> tuple[Keeper, ...]:
         keepers = tuple(self._make(plan) for plan in planned.plans)
-        if self._boots:
-            # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
-            for keeper in keepers:
+        for keeper in keepers:
+            keeper.looks = self.looks
+            if self._boots:  # Generations go on over all lives: no late word about one is taken for another's.
                 keeper.life = Life(generation=self._boots, restarts=-1)
         return keepers
 

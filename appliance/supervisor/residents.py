@@ -21,6 +21,7 @@ from appliance.supervisor.cards.placement import CardPlacement
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.lifecycle import Life
+from appliance.supervisor.sandbox_looks import SandboxLooks
 from isolation.gvisor.runtime import Runtime
 from isolation.ipc.messages import Role
 from policy.model import PolicySet
@@ -68,6 +69,8 @@ class Residents:
         self._policy = policy
         self._forms = forms
         self._placement = placement
+        self.looks = SandboxLooks()
+        """Looks at load and memory of all sandboxes; set by the owner to that of the shared ones."""
         self._turn = asyncio.Lock() if placement is None else placement.turn
         """Held while engines get their cards."""
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
@@ -224,6 +227,7 @@ class Residents:
 
     def _keep(self, key: Key, plan: BootPlan) -> None:
         keeper = Keeper(plan, self._runtime, self._publish, forms=self._forms, placement=self._placement)
+        keeper.looks = self.looks
         # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
         keeper.life = Life(generation=self._boots, restarts=-1)
         self._boots += 1

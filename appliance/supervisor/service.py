@@ -236,6 +236,7 @@ def _residents(
     planner = Planner(models, runtime, declared.read)
     limits = config.sandbox.residents
     residents = Residents(limits, planner.plan, runtime, publish, declared.read, forms, placement)
+    residents.looks = models.looks
     residents.is_external = planner.is_external
     planner.others, planner.out = lambda: residents.plans, lambda: placement.out
     return residents, planner
@@ -310,11 +311,18 @@ async def _tell_disks(
     cancelled."""
     folders = watched(config)
     while True:
-        publish(DiskState(await asyncio.to_thread(space, folders)), ())
-        if warm is not None:
-            with contextlib.suppress(OSError):  # The state of the disk says why.
-                publish(await asyncio.to_thread(checkpoint_state, warm), ())
+        for told in await asyncio.to_thread(_on_disks, folders, warm):
+            publish(told, ())
         await aligned_sleep(DISK_PERIOD_S)
+
+
+def _on_disks(folders: dict[str, Path], warm: WarmStarts | None) -> list[DiskState | CheckpointState]:
+    """Look at the disks, and at the checkpoints; blocks."""
+    found: list[DiskState | CheckpointState] = [DiskState(space(folders))]
+    if warm is not None:
+        with contextlib.suppress(OSError):  # The state of the disk says why.
+            found.append(checkpoint_state(warm))
+    return found
 
 
 async def _keep_account(

@@ -46,8 +46,8 @@ EXIT_LOAD = 3
 RECEIVE_LIMIT = 16
 """Messages taken from the ring at once; few, so that the ring stays the queue."""
 
-IDLE_WAIT_S = 10.0
-"""Longest sleep in seconds without work; the channel wakes the loop when a message comes."""
+IDLE_WAIT_S = 60.0
+"""Longest sleep in seconds without work, which wakes the sandbox; the channel wakes the loop when a message comes."""
 
 ROOM_WAIT_S = 0.002
 """Pause in seconds between attempts to send into a full ring; a sandbox rounds shorter sleeps up."""
@@ -126,7 +126,7 @@ def _take(message: Message, worker: TextWorker, channel: Channel, grammars: Gram
     elif isinstance(message, CloseOutput):
         worker.close_output(message.request)
     elif isinstance(message, Ping):
-        _send(channel, Pong(message.number))
+        _send(channel, Pong(message.number), urgent=False)
     else:
         raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
 
@@ -146,11 +146,11 @@ def _relay(channel: Channel, grammars: GrammarLine | None) -> None:
             _send(channel, answer)
 
 
-def _send(channel: Channel, message: Message) -> None:
+def _send(channel: Channel, message: Message, *, urgent: bool = True) -> None:
     deadline = time.monotonic() + SEND_TIMEOUT_S
     while True:
         try:
-            channel.send(message)
+            channel.send(message, urgent=urgent)
         except RingFull:
             if time.monotonic() > deadline:
                 raise RemoteProtocolError("the host has not read its ring") from None

@@ -110,6 +110,11 @@ class Keeper:
         """Return whether time limits must be checked."""
         return any(process.asked or not process.compiled for process in self.processes.values())
 
+    @property
+    def empty(self) -> bool:
+        """Return whether there is no grammar, so that nothing is due at any time."""
+        return not self.processes and not self._queues
+
     def prepare(self) -> None:
         """Fork a spare process for the first grammar in advance."""
         self._spare = self._ask()

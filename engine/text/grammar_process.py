@@ -44,7 +44,10 @@ TICK_S = 0.02
 """Seconds between checks of the clock while work is in progress."""
 
 IDLE_S = 10.0
-"""Longest sleep in seconds without work; input wakes it."""
+"""Longest sleep in seconds without work while grammars are kept, which are let go in time; input wakes it."""
+
+EMPTY_S = 3_600.0
+"""Longest sleep in seconds while none is kept: each end of one wakes the sandbox, and there is nothing to look at."""
 
 MAX_UNSENT_BYTES = 8 << 20
 """Bytes of answers that wait for the worker to take them; with more, no grammar process is read until it has. 400 masks
@@ -204,7 +207,8 @@ class KeeperLoop:
         by_fd = {} if congested else {process.pipe.fileno(): process for process in keeper.processes.values()}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
-        for fd, _events in poll.poll(self._rounds.left_s(TICK_S if keeper.busy else IDLE_S) * 1_000):
+        longest_s = TICK_S if keeper.busy else EMPTY_S if keeper.empty else IDLE_S
+        for fd, _events in poll.poll(self._rounds.left_s(longest_s) * 1_000):
             if fd == self._forker.fileno():
                 data, _ = receive_packet(self._forker, 0)
                 if not data:

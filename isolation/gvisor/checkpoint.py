@@ -74,6 +74,9 @@ MAX_ACCOUNT_BYTES = 64 << 10
 _INVALID = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Errors of reading an account that nobody of ours wrote, or that a disk has damaged."""
 
+SETTLED_NS = 2_000_000_000
+"""Age from which a directory's time of change tells all that has changed: a change in the same tick of the file
+system's clock, which is some milliseconds or a second, would not show in it."""
 _FORMAT = 1
 _PRIVATE = 0o700
 _DRAFT, _TRASH = ".draft-", ".trash-"
@@ -169,6 +172,8 @@ class CheckpointStore:
         """``most``: bytes that all of them together may have; 0: by the disk's room (``FREE_SHARE``)."""
         self.root = root
         self._most = most
+        self._listed: tuple[int, tuple[Checkpoint, ...]] = (0, ())
+        """Last list of ``kept``, replaced as a whole, with the directory's time of change (ns); 0: not to be used."""
 
     def find(self, key: str) -> Checkpoint | None:
         """Return the checkpoint for a key, not yet verified; None when there is none or its account is invalid."""
@@ -186,18 +191,24 @@ class CheckpointStore:
 
     def kept(self) -> tuple[Checkpoint, ...]:
         """Return all checkpoints, not verified, without counting that as a use. What has no valid account, or is a
-        link, is left out.
+        link, is left out. Where the directory has not changed since, that is the list of the last call: an account is
+        written before its folder comes into the directory.
 
         Raises:
             OSError: the directory cannot be read.
         """
+        changed = self.root.stat().st_mtime_ns
+        if changed == self._listed[0]:
+            return self._listed[1]
         found = []
         for path in self.root.iterdir():
             if path.name.startswith(".") or path.is_symlink():
                 continue
             with suppress(OSError, *_INVALID), (path / ACCOUNT).open("rb") as file:
                 found.append(_read_account(path, file.read(MAX_ACCOUNT_BYTES + 1)))
-        return tuple(found)
+        settled = abs(time.time_ns() - changed) > SETTLED_NS
+        self._listed = (changed if settled else 0, tuple(found))
+        return self._listed[1]
 
     @contextmanager
     def draft(self, need: int = 0) -> Iterator[Path]:

@@ -327,11 +327,14 @@ class GvisorSandbox:
                 let_timers_ring_late(self.pid, BUSY_SLACK_NS if busy else SENTRY_SLACK_NS)
 
     def processor_s(self) -> float:
-        """Return the processor seconds of sentry and stubs, and of the gofer where a cgroup lists them all."""
+        """Return the processor seconds of sentry and stubs, and of the gofer where a cgroup counts or lists them
+        all."""
         with self._lock:
             if self.pidfd < 0 or self.poll() is not None:
                 return 0.0
-            # The tree is found by some hundred small files, the group by one.
+            # A count is one small file, a list one and one for each process, and the tree some hundred.
+            if (counted := self._parts.cgroup.processor_s()) is not None:
+                return counted
             listed = self._parts.cgroup.listed()
             return spent_seconds(listed) if self.pid in listed else processor_seconds(self.pid)
 

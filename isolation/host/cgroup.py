@@ -25,6 +25,10 @@ from isolation.host.kernel_file import read_kernel_file
 CONTROLLERS = ("memory", "cpu", "pids")
 FREEZER = "freezer"
 """Hierarchy of its own on v1, beside the limits; on v2 every group can be frozen."""
+ACCOUNT = "cpuacct"
+"""Hierarchy that counts processor time on v1, beside the limits or with ``cpu``; on v2 every group counts it."""
+BESIDES = (FREEZER, ACCOUNT)
+"""Hierarchies that a group is made in where they are, and that limit nothing."""
 _FREEZING = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
 """File, its text for frozen, its text for thawed: v1 (the kernel's cgroup-v1/freezer-subsystem), v2 (cgroup-v2,
 ``cgroup.freeze``)."""
@@ -64,7 +68,7 @@ class Cgroup:
     """Cgroup of one sandbox; a directory in each hierarchy in use.
 
     Args:
-        directories: controller, ``FREEZER`` among them, to directory; equal for all on v2, empty where nothing is
+        directories: controller, ``BESIDES`` among them, to directory; equal for all on v2, empty where nothing is
             enforced.
     """
 
@@ -117,6 +121,17 @@ class Cgroup:
     def listed(self) -> frozenset[int]:
         """Return the processes in the group from one hierarchy, which is one file: none where the group has none."""
         return _read_pids(self._unique[0]) if self._unique else frozenset()
+
+    def processor_s(self) -> float | None:
+        """Return the processor seconds of all processes since they are in the group, ended ones among them; None where
+        nothing counts them."""
+        directory = self._by_controller.get(ACCOUNT)
+        if directory is None:
+            return None
+        for word in words(directory / "cpuacct.usage"):
+            return int(word) / 1e9
+        found = words(directory / "cpu.stat")
+        return int(found[1]) / 1e6 if found[:1] == ["usage_usec"] else None
 
     def memory_bytes(self) -> int | None:
         """Return the bytes that its memory limit counts; None where there is no such limit."""

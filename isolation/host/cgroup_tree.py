@@ -13,7 +13,16 @@ from pathlib import Path
 
 from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
-from isolation.host.cgroup import CONTROLLERS, FREEZER, Cgroup, CgroupSupport, remove_group, words, write_freezer
+from isolation.host.cgroup import (
+    BESIDES,
+    CONTROLLERS,
+    FREEZER,
+    Cgroup,
+    CgroupSupport,
+    remove_group,
+    words,
+    write_freezer,
+)
 
 _WEIGHT_FILES = ("cpu.weight", "cpu.shares")
 """File of a group's weight on v2 and v1; without one written there a group has 100 and 1024."""
@@ -65,7 +74,7 @@ class CgroupTree:
         if unified is not None and "memory" in words(unified / "cgroup.controllers"):
             return cls.make_v2(_delegated_base(unified), name)
         # The freezer first: what a killed supervisor left frozen does not end in the other groups before it is thawed.
-        directories = {name: own_directory(mounts, own, name) for name in (FREEZER, *CONTROLLERS)}
+        directories = {name: own_directory(mounts, own, name) for name in (*BESIDES, *CONTROLLERS)}
         return cls.make_v1({key: path for key, path in directories.items() if path}, name)
 
     @classmethod
@@ -78,11 +87,11 @@ class CgroupTree:
             try:
                 (base / name).mkdir(exist_ok=True)
             except OSError as error:
-                if controller != FREEZER:
+                if controller not in BESIDES:
                     problems.append(f"{controller} ({error.strerror})")
             else:
                 parents[controller] = base / name
-        enforced = tuple(key for key in parents if key != FREEZER)
+        enforced = tuple(key for key in parents if key not in BESIDES)
         support = CgroupSupport(1 if parents else 0, enforced, ", ".join(problems))
         if "cpu" in parents and not (bases["cpu"] / _ROOT_FILE).exists():
             _weigh(parents["cpu"], _PARENT)
@@ -113,7 +122,7 @@ class CgroupTree:
             return cls.nothing(f"cgroup {base} holds other processes ({error.strerror})")
         enforced = tuple(key for key in CONTROLLERS if key in words(parent / "cgroup.subtree_control"))
         missing = ", ".join(key for key in CONTROLLERS if key not in enforced)
-        parents = dict.fromkeys((FREEZER, *enforced), parent) if enforced else {}
+        parents = dict.fromkeys((*BESIDES, *enforced), parent) if enforced else {}
         _weigh(parent, _PARENT)
         return cls(parents, CgroupSupport(2, enforced, missing))
 

@@ -12,12 +12,13 @@ and in an event loop (the gateway), which sets a timer of ``LOOK_AGAIN_S`` besid
 
     readable or timer:  channel.disarm(), handle(channel.receive()) until it is empty
     then:               channel.arm(); when that says True, receive again
+    timer:              channel.remind(), since the guest does not look again by itself
 
 An event loop that will look again soon by itself, for it hands tokens on at a cadence, arms with ``napping=True``:
 then only what is sent as urgent rings.
 
-``memory_order`` explains why a fence stands between each flag and the look behind it, and why a
-sleeper looks again nevertheless.
+``memory_order`` explains why a fence stands between each flag and the look behind it, and why the
+host looks again nevertheless.
 
 The supervisor speaks the handshake, then calls ``disarm``, hands ``fds()`` to the gateway and
 closes its own copies. All that the rings know lives in shared memory, so the gateway goes on with
@@ -142,7 +143,8 @@ class Channel:
         return messages
 
     def wait(self, timeout_s: float, also: int | None = None) -> bool:
-        """Sleep until something may be there, at most this long; False when the time is over.
+        """Sleep until something may be there, at most this long; False when the time is over. The host looks again
+        meanwhile, at both rings; the guest is woken by nothing but its bell.
 
         True is also the answer when room came into a full outbound ring, and when ``also``, a descriptor of the
         caller's, became readable; the caller reads it.
@@ -154,7 +156,8 @@ class Channel:
         if self._reader.pending():
             return True
         deadline = time.monotonic() + timeout_s
-        look = LOOK_AGAIN_S
+        looks = self._conversation.side is Side.HOST
+        look = LOOK_AGAIN_S if looks else timeout_s
         try:
             if self.arm():
                 return True
@@ -162,13 +165,36 @@ class Channel:
                 if self._bell_in.wait(min(left, look), also):
                     self._hear()
                     return True
-                look = later_look_s(look)
                 if self._reader.pending():
                     self.missed_bells += 1
                     return True
+                if looks:
+                    look = later_look_s(look)
+                    self.remind()
             return False
         finally:
             self._reader.set_asleep(asleep=False)
+
+    def remind(self, *, sure: bool = False) -> None:
+        """Ring the peer's bell again where it sleeps over something that it has not read: a bell was lost. For the
+        host, a while after it has sent something. ``sure``: also where the peer does not say that it sleeps, for its
+        kernel may have lost the ring itself; a peer that computes is rung in vain.
+
+        Raises:
+            PeerGoneError: the peer's process has ended; what it sent before can still be received.
+            RemoteProtocolError: the peer's cursor is not possible.
+        """
+        if self._writer.unread() and (self._writer.take_sleeper() or sure):
+            self._bell_out.ring()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is there to be received.
+
+        Raises:
+            RemoteProtocolError: the peer's cursor is not possible.
+        """
+        return self._reader.pending()
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when an armed channel's bell rings."""

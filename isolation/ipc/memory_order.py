@@ -19,10 +19,13 @@ module refuses any other machine, because a weaker memory order would break it s
    lock: taking it is a locked instruction, which drains the store buffer.
 
 That a lock fences is a property of CPython on this processor and no promise of the language. So
-a sleeper does not stake its life on it: it sleeps at most ``LOOK_AGAIN_S`` and then looks again.
+nobody stakes its life on it. The host looks again ``LOOK_AGAIN_S`` after it has sent something or
+has lain down to wait, at both rings: at its own for frames whose bell was lost, and at the guest's
+for a sleeper whose bell was (``Channel.remind``).
 A lost wake-up would cost that time once, never a hang. It can only be lost while the sleeper lies
 down, so who has looked again in vain may look less and less often. That suffices because a store leaves the
-store buffer within nanoseconds by itself: at the next look the other side's cursor is there.
+store buffer within nanoseconds by itself: at the next look the other side's cursor is there. The guest does not look
+again by itself: an idle sandbox is woken by nothing but what is sent to it.
 """
 
 from __future__ import annotations
@@ -34,11 +37,11 @@ from _thread import allocate_lock
 from isolation.ipc.errors import UnsupportedMachineError
 
 LOOK_AGAIN_S = 0.1
-"""Seconds that anyone trusts the doorbell before looking at the ring itself."""
+"""Seconds that the host trusts the doorbells before looking at the rings themselves."""
 
 LOOK_AGAIN_GROWTH = 8
 """Factor from the time before one look to the time before the next. The first look finds whatever was lost; further
-ones are for a kernel that loses a wake-up, and each costs an idle sandbox some 0.2 ms of processor time."""
+ones are for a kernel that loses a wake-up."""
 
 LOOK_AGAIN_AT_MOST_S = 4.0
 """Longest time between two looks, in seconds: less than the gateway waits for the answer to a probe

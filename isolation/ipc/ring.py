@@ -128,6 +128,16 @@ class RingWriter:
         self._words[_ASLEEP] = 0
         return True
 
+    def unread(self) -> bool:
+        """Whether the consumer has yet to take a frame.
+
+        Raises:
+            RemoteProtocolError: the consumer's cursor is not where it can be.
+        """
+        if self._head != self._tail:
+            self._look()
+        return self._head != self._tail
+
     def set_waiting(self, *, waiting: bool) -> None:
         """Ask the consumer for a bell once it has made room, or withdraw that."""
         self._words[_WAITING] = waiting

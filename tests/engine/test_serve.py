@@ -72,7 +72,7 @@ class ScriptedChannel:
             self.usages.append(message)
             return
         if isinstance(message, Pong):
-            assert urgent
+            assert not urgent, "the host looks for it"
             self.pongs.append((message.number, len(self.sent)))
             return
         assert isinstance(message, StepOutput)

@@ -1,8 +1,10 @@
 """One channel in the event loop: frames out without blocking, frames in by callback, one fault ends it.
 
 A link is fed by two things: the bell of the channel and a slow timer. Python has no memory fence, so a bell can in
-theory be missed; the timer bounds what that costs (``LOOK_AGAIN_S``), and runs only while something is awaited. Frames
-that do not fit into the ring wait in a bounded queue and go out when the guest has read.
+theory be missed, by either side; the timer bounds what that costs (``LOOK_AGAIN_S``), and runs only after something was
+sent and while something is awaited. Frames that do not fit into the ring wait in a bounded queue and go out when the
+guest has read. The answers to probes ring no bell: the timers of all links that were probed in one turn find them in
+one wake-up.
 
 The guest is hostile. It may ring without end, write faster than anybody reads, or close its bell and go on writing:
 each turn here is short (``TURN_S``), a link has its share of the loop and no more (``LOOP_SHARE``), and after the
@@ -87,6 +89,9 @@ class Link:
         self._loop_share = TimeShare(time.monotonic(), LOOP_SHARE, BURST_S, OVERHEAD_S)
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._naps_for_probe = False
+        """Whether the bell is armed for urgent frames alone until the timer's next look, because only an answer to a
+        probe is to come."""
         self.frames = 0
         """Frames sent and taken, those of probes left out: unchanged while nothing goes on."""
         self.probe = Probe(time.monotonic())
@@ -113,12 +118,15 @@ class Link:
         if self.wake is not None:
             self.wake()
         self._put(message)
+        if self._naps_for_probe and not self._closed:
+            self._arm(napping=self._naps())
 
     def check_alive(self, limit_s: float, *, idle: bool, late_s: float = LATE_S) -> None:
         """Probe a sandbox that is ``idle`` and not frozen, when that is due; end one that has not answered for
         ``limit_s`` seconds. It counts as hung after ``late_s``. To be called every few seconds."""
         if self.probe.outstanding:
             self.look()  # The gateway may have stood still while the answer came.
+        self._remind(sure=True)
         if self._closed:
             return
         now = time.monotonic()
@@ -128,6 +136,7 @@ class Link:
             # One whose ring is full for good does not answer either.
             with contextlib.suppress(LinkFullError):
                 self._put(Ping(self.probe.ask(now, late_s)))
+            self._doze()
 
     def _put(self, message: Message) -> None:
         """Put a message into the ring, or into the queue in front of it; may raise as ``send``."""
@@ -194,9 +203,38 @@ class Link:
             return
         self._pump(began)
 
+    def _doze(self) -> None:
+        """Have nothing but urgent frames ring until the timer's next look, where this link is not at rest."""
+        if not self._closed and self._pause is None:
+            self._arm(napping=True)
+            self._naps_for_probe = True
+
+    def _arm(self, *, napping: bool) -> None:
+        """Ask for the bell, and look soon where something is there already."""
+        self._naps_for_probe = False
+        try:
+            more = self._channel.arm(napping=napping)
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+            return
+        if more:
+            self._loop.call_soon(self.look)
+
+    def _remind(self, *, sure: bool = False) -> None:
+        """Ring again where the guest sleeps over something that was sent, ``sure``: where it has not read it."""
+        if self._closed:
+            return
+        try:
+            self._channel.remind(sure=sure)
+        except PeerGoneError:
+            self._drain_last()
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+
     def _look_again(self) -> None:
         self._timer = None
         self.look()
+        self._remind()
         if not self._closed and (self._pending or self.probe.outstanding or self._awaited()):
             self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
 
@@ -215,6 +253,7 @@ class Link:
                 # The clock of a thread is a system call: it is asked only where a batch was full.
                 if more and time.thread_time() - began >= TURN_S:
                     break
+            self._naps_for_probe = False
             more = more or self._channel.arm(napping=self._naps())
         except RemoteProtocolError as error:
             self._finish(f"broke the protocol: {error}", at_fault=True)

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from appliance.common.control import Control, Frozen, SandboxDown, SandboxUse
 from appliance.common.control_cards import GPU_LOST, EngineEnds
 from appliance.supervisor import keeper as keeper_module
+from appliance.supervisor import sandbox_looks
 from appliance.supervisor.boot import Booted, BootPlan
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
 from appliance.supervisor.keeper import Keeper
@@ -228,7 +229,7 @@ async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch:
         return used[0]
 
     sandbox.used_s = used_s
-    monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(sandbox_looks, "LOOK_S", 0.01)
     monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
     keeper = make([])
@@ -260,7 +261,7 @@ async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pyte
 
     monkeypatch.setattr(keeper_module, "boot", lambda *_, **__: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(keeper_module, "end", lambda _: None)
-    monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(sandbox_looks, "LOOK_S", 0.01)
     published: list[Control] = []
     keeper = make(published)
     running = asyncio.create_task(keeper.run())

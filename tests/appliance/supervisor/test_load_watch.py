@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.supervisor.keeper import BUSY_SHARE, LoadWatch
+from appliance.supervisor.sandbox_looks import BUSY_SHARE, LoadWatch
 
 
 def test_only_changes_are_news() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 from isolation.errors import CheckpointError
 from isolation.gvisor import checkpoint as checkpoint_module
-from isolation.gvisor.checkpoint import ACCOUNT, CheckpointStore, Label, ListedFolders, contents, open_store
+from isolation.gvisor.checkpoint import ACCOUNT, SETTLED_NS, CheckpointStore, Label, ListedFolders, contents, open_store
 from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
 
 OTHER = "f" * 64
@@ -109,6 +110,27 @@ def test_what_is_told_of_them_is_kept(store: CheckpointStore, tmp_path: Path) ->
     found = store.find(KEY)
     assert found is not None and found.label == label
     assert set(names(store)) == {KEY, OTHER, "file", "damaged", "link"}
+
+
+def test_a_list_is_read_again_when_the_directory_has_changed(store: CheckpointStore) -> None:
+    """Accounts are read once as long as no checkpoint comes or goes; a directory that changed a moment ago is read each
+    time, since its time may not show the next change. The list is right all the time."""
+    save(store, KEY)
+    account = store.root / KEY / ACCOUNT
+    assert [one.key for one in store.kept()] == [KEY]
+    kept = account.read_bytes()
+    account.write_text("{")
+    assert store.kept() == (), "the control: it is read"
+    account.write_bytes(kept)
+    os.utime(store.root, ns=(0, time.time_ns() - 2 * SETTLED_NS))
+    assert [one.key for one in store.kept()] == [KEY]
+    account.write_text("{")
+    assert [one.key for one in store.kept()] == [KEY]
+    account.write_bytes(kept)
+    save(store, OTHER)
+    assert {one.key for one in store.kept()} == {KEY, OTHER}
+    store.drop(KEY)
+    assert [one.key for one in store.kept()] == [OTHER]
 
 
 def test_who_may_remove_one_that_nobody_uses() -> None:

@@ -227,6 +227,39 @@ def test_sandboxes_weigh_the_same(tree):
     assert found in ({("cpu.shares", "16")}, {("cpu.weight", "2")}), found
 
 
+def test_a_group_counts_the_time_of_all_its_processes(tree):
+    """What its processes spend grows the count, is no more than their cores had, and does not go when they end."""
+    group = tree.create("count", LIMITS)
+    if group.processor_s() is None:
+        pytest.skip("no group counts processor time here")
+    began, first = time.monotonic(), group.processor_s()
+    with spawn([sys.executable, "-c", SPIN]) as child:
+        group.add([child.pid])
+        deadline = time.monotonic() + 20
+        while group.processor_s() < first + 0.2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    spent = group.processor_s()
+    assert first + 0.2 <= spent <= (os.cpu_count() or 1) * (time.monotonic() - began)
+    group.delete()
+    assert group.processor_s() is None, "it is gone"
+
+
+def test_each_versions_count_is_read_in_its_unit(tmp_path):
+    """Nanoseconds of version 1, also where its folder has the file of version 2 for other figures; microseconds of
+    version 2; nothing where neither is there, or no hierarchy counts."""
+    group = Cgroup({"cpuacct": tmp_path})
+    assert group.processor_s() is None
+    (tmp_path / "cpu.stat").write_text("nr_periods 3\n")
+    assert group.processor_s() is None
+    (tmp_path / "cpuacct.usage").write_text("1500000000\n")
+    assert group.processor_s() == 1.5
+    (tmp_path / "cpuacct.usage").unlink()
+    (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    assert group.processor_s() == 2.5
+    assert Cgroup({"cpu": tmp_path}).processor_s() is None
+
+
 def test_taken_name_and_cleanup(tree):
     """A name is taken once; cleanup removes all groups of a tree and names them."""
     tree.create("one", LIMITS)

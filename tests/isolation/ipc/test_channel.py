@@ -33,9 +33,15 @@ from tests.isolation.ipc.wire import connect
 
 STEP = next(sample for sample in SAMPLES if isinstance(sample, StepOutput))
 LARGE = Decoded(1, b"x" * (RING_BYTES // 3))
-TAIL, ASLEEP = 0, 32
+TAIL, HEAD, ASLEEP = 0, 16, 32
 MOST_CALLS = 60
 """Of functions, to send a step or to receive it."""
+
+
+def words_of(wire, ring):
+    """The control words of a ring, as they stand now."""
+    with wire.raw.arena(ring) as arena, arena.cast("Q") as words:
+        return list(words)
 
 
 @pytest.fixture
@@ -187,22 +193,92 @@ def test_a_lost_bell_costs_one_look(wire, monkeypatch):
     timer.join()
 
 
-def test_a_sleeper_looks_again_ever_less(wire, monkeypatch):
+@pytest.fixture
+def slept(wire, monkeypatch):
+    """Seconds of each sleep of a side that waits for a minute, in which no bell rings."""
+
+    def wait(side):
+        waits, clock = [], [0.0]
+
+        def pause(timeout_s, also=None):
+            waits.append(timeout_s)
+            clock[0] += timeout_s
+            return False
+
+        monkeypatch.setattr(side._bell_in, "wait", pause)
+        monkeypatch.setattr(channel_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        assert not side.wait(60)
+        return waits
+
+    return wait
+
+
+def test_a_host_looks_again_ever_less(wire, slept):
     """Where nothing comes and no bell is lost, a sleep of a minute has two looks in its first second and one each four
     seconds after that."""
-    waits = []
-    clock = [0.0]
-
-    def wait(timeout_s, also=None):
-        waits.append(timeout_s)
-        clock[0] += timeout_s
-        return False
-
-    monkeypatch.setattr(wire.guest._bell_in, "wait", wait)
-    monkeypatch.setattr(channel_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    assert not wire.guest.wait(60)
+    waits = slept(wire.host)
     assert waits[:3] == [LOOK_AGAIN_S, LOOK_AGAIN_GROWTH * LOOK_AGAIN_S, LOOK_AGAIN_AT_MOST_S]
     assert sum(waits) == pytest.approx(60) and len(waits) <= 3 + 60 / LOOK_AGAIN_AT_MOST_S
+
+
+def test_a_guest_is_woken_by_its_bell_alone(wire, slept):
+    """It sleeps for all of its time in one piece: each look would wake its sandbox."""
+    assert slept(wire.guest) == [60]
+
+
+def test_a_guest_whose_bell_was_lost_is_reminded(wire, monkeypatch):
+    """The host rings again where the guest sleeps over what it was sent, once; the control is a host that does not.
+    Where it has read everything, or is awake, nobody rings, unless the host wants to be sure of the kernel too."""
+    take = wire.host._writer.take_sleeper
+    monkeypatch.setattr(wire.host._writer, "take_sleeper", lambda *, urgent=True: False)
+    assert not wire.guest.arm()
+    wire.host.send(Abort(1))
+    wire.host.remind()
+    assert not wire.guest._bell_in.wait(0), "the control: nothing rang"
+    monkeypatch.setattr(wire.host._writer, "take_sleeper", take)
+    wire.host.remind()
+    wire.host.remind()
+    assert wire.guest._bell_in.wait(0)
+    wire.guest.disarm()
+    wire.host.remind()
+    assert not wire.guest._bell_in.wait(0), "it is awake"
+    wire.host.remind(sure=True)
+    assert wire.guest._bell_in.wait(0)
+    wire.guest.disarm()
+    assert wire.guest.receive() == [Abort(1)]
+    assert not wire.guest.arm()
+    wire.host.remind(sure=True)
+    assert not wire.guest._bell_in.wait(0), "it has read everything"
+
+
+def test_a_waiting_host_reminds_the_guest(wire, monkeypatch):
+    """A host that waits for the answer to what the guest sleeps over wakes it by its first look."""
+    taken = iter([False])
+    take = wire.host._writer.take_sleeper
+    monkeypatch.setattr(wire.host._writer, "take_sleeper", lambda *, urgent=True: next(taken, None) is None and take())
+
+    def answer():
+        assert wire.guest.wait(20)
+        assert wire.guest.receive() == [Abort(1)]
+        wire.guest.send(STEP)
+
+    sleeper = threading.Thread(target=answer)
+    sleeper.start()
+    while not words_of(wire, HOST_TO_GUEST)[ASLEEP]:
+        time.sleep(0.01)
+    wire.host.send(Abort(1))
+    assert wire.host.wait(20)
+    assert wire.host.receive() == [STEP]
+    sleeper.join()
+
+
+def test_a_cursor_that_cannot_be_is_found_by_the_reminder(wire):
+    """A guest that claims to have read what was not sent is at fault there as elsewhere."""
+    wire.host.send(Abort(1))
+    with wire.raw.arena(HOST_TO_GUEST) as arena, arena.cast("Q") as words:
+        words[HEAD] = 1 << 20
+    with pytest.raises(RemoteProtocolError):
+        wire.host.remind()
 
 
 def test_another_descriptor_ends_a_wait(wire):

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 import pytest
 
 from appliance.gateway.sandboxes.link import LOOP_SHARE, Link
+from appliance.gateway.sandboxes.probe import PERIOD_S, Probe
 from isolation.ipc.codec import Message, encode
 from isolation.ipc.engine import Abort, StepOutput
 from isolation.ipc.errors import RingFull
+from isolation.ipc.ping import Ping, Pong
 from tests.appliance.gateway.pairs import Pair
 
 EMPTY = StepOutput(array("Q"), array("I"), b"", running=1)
@@ -136,4 +138,71 @@ async def test_an_idle_link_does_not_tick(engine_pair: Pair, monkeypatch: pytest
     watched.link.send(Abort(1))
     await asyncio.sleep(0.45)
     assert looks[0] >= 2
+    watched.link.close()
+
+
+def probed(pair: Pair) -> Ends:
+    """A link that nobody awaits anything of, and which has just sent a probe."""
+    watched = Ends(pair, lambda: False)
+    watched.link.look()
+    watched.link.probe = Probe(time.monotonic() - PERIOD_S)
+    watched.link.check_alive(30.0, idle=True)
+    assert pair.guest.receive() == [Ping(1)]
+    return watched
+
+
+async def test_an_answer_to_a_probe_rings_no_bell(engine_pair: Pair) -> None:
+    """The timer takes it, and then the bell rings for every frame again, which is the control."""
+    watched, bell = probed(engine_pair), engine_pair.host._bell_in
+    engine_pair.guest.send(Pong(1), urgent=False)
+    assert not bell.wait(0)
+    async with asyncio.timeout(20):
+        while watched.link.probe.outstanding:
+            assert not bell.wait(0)
+            await asyncio.sleep(0.001)
+    engine_pair.guest.send(EMPTY, urgent=False)
+    assert bell.wait(0)
+    watched.link.close()
+
+
+async def test_what_is_sent_behind_a_probe_is_answered_at_once(engine_pair: Pair) -> None:
+    """A request need not wait for the timer of a probe: from its frame on every answer rings."""
+    watched, bell = probed(engine_pair), engine_pair.host._bell_in
+    watched.link.send(Abort(1))
+    engine_pair.guest.send(EMPTY, urgent=False)
+    assert bell.wait(0)
+    watched.link.close()
+
+
+async def test_an_urgent_frame_rings_behind_a_probe(engine_pair: Pair) -> None:
+    """An engine may have news of its own just then."""
+    watched, bell = probed(engine_pair), engine_pair.host._bell_in
+    engine_pair.guest.send(EMPTY, urgent=True)
+    assert bell.wait(0)
+    watched.link.close()
+
+
+@pytest.mark.parametrize("lost", ["bell", "ring"])
+async def test_a_guest_that_sleeps_over_a_frame_is_rung_again(
+    engine_pair: Pair, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """It does not look by itself. A bell that was not rung is rung a moment later by the timer; a ring that its kernel
+    has lost by the watch over engines. The controls: nothing rings before."""
+    watched, writer, bell = Ends(engine_pair, lambda: False), engine_pair.host._writer, engine_pair.guest._bell_in
+    assert not engine_pair.guest.arm()
+    with monkeypatch.context() as patched:
+        if lost == "bell":
+            patched.setattr(writer, "take_sleeper", lambda *, urgent=True: False)
+        watched.link.send(Abort(1))
+    if lost == "bell":
+        assert not bell.wait(0)
+        async with asyncio.timeout(20):
+            while not bell.wait(0):
+                await asyncio.sleep(0.001)
+    else:
+        bell.drain()
+        assert not bell.wait(0)
+        watched.link.check_alive(30.0, idle=False)
+        assert bell.wait(0)
+    assert engine_pair.guest.receive() == [Abort(1)]
     watched.link.close()

@@ -1,0 +1,141 @@
+"""Looks at all sandboxes in one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from appliance.supervisor import sandbox_looks
+from appliance.supervisor.sandbox_looks import Looked, SandboxLooks
+
+
+class OneSandbox:
+    """Counts the readings, and says what the test wants."""
+
+    def __init__(self) -> None:
+        self.used_s, self.held = 0.0, 1
+        self.read = {"load": 0, "memory": 0}
+        self.threads: set[int] = set()
+
+    def processor_s(self) -> float:
+        """A reading of the load."""
+        self.read["load"] += 1
+        return self.used_s
+
+    def memory_bytes(self) -> int:
+        """A reading of the memory."""
+        self.read["memory"] += 1
+        self.threads.add(threading.get_ident())
+        return self.held
+
+
+class Seen:
+    """What is told of one sandbox."""
+
+    def __init__(self, looks: SandboxLooks, *, computes: bool = True) -> None:
+        self.sandbox: Any = OneSandbox()
+        self.held: list[int] = []
+        self.busy: list[bool] = []
+        self.looked = Looked(self.sandbox, self.held.append, self.busy.append if computes else None)
+        looks.add(self.looked)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Periods of the sleeps; each takes a moment."""
+    found: list[float] = []
+
+    async def sleep(period_s: float) -> None:
+        found.append(period_s)
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(sandbox_looks, "aligned_sleep", sleep)
+    return found
+
+
+async def wait_for(happens: Any) -> None:
+    """Until this is so."""
+    async with asyncio.timeout(20):
+        while not happens():
+            await asyncio.sleep(0.005)
+
+
+async def test_one_turn_looks_at_all(turns: list[float]) -> None:
+    """Both loops sleep once a turn, however many sandboxes there are; each is read as often as the others, and the load
+    of one that has none to tell is not read."""
+    looks = SandboxLooks()
+    several = [Seen(looks) for _ in range(5)]
+    text = Seen(looks, computes=False)
+    await wait_for(lambda: all(len(one.held) >= 4 for one in several))
+    assert set(turns) == {sandbox_looks.LOOK_S, sandbox_looks.MEMORY_PERIOD_S}
+    reads = [one.sandbox.read for one in several]
+    assert max(max(one.values()) for one in reads) <= 1 + len(turns), "once at first, and once a turn"
+    assert text.sandbox.read["load"] == 0 and len(text.held) >= 3
+    assert threading.get_ident() not in text.sandbox.threads, "files without end may be read there"
+    for one in (*several, text):
+        looks.remove(one.looked)
+
+
+async def test_changes_of_the_load_are_told(turns: list[float]) -> None:
+    """Busy, then idle; nothing while it stays so."""
+    looks = SandboxLooks()
+    one = Seen(looks)
+    one.sandbox.used_s = 1_000.0
+    await wait_for(lambda: one.busy == [True, False])
+    read = one.sandbox.read["load"]
+    await wait_for(lambda: one.sandbox.read["load"] > read + 2)
+    assert one.busy == [True, False]
+    looks.remove(one.looked)
+
+
+async def test_a_frozen_one_is_not_read(turns: list[float]) -> None:
+    """Neither its load nor its memory; the one beside it is, and so is it once it goes on: what it has computed since
+    is a load."""
+    looks = SandboxLooks()
+    frozen, other = Seen(looks), Seen(looks)
+    await wait_for(lambda: frozen.held and other.held)
+    frozen.looked.frozen = True
+    await wait_for(lambda: len(other.held) > 3)
+    read, beside = dict(frozen.sandbox.read), dict(other.sandbox.read)
+    await wait_for(lambda: all(other.sandbox.read[what] > beside[what] + 3 for what in beside))
+    assert frozen.sandbox.read == read
+    frozen.looked.frozen, frozen.sandbox.used_s = False, 1_000.0
+    await wait_for(lambda: frozen.busy and frozen.sandbox.read["memory"] > read["memory"])
+    assert frozen.busy[0] is True
+    for one in (frozen, other):
+        looks.remove(one.looked)
+
+
+async def test_nothing_wakes_up_without_sandboxes(turns: list[float]) -> None:
+    """The loops end with the last one, and begin again with the next; one that has gone is told nothing more."""
+    looks = SandboxLooks()
+    assert turns == []
+    one, other = Seen(looks), Seen(looks)
+    await wait_for(lambda: len(one.held) > 2)
+    looks.remove(one.looked)
+    looks.remove(one.looked)
+    told = len(one.held)
+    await wait_for(lambda: len(other.held) > told + 2)
+    assert len(one.held) == told
+    looks.remove(other.looked)
+    await asyncio.sleep(0.05)
+    slept = len(turns)
+    await asyncio.sleep(0.05)
+    assert len(turns) == slept
+    again = Seen(looks)
+    await wait_for(lambda: len(again.held) > 2)
+    looks.remove(again.looked)
+
+
+async def test_what_holds_nothing_is_not_told(turns: list[float]) -> None:
+    """A reading of zero is that of a sandbox that has ended."""
+    looks = SandboxLooks()
+    one, other = Seen(looks), Seen(looks)
+    one.sandbox.held = 0
+    await wait_for(lambda: len(other.held) > 3)
+    assert one.held.count(0) == 0 and other.held
+    for each in (one, other):
+        looks.remove(each.looked)
