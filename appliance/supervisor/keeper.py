@@ -84,6 +84,9 @@ class _End:
     """One of ``control.LOSS_REASONS``."""
 
 
+_GATEWAY_LEFT = _End("the gateway left", counted=False)
+
+
 def _end_by(error: SpillPortError) -> _End:
     """End of a life by its spill channel: by what the engine did there, or by what the machine refuses."""
     return _End(str(error), reason="fault" if isinstance(error, SpillBreachError) else "ended")
@@ -128,6 +131,8 @@ class Keeper:
         """Why the last life ended, for the gateway's count."""
         self._busy = self._frozen = False
         """Whether the sandbox computed when its load was read last; and whether it is frozen, so that it takes none."""
+        self._left = False
+        """Whether the gateway that had the channel of the sandbox has left in this life."""
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -235,7 +240,7 @@ class Keeper:
     async def _until_end(self, booted: Booted) -> _End:
         """Wait until the process ends, the gateway reports a fault or leaves, or ``stop`` is called."""
         loop = asyncio.get_running_loop()
-        self._ending, self._busy, self._frozen = loop.create_future(), False, False
+        self._ending, self._busy, self._frozen, self._left = loop.create_future(), False, False, False
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
         watches = [
@@ -264,6 +269,8 @@ class Keeper:
 
     async def _end_within(self, longest_s: float) -> _End | None:
         """Wait for an end that is no death, such as the gateway's leaving; None: there was none."""
+        if self._left:  # Read in the turn of the loop in which the process ended, behind that.
+            return _GATEWAY_LEFT
         self._ending = asyncio.get_running_loop().create_future()
         ending = None
         with suppress(TimeoutError):
@@ -330,7 +337,8 @@ class Keeper:
             self._needed.clear()
         self._cancel_repeat()
         if self._booted is not None and _is_with_gateway(self._booted, self._hand_over):
-            self._end(_End("the gateway left", counted=False))
+            self._left = True
+            self._end(_GATEWAY_LEFT)
 
     def fault(self, generation: int, reason: str) -> None:
         """End this generation of the sandbox, because the gateway found it at fault."""
