@@ -1,4 +1,4 @@
-"""What the Makefile and ``requirements/observers.py`` do where a set-up was cut off, or a package is not what it was."""
+"""What Makefile and ``requirements/observers.py`` do where a set-up was cut off, or a package is not what it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 
 
 def dry_run(folder: Path, target: str) -> str:
@@ -54,8 +53,8 @@ def package(tmp_path: Path) -> Callable[[str], Path]:
     def made(place: str) -> Path:
         root = tmp_path / f"package-{place.replace('/', '-')}"
         (root / "DEBIAN").mkdir(parents=True)
-        text = "Package: nothing-has-this\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.example>\nDescription: x\n"
-        (root / "DEBIAN/control").write_text(text)
+        fields = ("Package: nothing-has-this", "Version: 1", "Architecture: all", "Maintainer: a <a@b.example>")
+        (root / "DEBIAN/control").write_text("\n".join((*fields, "Description: x", "")))
         (root / place).parent.mkdir(parents=True)
         (root / place).write_text("#!/bin/sh\necho it runs\n")
         (root / place).chmod(0o755)

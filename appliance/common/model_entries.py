@@ -28,8 +28,8 @@ MODELS = "models"
 
 
 def entries_folder(config: Path) -> Path:
-    """Folder of the entries that belong to the configuration file ``config``. Beside a link, where the file is one: what
-    is written there stays when the link is swapped."""
+    """Folder of the entries that belong to the configuration file ``config``. Beside the link, where the file is one:
+    what is written there stays when the link is swapped."""
     return config.absolute().parent / FOLDER
 
 

@@ -1,7 +1,7 @@
-"""``deploy/files/athanor-files.sh`` where something goes wrong: names, links, a kill between any two steps, an appliance
-that does not answer. What a reload comes to is the test's word, and where a test is about links and not about checks the
-command takes every file: the script runs it five times, a second each. ``test_fleet_files`` runs it on appliances that
-serve."""
+"""``deploy/files/athanor-files.sh`` where something goes wrong: names, links, a kill between any two steps, an
+appliance that does not answer. What a reload comes to is the test's word, and where a test is about links and not about
+checks the command takes every file: the script runs it five times, a second each. ``test_fleet_files`` runs it on
+appliances that serve."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_KEYS = serialise_records({})
 
 ATHANOR = """\
 #!/bin/sh
-# The command, but for what a reload comes to: the line of the file `reload`. Without the file `checks` it takes all files.
+# The command, but for what a reload comes to: the line of the file `reload`. Without the file `checks` it takes all.
 cd {root}
 case $1 in
     reload) echo x >> {folder}/reloads; . {folder}/reload; exit ;;
@@ -75,7 +75,8 @@ class Host:
         folder = self.etc / "revisions" / name
         folder.mkdir()
         config: dict[str, Any] = {one: f"{self.etc}/{one}.json" for one in ("credentials", "pepper")}
-        config |= {"models": [{"name": "m", "path": "/srv/m"}], "run_dir": "/run/x", "policy": f"{self.etc}/policy.yaml"}
+        config |= {"models": [{"name": "m", "path": "/srv/m"}], "run_dir": "/run/x"}
+        config["policy"] = f"{self.etc}/policy.yaml"
         texts = {"athanor.yaml": json.dumps(config), "policy.yaml": f"# {name}\n{POLICY}", "credentials.json": NO_KEYS}
         texts |= {one.replace("_", "."): text for one, text in more.items()}
         for one, text in texts.items():
@@ -131,8 +132,8 @@ def host(tmp_path: Path, root: Path) -> Host:
 
 
 def test_what_the_sums_do_not_cover_is_refused(host: Host, tmp_path: Path) -> None:
-    """A link in a revision, to a file of the host or of another revision, has no sum, and a name with a blank, a star or
-    a line's end is no name that can be linked; `current` and its like would take the place of the links that swap.
+    """A link in a revision, to a file of the host or of another revision, has no sum, and a name with a blank, a star
+    or a line's end is no name that can be linked; `current` and its like would take the place of the links that swap.
     Nothing is changed. Control: the same revision without them is taken."""
     (tmp_path / "other.yaml").write_text(POLICY)
     first = host.deliver("good")
@@ -206,8 +207,8 @@ def kill_in_reload(host: Host, name: str) -> None:
 
 def test_a_switch_that_was_killed_is_known_by_the_next(host: Host) -> None:
     """Killed between the swap and the answer, a switch has left files of which nobody knows whether the appliance takes
-    them. The same again, refused, goes back to what was in force; `back` does so too, and taken it is in force, with the
-    right one before it. What a killed run has left goes."""
+    them. The same again, refused, goes back to what was in force; `back` does so too, and taken it is in force, with
+    the right one before it. What a killed run has left goes."""
     for name in ("a", "b", "c"):
         host.deliver(name, **({"extra_yaml": "x"} if name == "b" else {}))
     host.switched("a")

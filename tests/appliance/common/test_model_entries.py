@@ -88,8 +88,8 @@ def test_what_looks_like_an_entry_and_is_none_is_told(tmp_path: Path) -> None:
 
 
 def test_entries_lie_beside_the_link_that_was_named(tmp_path: Path) -> None:
-    """Where athanor.yaml is a link that is swapped, `models.d` beside it stays. Control: without it the same file has its
-    own models alone, whatever lies beside what the link leads to."""
+    """Where athanor.yaml is a link that is swapped, `models.d` beside it stays. Control: without it the same file has
+    its own models alone, whatever lies beside what the link leads to."""
     (tmp_path / "revision").mkdir()
     write(tmp_path / "revision", GOOD)
     entries(tmp_path / "revision", "b.yaml", "models: [{name: b, path: /b}]\n")

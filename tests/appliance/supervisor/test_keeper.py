@@ -394,9 +394,9 @@ async def test_a_stop_does_not_wait_for_a_gateway_that_may_leave(monkeypatch: py
 async def test_a_gateway_whose_leaving_is_read_in_the_same_turn_has_left(
     monkeypatch: pytest.MonkeyPatch, ended_first: bool
 ) -> None:
-    """The end of the engine and that of the control socket are both there when a busy supervisor looks: it reads them in
-    one turn of its loop, in either order, and no death is counted. Control, in the test above: without a gateway that
-    leaves it is a death."""
+    """The end of the engine and that of the control socket are both there when a busy supervisor looks: it reads them
+    in one turn of its loop, in either order, and no death is counted. Control, in the test above: without a gateway
+    that leaves it is a death."""
     monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 0.2)
     sandboxes: list[Sandbox] = []
 

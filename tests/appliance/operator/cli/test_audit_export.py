@@ -217,7 +217,8 @@ def test_segments_of_two_logs_are_not_exported_under_one_name(run: Run, log: Pat
 
 def test_half_a_line_is_not_glued_to_the_next(log: Path, tmp_path: Path) -> None:
     """A call was killed, or the disk was full, in the middle of a line: the next one begins a line of its own, so that
-    the entry of which half is there can be read. Controls: it adds nothing behind a whole line, nor to an empty file."""
+    the entry of which half is there can be read. Controls: it adds nothing behind a whole line, nor to an empty
+    file."""
     lines, position = tmp_path / "lines", tmp_path / "position"
     line = [sys.executable, "-m", "appliance.operator.cli", "audit", "export", "--from", str(log), "--form", "entries"]
 
