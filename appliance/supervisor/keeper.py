@@ -288,20 +288,7 @@ class Keeper:
         if booted is None or booted.channel is None or self._hand_over.pending or self.life.state is not State.READY:
             return
         self._cancel_repeat()
-        message = SandboxUp(
-            model=self.plan.model,
-            role=self.plan.role_name,
-            generation=self.life.generation,
-            pid=booted.sandbox.pid,
-            restarts=self.life.restarts,
-            layout=booted.layout,
-            ready=booted.ready,
-            tenant=self.plan.tenant,
-            start=booted.start,
-            computes=booted.computes,
-            ranks=self.plan.ranks,
-        )
-        if self._publish(message, booted.channel.fds()):
+        if self._publish(_up(self.plan, self.life, booted), booted.channel.fds()):
             self._hand_over.sent()
 
     def taken(self, answer: HandedOver) -> None:
@@ -417,6 +404,23 @@ def _is_clean(how: Ending | None) -> bool:
 def _is_with_gateway(booted: Booted, hand_over: HandOver) -> bool:
     """Whether the gateway has, or may have, a sandbox's channel, which goes with it."""
     return booted.channel is None or hand_over.begun
+
+
+def _up(plan: BootPlan, life: Life, booted: Booted) -> SandboxUp:
+    """Message that a sandbox is ready, which goes with its channel."""
+    return SandboxUp(
+        model=plan.model,
+        role=plan.role_name,
+        generation=life.generation,
+        pid=booted.sandbox.pid,
+        restarts=life.restarts,
+        layout=booted.layout,
+        ready=booted.ready,
+        tenant=plan.tenant,
+        start=booted.start,
+        computes=booted.computes,
+        ranks=plan.ranks,
+    )
 
 
 def _down(plan: BootPlan, life: Life, cause: str, reason: str) -> SandboxDown:

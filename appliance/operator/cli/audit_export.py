@@ -44,7 +44,7 @@ athanor audit export --form entries --after athanor.audit/967329b57dff7ec4:412 |
 _ENTRY = re.compile(r"([!-~]{1,64}):(0|[1-9][0-9]{0,17})")
 
 POSITION_MODE = 0o644
-"""Of the file with the position, which has nothing that a shipper may not read."""
+"""Mode of the file with the position, which has nothing that a shipper may not read."""
 
 _POSITION = re.compile(r"([!-~]{1,64}) (0|[1-9][0-9]{0,17})\n")
 
